@@ -1,0 +1,3 @@
+"""Holdfast: a multi-region scheduler control plane."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,131 @@
+"""Reservation and Binding: the two records of a claim. Both are the authority's; the agent only acknowledges."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.quantity import Amount
+from holdfast.model.replica import Exit, Phase
+from holdfast.model.template import Template
+from holdfast.model.validation import Causes, forbidden
+from holdfast.model.workload import Exclusivity
+
+
+class Intent(Part, frozen=True):
+    """What makes a placement the same placement: repeating it is harmless, an older attempt is refused."""
+
+    replica_uid: str
+    template_hash: str
+    attempt: int
+
+
+class CapacityClass(enum.StrEnum):
+    FIRM = "Firm"
+    RECLAIMABLE = "Reclaimable"
+    RECOVERY = "Recovery"
+
+
+class DeviceClaim(Part, frozen=True):
+    """A whole device (1000), or a share of one."""
+
+    id: str
+    milli: int = shown(1000)
+
+
+class ReservationPhase(enum.StrEnum):
+    NOMINATED = "Nominated"
+    FIRM = "Firm"
+    CONSUMED = "Consumed"
+    RELEASED = "Released"
+
+
+class ReservationSpec(Part, frozen=True):
+    replica: str
+    intent: Intent
+    node: str
+    resources: dict[str, Amount] = {}
+    capacity_class: CapacityClass = shown(CapacityClass.FIRM)
+    devices: tuple[DeviceClaim, ...] = ()
+    ports: dict[str, int] = {}
+    victims: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    policy_revision: str = ""
+    expires_at: str = ""
+
+
+class ReservationStatus(Part, frozen=True):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    phase: ReservationPhase = shown(ReservationPhase.FIRM)
+
+
+class Reservation(Object, frozen=True):
+    spec: ReservationSpec
+    status: ReservationStatus = msgspec.field(default_factory=ReservationStatus)
+
+
+class Desired(enum.StrEnum):
+    RUN = "Run"
+    STOP = "Stop"
+
+
+class BindingSpec(Part, frozen=True):
+    """All an agent needs to run the replica, and the claim it holds while it does."""
+
+    replica: str
+    intent: Intent
+    node: str
+    template: Template
+    zone: str = ""
+    workload: str = ""
+    revision: str = ""
+    resources: dict[str, Amount] = {}
+    capacity_class: CapacityClass = shown(CapacityClass.FIRM)
+    devices: tuple[DeviceClaim, ...] = ()
+    ports: dict[str, int] = {}
+    exclusive: Exclusivity | None = None
+    epoch: int = shown(1)
+    node_epoch: int = shown(0)
+    decision: str = ""
+    policy_revision: str = ""
+    run_until: str = ""
+    desired: Desired = shown(Desired.RUN)
+    stop_reason: str = ""
+    stop_grace_seconds: float = 0.0
+    quota_released: bool = False
+
+
+class BindingStatus(Part, frozen=True):
+    """The agent's acknowledgement that the work has stopped, or never started."""
+
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    phase: Phase | None = None
+    last_exit: Exit | None = None
+    acknowledged_at: str = ""
+
+
+class Binding(Object, frozen=True):
+    spec: BindingSpec
+    status: BindingStatus = msgspec.field(default_factory=BindingStatus)
+
+
+def claim_name(replica: str, attempt: int) -> str:
+    """Reservation and Binding of one attempt share this name, so a repeated create finds the first."""
+    return f"{replica}.{attempt}"
+
+
+def validate_reservation(reservation: Reservation, old: Reservation | None) -> Causes:
+    if old is not None and old.spec.intent != reservation.spec.intent:
+        yield forbidden("spec.intent", "an intent never changes")
+
+
+def validate_binding(binding: Binding, old: Binding | None) -> Causes:
+    if old is None:
+        return
+    for name in ("intent", "node", "replica", "devices", "template"):
+        if getattr(old.spec, name) != getattr(binding.spec, name):
+            yield forbidden(f"spec.{name}", "a binding's claim never changes; it is released and made anew")

@@ -1,0 +1,96 @@
+"""The few Kubernetes kinds that stock clients expect: Event and Lease (and Namespace, a view of Tenant)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.meta import Object, Part
+from holdfast.model.tenant import Tenant
+from holdfast.model.validation import Causes, required
+
+
+class ObjectReference(Part, frozen=True):
+    api_version: str = ""
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    field_path: str = ""
+
+
+class EventSource(Part, frozen=True):
+    component: str = ""
+    host: str = ""
+
+
+class EventSeries(Part, frozen=True):
+    count: int = 0
+    last_observed_time: str = ""
+
+
+class Event(Object, frozen=True):
+    """core/v1 Event. `involvedObject.uid` must be set, or `kubectl describe` never shows it."""
+
+    involved_object: ObjectReference = msgspec.field(default_factory=ObjectReference)
+    type: str = "Normal"
+    reason: str = ""
+    message: str = ""
+    count: int = 0
+    first_timestamp: str | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    source: EventSource = msgspec.field(default_factory=EventSource)
+    reporting_component: str = ""
+    reporting_instance: str = ""
+    action: str = ""
+    related: ObjectReference | None = None
+    series: EventSeries | None = None
+
+
+class LeaseSpec(Part, frozen=True):
+    holder_identity: str = ""
+    lease_duration_seconds: int = 15
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int = 0
+
+
+class Lease(Object, frozen=True):
+    """coordination.k8s.io/v1 Lease: what leaders hold."""
+
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
+
+
+class NamespaceSpec(Part, frozen=True):
+    finalizers: tuple[str, ...] = ("kubernetes",)
+
+
+class NamespaceStatus(Part, frozen=True):
+    phase: str = "Active"
+
+
+class Namespace(Object, frozen=True):
+    """core/v1 Namespace; never stored: it is how a Tenant looks to stock clients."""
+
+    spec: NamespaceSpec = msgspec.field(default_factory=NamespaceSpec)
+    status: NamespaceStatus = msgspec.field(default_factory=NamespaceStatus)
+
+
+def validate_event(event: Event, old: Event | None) -> Causes:
+    if not event.involved_object.kind:
+        yield required("involvedObject.kind")
+
+
+def validate_lease(lease: Lease, old: Lease | None) -> Causes:
+    return iter(())
+
+
+def namespace_of(tenant: Tenant) -> Namespace:
+    phase = "Terminating" if tenant.metadata.terminating else "Active"
+    labels = {"kubernetes.io/metadata.name": tenant.metadata.name, **tenant.metadata.labels}
+    return Namespace(
+        metadata=msgspec.structs.replace(tenant.metadata, labels=labels),
+        spec=NamespaceSpec(finalizers=("kubernetes",)),
+        status=NamespaceStatus(phase=phase),
+    )

@@ -1,0 +1,47 @@
+"""Endpoint: who may receive traffic, one slice per workload and region. Withdrawn before anything stops."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.validation import Causes, check_range
+
+
+class Address(Part, frozen=True):
+    replica: str
+    uid: str
+    address: str
+    node: str = ""
+    zone: str = ""
+    ports: dict[str, int] = {}
+    epoch: int = shown(1)
+    revision: str = ""
+
+
+class EndpointSpec(Part, frozen=True):
+    """`ttlSeconds` counts from the region's last report, so that a cut-off region's entries age out elsewhere."""
+
+    workload: str
+    region: str
+    ttl_seconds: float = shown(60.0)
+    addresses: tuple[Address, ...] = ()
+
+
+class EndpointStatus(Part, frozen=True):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    confirmed_at: str = ""
+
+
+class Endpoint(Object, frozen=True):
+    spec: EndpointSpec
+    status: EndpointStatus = msgspec.field(default_factory=EndpointStatus)
+
+
+def endpoint_name(workload: str, region: str) -> str:
+    return f"{workload}.{region}"
+
+
+def validate_endpoint(endpoint: Endpoint, old: Endpoint | None) -> Causes:
+    yield from check_range("spec.ttlSeconds", endpoint.spec.ttl_seconds, 1, 3600)

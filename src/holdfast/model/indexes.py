@@ -1,0 +1,61 @@
+"""The fields objects can be looked up by, besides their name: for caches, field selectors and watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.endpoint import Endpoint
+from holdfast.model.hold import Hold
+from holdfast.model.quota import Grant
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import SchedulingRequest
+
+Index = Callable[[Any], Iterable[str]]
+
+
+def _by_workload(item: Any) -> Iterable[str]:
+    return (f"{item.metadata.namespace}/{item.spec.workload}",)
+
+
+def _by_assignment(item: Any) -> Iterable[str]:
+    return (f"{item.metadata.namespace}/{item.spec.assignment}",)
+
+
+def _by_node(item: Any) -> Iterable[str]:
+    return (item.spec.node,)
+
+
+def _by_region(item: Any) -> Iterable[str]:
+    return (item.spec.region,)
+
+
+def _placed_on(replica: Replica) -> Iterable[str]:
+    return (replica.status.placement.node,) if replica.status.placement.node else ()
+
+
+def _replica_uid(item: Any) -> Iterable[str]:
+    return (item.spec.intent.replica_uid,)
+
+
+# type → index name → the values an object has. `owner` (every owner's uid) exists for every type.
+INDEXES: dict[type[Any], dict[str, Index]] = {
+    Assignment: {"workload": _by_workload, "region": _by_region},
+    Grant: {"region": _by_region},
+    Replica: {"workload": _by_workload, "assignment": _by_assignment, "node": _placed_on},
+    SchedulingRequest: {"workload": _by_workload, "assignment": _by_assignment},
+    Reservation: {"node": _by_node, "replicaUid": _replica_uid},
+    Binding: {"node": _by_node, "workload": _by_workload, "replicaUid": _replica_uid},
+    Endpoint: {"workload": _by_workload, "region": _by_region},
+    Hold: {"node": _by_node},
+}
+
+
+def owner_uids(item: Any) -> Iterable[str]:
+    return tuple(owner.uid for owner in item.metadata.owner_references)
+
+
+def indexes_of(kind: type[Any]) -> dict[str, Index]:
+    return {**INDEXES.get(kind, {}), "owner": owner_uids}

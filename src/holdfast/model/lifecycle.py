@@ -1,0 +1,159 @@
+"""The way of one replica, as data. The code, the diagrams, the console and the tests read it from here.
+
+A stage is derived from a replica's blocks by `stage`, and written nowhere. One transition, one owner.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from holdfast.model.replica import ExecutionBlock, Phase, Replica
+from holdfast.model.workload import WorkloadType
+
+
+class Stage(enum.StrEnum):
+    QUEUED = "Queued"
+    RESERVED = "Reserved"
+    BOUND = "Bound"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    READY = "Ready"
+    SERVING = "Serving"
+    UNKNOWN = "Unknown"
+    STOPPING = "Stopping"
+    FAILED = "Failed"
+    SUCCEEDED = "Succeeded"
+    RELEASED = "Released"
+
+
+class Transition(msgspec.Struct, frozen=True):
+    """`owner` is the only identity that may write the evidence that makes it happen."""
+
+    source: Stage | None
+    target: Stage
+    owner: str
+    evidence: str
+    commit_point: str
+
+
+_S = Stage
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(None, _S.QUEUED, "replicate", "Replica and SchedulingRequest exist", "Replica"),
+    Transition(_S.QUEUED, _S.RESERVED, "authority", "a Reservation is held", "Reservation"),
+    Transition(_S.QUEUED, _S.BOUND, "authority", "reserved and bound in one transaction", "Binding"),
+    Transition(_S.RESERVED, _S.BOUND, "authority", "the Binding consumed the Reservation", "Binding"),
+    Transition(_S.RESERVED, _S.QUEUED, "authority", "the Reservation was released or expired", "Reservation"),
+    Transition(_S.BOUND, _S.STARTING, "agent", "the process was started", "Replica.status.execution"),
+    Transition(_S.BOUND, _S.READY, "agent", "started and ready within one report", "Replica.status.execution"),
+    Transition(_S.BOUND, _S.RUNNING, "agent", "started and not yet ready", "Replica.status.execution"),
+    Transition(_S.BOUND, _S.FAILED, "agent", "it could not be started", "Replica.status.execution"),
+    Transition(_S.BOUND, _S.SUCCEEDED, "agent", "it ran to its end within one report", "Replica.status.execution"),
+    Transition(_S.STARTING, _S.RUNNING, "agent", "the startup probe passed", "Replica.status.execution"),
+    Transition(_S.STARTING, _S.READY, "agent", "probes passed", "Replica.status.execution"),
+    Transition(_S.STARTING, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
+    Transition(_S.STARTING, _S.SUCCEEDED, "agent", "exit code 0", "Replica.status.execution"),
+    Transition(_S.RUNNING, _S.READY, "agent", "the readiness probe passed", "Replica.status.execution"),
+    Transition(_S.RUNNING, _S.STARTING, "agent", "restarted after an exit", "Replica.status.execution"),
+    Transition(_S.RUNNING, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
+    Transition(_S.RUNNING, _S.SUCCEEDED, "agent", "exit code 0", "Replica.status.execution"),
+    Transition(_S.READY, _S.RUNNING, "agent", "the readiness probe failed", "Replica.status.execution"),
+    Transition(_S.READY, _S.STARTING, "agent", "restarted after an exit", "Replica.status.execution"),
+    Transition(_S.READY, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
+    Transition(_S.READY, _S.SUCCEEDED, "agent", "exit code 0", "Replica.status.execution"),
+    Transition(_S.READY, _S.SERVING, "serve", "its address is in the Endpoint", "Endpoint"),
+    Transition(_S.SERVING, _S.READY, "serve", "its address was withdrawn", "Endpoint"),
+    Transition(_S.SERVING, _S.RUNNING, "agent", "the readiness probe failed", "Replica.status.execution"),
+    Transition(_S.SERVING, _S.STARTING, "agent", "restarted after an exit", "Replica.status.execution"),
+    Transition(_S.SERVING, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
+    *(
+        Transition(stage, _S.UNKNOWN, "node-health", "the node's lease lapsed", "Replica.status.contact")
+        for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING, _S.STOPPING)
+    ),
+    *(
+        Transition(_S.UNKNOWN, stage, "node-health", "the node was heard again", "Replica.status.contact")
+        for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING)
+    ),
+    *(
+        Transition(stage, _S.STOPPING, "release", "the decision to give up the place", "Replica.status.release")
+        for stage in (
+            _S.RESERVED,
+            _S.BOUND,
+            _S.STARTING,
+            _S.RUNNING,
+            _S.READY,
+            _S.SERVING,
+            _S.UNKNOWN,
+            _S.FAILED,
+            _S.SUCCEEDED,
+        )
+    ),
+    Transition(_S.STOPPING, _S.QUEUED, "authority", "claims freed, attempt raised: it needs another place", "Binding"),
+    Transition(_S.STOPPING, _S.RELEASED, "authority", "claims freed of a replica that is to go", "Binding"),
+    Transition(_S.STOPPING, _S.FAILED, "authority", "claims freed of work that failed for good", "Binding"),
+    Transition(_S.STOPPING, _S.SUCCEEDED, "authority", "claims freed of work that is done", "Binding"),
+    Transition(_S.FAILED, _S.STARTING, "agent", "restarted", "Replica.status.execution"),
+    Transition(_S.QUEUED, _S.RELEASED, "release", "withdrawn before it was placed", "Replica"),
+    Transition(_S.FAILED, _S.RELEASED, "release", "a finished replica is to go", "Replica"),
+    Transition(_S.SUCCEEDED, _S.RELEASED, "release", "a finished replica is to go", "Replica"),
+)
+
+
+def current_execution(replica: Replica) -> ExecutionBlock | None:
+    """The agent's word on the current attempt; a word on an older one is history."""
+    block = replica.status.execution
+    if block is None or block.attempt != replica.status.placement.attempt:
+        return None
+    return block
+
+
+def finished(replica: Replica) -> Phase | None:
+    """Succeeded, or Failed for good: terminal for batch work whatever became of its claims."""
+    block = replica.status.execution
+    if block is not None and block.phase in (Phase.SUCCEEDED, Phase.FAILED) and replica.spec.type is WorkloadType.BATCH:
+        return block.phase
+    return None
+
+
+def stage(replica: Replica) -> Stage:
+    """The stage a replica has reached. The only place that decides it."""
+    status = replica.status
+    placed = status.placement
+    if not placed.binding and not placed.reservation:
+        ended = finished(replica)
+        if ended is not None:
+            return Stage.SUCCEEDED if ended is Phase.SUCCEEDED else Stage.FAILED
+        return Stage.RELEASED if replica.metadata.terminating else Stage.QUEUED
+    if status.release is not None and status.release.attempt == placed.attempt:
+        return Stage.STOPPING
+    if not placed.binding:
+        return Stage.RESERVED
+    if status.contact is not None and status.contact.lost:
+        return Stage.UNKNOWN
+    return _running_stage(replica)
+
+
+def _running_stage(replica: Replica) -> Stage:
+    ran = current_execution(replica)
+    if ran is None:
+        return Stage.BOUND
+    traffic = replica.status.traffic
+    match ran.phase:
+        case Phase.STARTING | Phase.BACKING_OFF:
+            return Stage.STARTING
+        case Phase.SUCCEEDED:
+            return Stage.SUCCEEDED
+        case Phase.FAILED:
+            return Stage.FAILED
+        case Phase.STOPPING | Phase.STOPPED:
+            return Stage.STOPPING
+        case Phase.RUNNING:
+            if not ran.ready:
+                return Stage.RUNNING
+            in_endpoint = traffic is not None and traffic.serving and traffic.attempt == ran.attempt
+            return Stage.SERVING if in_endpoint else Stage.READY
+
+
+STARTED = frozenset({Stage.RUNNING, Stage.READY, Stage.SERVING})
+PLACED = frozenset({Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY, Stage.SERVING, Stage.UNKNOWN})

@@ -1,0 +1,32 @@
+"""PriorityClass: rank, whether it may preempt, and whether its work is reclaimable."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.meta import Object, Part, shown
+from holdfast.model.validation import Causes, check_range, forbidden
+
+
+class PriorityClassSpec(Part, frozen=True):
+    rank: int = shown(0)
+    may_preempt: bool = shown(False)
+    reclaimable: bool = shown(False)
+    description: str = ""
+
+
+class PriorityClassStatus(Part, frozen=True):
+    observed_generation: int = 0
+
+
+class PriorityClass(Object, frozen=True):
+    spec: PriorityClassSpec = msgspec.field(default_factory=PriorityClassSpec)
+    status: PriorityClassStatus = msgspec.field(default_factory=PriorityClassStatus)
+
+
+def validate_priority_class(priority: PriorityClass, old: PriorityClass | None) -> Causes:
+    yield from check_range("spec.rank", priority.spec.rank, -1_000_000, 1_000_000)
+    if priority.spec.reclaimable and priority.spec.may_preempt:
+        yield forbidden("spec.mayPreempt", "reclaimable work yields to others and cannot preempt them")
+    if old is not None and old.spec.reclaimable != priority.spec.reclaimable:
+        yield forbidden("spec.reclaimable", "running work is accounted by it; create another class")

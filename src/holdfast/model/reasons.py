@@ -1,0 +1,131 @@
+"""Every reason the system gives, once. They are stable: people alert on them and controllers act on them.
+
+Each has a sentence that says what it means and what to do. `docs/reasons.md` is generated from this table.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Reason(enum.StrEnum):
+    """Used in conditions, events, refusals, pending histograms and metrics labels."""
+
+    def __new__(cls, value: str, says: str) -> Reason:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.says = says
+        return member
+
+    says: str
+
+    # Placement refusals by the authority
+    REPLICA_GONE = "ReplicaGone", "The replica no longer exists, or was recreated under another uid; drop the proposal."
+    REPLICA_TERMINATING = "ReplicaTerminating", "The replica is being deleted and gets no new place."
+    STALE_ATTEMPT = "StaleAttempt", "The proposal is for an attempt that was released; plan again from the current one."
+    TEMPLATE_CHANGED = "TemplateChanged", "The proposal was made for another template of the replica."
+    INTENT_MISMATCH = (
+        "IntentMismatch",
+        "The same intent was committed earlier with another payload; adopt the stored one.",
+    )
+    ALREADY_CLAIMED = "AlreadyClaimed", "The replica already holds a claim; the facts name it."
+    NODE_GONE = "NodeGone", "The node does not exist in this region."
+    NODE_UNREACHABLE = "NodeUnreachable", "The node's lease is not live; wait for its agent, or place elsewhere."
+    NODE_CORDONED = "NodeCordoned", "An operator marked the node unschedulable."
+    NODE_DRAINING = "NodeDraining", "The node is being drained."
+    NODE_TERMINATING = "NodeTerminating", "The node is being deleted."
+    NODE_FENCED = "NodeFenced", "The node was fenced and has not registered anew."
+    NODE_RECONCILING = "NodeReconciling", "The node came back and has not yet matched what runs with what is bound."
+    NODE_AVOIDED = "NodeAvoided", "An override keeps new work away from the node's zone or region."
+    DRIVER_MISSING = "DriverMissing", "The node does not have the driver the template asks for."
+    INSUFFICIENT_CPU = "InsufficientCpu", "Not enough free CPU on the node."
+    INSUFFICIENT_MEMORY = "InsufficientMemory", "Not enough free memory on the node."
+    INSUFFICIENT_RESOURCE = "InsufficientResource", "Not enough of a resource on the node; the facts name it."
+    DEVICE_TAKEN = "DeviceTaken", "The device has an owner; the facts name its claim."
+    INSUFFICIENT_DEVICES = "InsufficientDevices", "Not enough free devices of the wanted kind and model on the node."
+    PORT_TAKEN = "PortTaken", "A fixed port is in use on the node."
+    PORTS_EXHAUSTED = "PortsExhausted", "The node has no free port left in its range."
+    NO_GRANT = "NoGrant", "This region holds no grant for the tenant; an operator sets a Quota."
+    QUOTA_EXCEEDED = "QuotaExceeded", "The tenant's limit in this region would be exceeded."
+    GRANT_EXPIRED = "GrantExpired", "The region lost touch with the global cell and may not spend the grant any more."
+    RESIDENCY_VIOLATED = "ResidencyViolated", "The workload's rules forbid this region, zone or pool."
+    TENANCY_VIOLATED = "TenancyViolated", "Dedicated nodes and shared tenants do not mix."
+    RESERVATION_EXPIRED = "ReservationExpired", "The reservation ran out before it was bound; reserve again."
+    RESERVATION_MISSING = "ReservationMissing", "There is no reservation for this intent; reserve first."
+    GANG_INCOMPLETE = "GangIncomplete", "Not enough members of the gang could be placed together."
+    NOT_PROVEN = (
+        "NotProven",
+        "The claim cannot be freed yet: the node has neither acknowledged the stop nor been fenced.",
+    )
+    NOT_LEADER = "NotLeader", "This server is not the region's authority at the moment."
+
+    # Planner refusals, beyond those above
+    ZONE_NOT_ALLOWED = "ZoneNotAllowed", "The workload's placement does not allow the node's zone."
+    POOL_NOT_ALLOWED = "PoolNotAllowed", "The workload's placement does not allow the node's pool."
+    LABELS_DO_NOT_MATCH = "LabelsDoNotMatch", "The node's labels do not satisfy the selector or an expression."
+    TAINT_NOT_TOLERATED = "TaintNotTolerated", "The node has a taint that the workload does not tolerate."
+    SPREAD_VIOLATED = "SpreadViolated", "Placing here would exceed the allowed skew between zones or nodes."
+    AFFINITY_NOT_MET = "AffinityNotMet", "No matching replica is near, and a rule asks for one."
+    ANTI_AFFINITY_VIOLATED = "AntiAffinityViolated", "A replica that must not be near is."
+    NO_NODES = "NoNodes", "The region has no nodes at all."
+
+    # Assignment
+    NO_REGION_ALLOWED = "NoRegionAllowed", "No known region satisfies the workload's placement rules."
+    REGION_NOT_HEALTHY = "RegionNotHealthy", "Regions that would be allowed are not healthy at the moment."
+    PRIORITY_CLASS_MISSING = "PriorityClassMissing", "The workload names a priority class that does not exist."
+    ASSIGNED = "Assigned", "Every replica has a region."
+    PARTLY_ASSIGNED = "PartlyAssigned", "Some replicas have no region yet."
+
+    # Workload conditions
+    ALL_SERVING = "AllServing", "Every wanted replica serves."
+    SOME_SERVING = "SomeServing", "Fewer replicas serve than are wanted."
+    NONE_SERVING = "NoneServing", "No replica serves."
+    COMPLETE = "Complete", "All completions succeeded."
+    IN_PROGRESS = "InProgress", "Work is under way."
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded", "Too many replicas of the batch failed."
+    TERMINATING = "Terminating", "The object is being deleted and waits for its finalizers."
+
+    # Execution, from the agent
+    STARTED = "Started", "The process was started."
+    BECAME_READY = "BecameReady", "The probes passed."
+    BECAME_UNREADY = "BecameUnready", "The readiness probe failed."
+    STARTUP_FAILED = "StartupFailed", "The startup probe did not pass in time; the process was stopped."
+    LIVENESS_FAILED = "LivenessFailed", "The liveness probe failed; the process was restarted."
+    EXITED = "Exited", "The process ended by itself."
+    KILLED = "Killed", "The process was ended by a signal."
+    OUT_OF_MEMORY = "OutOfMemory", "The process exceeded its memory limit."
+    COMMAND_NOT_FOUND = "CommandNotFound", "The command does not exist or cannot be executed on the node."
+    START_ERROR = "StartError", "The process could not be started; the message has the system's words."
+    ARTIFACT_MISSING = "ArtifactMissing", "An artifact is not there."
+    ARTIFACT_MISMATCH = "ArtifactMismatch", "An artifact does not have the digest it should have."
+    BACKING_OFF = "BackingOff", "Restarting after a pause, as it keeps ending."
+    NEVER_STARTED = "NeverStarted", "The work was withdrawn before it was started."
+    STOPPED_AS_ASKED = "StoppedAsAsked", "The work was stopped on request."
+
+    # Contact, release, traffic
+    LEASE_LAPSED = "LeaseLapsed", "The node's lease was not renewed in time."
+    LEASE_RENEWED = "LeaseRenewed", "The node's agent is heard."
+    NODE_LOST = "NodeLost", "The node was fenced; the replica is placed elsewhere."
+    SCALED_DOWN = "ScaledDown", "Fewer replicas are wanted."
+    REVISION_REPLACED = "RevisionReplaced", "The replica runs an older revision."
+    OWNER_DELETED = "OwnerDeleted", "The workload or assignment is going away."
+    DELETED = "Deleted", "Someone deleted the replica itself."
+    DRAINED = "Drained", "The node is being drained."
+    PREEMPTED = "Preempted", "A workload of higher rank needed the place."
+    FINISHED = "Finished", "The work ended; its claims are returned."
+    NODE_RETURNED = "NodeReturned", "The node came back without the work."
+    REBALANCED = "Rebalanced", "The replica was replaced by one elsewhere."
+    ADDED_TO_ENDPOINT = "AddedToEndpoint", "The replica receives traffic."
+    WITHDRAWN_FROM_ENDPOINT = "WithdrawnFromEndpoint", "The replica receives no more traffic."
+
+    # The path
+    REPLICA_CREATED = "ReplicaCreated", "A replica was created and queued."
+    PLACED = "Placed", "The replica was bound to a node."
+    CANNOT_PLACE = "CannotPlace", "No node fits at the moment; the message counts why."
+    CLAIM_FREED = "ClaimFreed", "The replica's place was given back."
+    WAITING = "Waiting", "Waiting; the message says for what and until when."
+    GRANTED = "Granted", "Every region holds what it was meant to."
+    SHRINK_PENDING = "ShrinkPending", "A region has not yet acknowledged a smaller limit."
+    FENCED = "Fenced", "The node's lease epoch was fenced."
+    REGISTERED = "Registered", "The node registered."
+    OVERCOMMITTED = "Overcommitted", "The node's capacity shrank below what is claimed on it."

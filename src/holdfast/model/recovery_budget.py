@@ -1,0 +1,47 @@
+"""RecoveryBudget: slots of capacity a region keeps for failover, and who may draw on them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.quantity import Amount
+from holdfast.model.validation import Causes, check_dns_label, check_range, check_resources, required
+
+
+class Slot(Part, frozen=True):
+    """`count` places of one shape, spread over at least `minZones` zones."""
+
+    resources: dict[str, Amount] = {}
+    count: int = shown(1)
+    min_zones: int = shown(1)
+
+
+class RecoveryBudgetSpec(Part, frozen=True):
+    region: str
+    slots: tuple[Slot, ...] = ()
+    tenants: tuple[str, ...] = ()
+    starts_per_second: float = shown(5.0)
+
+
+class RecoveryBudgetStatus(Part, frozen=True):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    held: int = shown(0)
+    drawn: int = shown(0)
+
+
+class RecoveryBudget(Object, frozen=True):
+    spec: RecoveryBudgetSpec
+    status: RecoveryBudgetStatus = msgspec.field(default_factory=RecoveryBudgetStatus)
+
+
+def validate_recovery_budget(budget: RecoveryBudget, old: RecoveryBudget | None) -> Causes:
+    yield from check_dns_label("spec.region", budget.spec.region)
+    if not budget.spec.slots:
+        yield required("spec.slots", "at least one shape and count")
+    for index, slot in enumerate(budget.spec.slots):
+        yield from check_resources(f"spec.slots[{index}].resources", slot.resources)
+        yield from check_range(f"spec.slots[{index}].count", slot.count, 1, 100_000)
+        yield from check_range(f"spec.slots[{index}].minZones", slot.min_zones, 1, 100)
+    yield from check_range("spec.startsPerSecond", budget.spec.starts_per_second, 0.1, 10_000)

@@ -1,0 +1,79 @@
+"""Region: a failure domain with a cell of its own. `report` is what the region says, `health` what global concludes."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.quantity import Amount
+from holdfast.model.validation import Causes, check_dns_label, check_unique, required
+
+
+class RegionSpec(Part, frozen=True):
+    zones: tuple[str, ...] = ()
+    residency: tuple[str, ...] = ()
+    endpoint: str = ""
+    cost: int = shown(100)
+
+
+class SeenPeer(Part, frozen=True):
+    """What one region's probe of another found."""
+
+    region: str
+    reachable: bool = shown(False)
+    at: str = ""
+
+
+class RegionReport(Part, frozen=True):
+    """Written by the region itself with each heartbeat; its age is evidence, nothing more."""
+
+    at: str = ""
+    sequence: int = 0
+    incarnation: int = 0
+    nodes: int = shown(0)
+    live_nodes: int = shown(0)
+    capacity: dict[str, Amount] = {}
+    used: dict[str, Amount] = {}
+    held: dict[str, Amount] = {}
+    pending: int = shown(0)
+    peers: tuple[SeenPeer, ...] = ()
+
+
+class HealthState(enum.StrEnum):
+    UNKNOWN = "Unknown"
+    HEALTHY = "Healthy"
+    SUSPECT = "Suspect"
+    LOST = "Lost"
+    AWAITING_WITNESS = "AwaitingWitness"
+
+
+class RegionHealth(Part, frozen=True):
+    state: HealthState = shown(HealthState.UNKNOWN)
+    since: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class RegionStatus(Part, frozen=True):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    report: RegionReport | None = None
+    health: RegionHealth = msgspec.field(default_factory=RegionHealth)
+
+
+class Region(Object, frozen=True):
+    spec: RegionSpec = msgspec.field(default_factory=RegionSpec)
+    status: RegionStatus = msgspec.field(default_factory=RegionStatus)
+
+
+def validate_region(region: Region, old: Region | None) -> Causes:
+    yield from check_dns_label("metadata.name", region.metadata.name)
+    if not region.spec.zones:
+        yield required("spec.zones", "at least one zone")
+    yield from check_unique("spec.zones", region.spec.zones)
+    for index, zone in enumerate(region.spec.zones):
+        yield from check_dns_label(f"spec.zones[{index}]", zone)
+    for index, tag in enumerate(region.spec.residency):
+        yield from check_dns_label(f"spec.residency[{index}]", tag)

@@ -1,0 +1,154 @@
+"""SchedulerPolicy: how to choose, as data; and PolicyRevision, its immutable, content-addressed form."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+import msgspec
+
+from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.validation import Causes, check_range, check_unique, duplicate, forbidden, unsupported
+
+
+class FilterName(enum.StrEnum):
+    """The hard gates a policy may name. Those that guard a promise are always on, named or not."""
+
+    HEALTH = "Health"
+    SCHEDULABLE = "Schedulable"
+    RESIDENCY = "Residency"
+    TENANCY = "Tenancy"
+    LABELS = "Labels"
+    TAINTS = "Taints"
+    RESOURCES = "Resources"
+    DEVICES = "Devices"
+    PORTS = "Ports"
+    SPREAD = "Spread"
+    AFFINITY = "Affinity"
+
+
+class ScoreName(enum.StrEnum):
+    LOCALITY = "Locality"
+    COST = "Cost"
+    FRAGMENTATION = "Fragmentation"
+    WARM = "Warm"
+    BALANCE = "Balance"
+    PACKING = "Packing"
+    SPREAD = "Spread"
+    TAINTS = "Taints"
+    EVICTIONS = "Evictions"
+
+
+class PartitionMode(enum.StrEnum):
+    WAIT = "Wait"
+    PROVISIONAL = "Provisional"
+
+
+class PromotionStage(enum.StrEnum):
+    DRAFT = "Draft"
+    SHADOW = "Shadow"
+    CANARY = "Canary"
+    ACTIVE = "Active"
+
+
+class QueueKey(enum.StrEnum):
+    PRIORITY = "Priority"
+    DEADLINE = "Deadline"
+    FAIRNESS = "Fairness"
+    AGE = "Age"
+
+
+class WeightedScore(Part, frozen=True):
+    name: ScoreName
+    weight: int = shown(1)
+
+
+class Preemption(Part, frozen=True):
+    enabled: bool = shown(True)
+    per_tenant_per_minute: int = shown(60)
+
+
+class Rules(Part, frozen=True):
+    """The part of a policy that decides; hashed into its revision."""
+
+    filters: tuple[FilterName, ...] = shown(tuple(FilterName))
+    scores: tuple[WeightedScore, ...] = shown(
+        (
+            WeightedScore(name=ScoreName.SPREAD, weight=2),
+            WeightedScore(name=ScoreName.BALANCE, weight=1),
+            WeightedScore(name=ScoreName.TAINTS, weight=1),
+        )
+    )
+    queue: tuple[QueueKey, ...] = shown(tuple(QueueKey))
+    preemption: Preemption = msgspec.field(default_factory=Preemption)
+    partition_mode: PartitionMode = shown(PartitionMode.WAIT)
+
+
+class SchedulerPolicySpec(Part, frozen=True):
+    rules: Rules = msgspec.field(default_factory=Rules)
+    stage: PromotionStage = shown(PromotionStage.ACTIVE)
+    canary_regions: tuple[str, ...] = ()
+
+
+class SchedulerPolicyStatus(Part, frozen=True):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    revision: str = ""
+    sequence: int = 0
+
+
+class SchedulerPolicy(Object, frozen=True):
+    spec: SchedulerPolicySpec = msgspec.field(default_factory=SchedulerPolicySpec)
+    status: SchedulerPolicyStatus = msgspec.field(default_factory=SchedulerPolicyStatus)
+
+
+class PolicyRevisionSpec(Part, frozen=True):
+    policy: str
+    rules: Rules
+    sequence: int = shown(1)
+    stage: PromotionStage = shown(PromotionStage.ACTIVE)
+    regions: tuple[str, ...] = ()
+
+
+class PolicyRevisionStatus(Part, frozen=True):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+
+
+class PolicyRevision(Object, frozen=True):
+    spec: PolicyRevisionSpec
+    status: PolicyRevisionStatus = msgspec.field(default_factory=PolicyRevisionStatus)
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def rules_hash(rules: Rules) -> str:
+    """Twelve hex digits over the canonical JSON: the revision's name."""
+    return hashlib.sha256(_encoder.encode(rules)).hexdigest()[:12]
+
+
+def validate_rules(field: str, rules: Rules) -> Causes:
+    yield from check_unique(f"{field}.filters", rules.filters)
+    yield from check_unique(f"{field}.scores", (s.name for s in rules.scores))
+    for index, score in enumerate(rules.scores):
+        yield from check_range(f"{field}.scores[{index}].weight", score.weight, 0, 1000)
+    if len(set(rules.queue)) != len(rules.queue):
+        yield duplicate(f"{field}.queue", ", ".join(rules.queue))
+    if not rules.queue or rules.queue[-1] is not QueueKey.AGE:
+        yield unsupported(
+            f"{field}.queue", ", ".join(rules.queue), ["an order that ends with Age, so that nothing starves"]
+        )
+    yield from check_range(
+        f"{field}.preemption.perTenantPerMinute", rules.preemption.per_tenant_per_minute, 0, 1_000_000
+    )
+
+
+def validate_scheduler_policy(policy: SchedulerPolicy, old: SchedulerPolicy | None) -> Causes:
+    yield from validate_rules("spec.rules", policy.spec.rules)
+
+
+def validate_policy_revision(revision: PolicyRevision, old: PolicyRevision | None) -> Causes:
+    yield from validate_rules("spec.rules", revision.spec.rules)
+    if old is not None and old.spec.rules != revision.spec.rules:
+        yield forbidden("spec.rules", "a revision is immutable; change the policy, which makes another revision")

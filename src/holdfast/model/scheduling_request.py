@@ -1,0 +1,68 @@
+"""SchedulingRequest: the durable queue item for like replicas. Losing every event cannot lose it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.placement_rules import Placement
+from holdfast.model.template import Template
+from holdfast.model.validation import Causes, check_unique
+from holdfast.model.workload import Exclusivity, Gang
+
+
+class Member(Part, frozen=True):
+    """One replica that may need a place. `attempt` is a hint: the authority holds the true one."""
+
+    name: str
+    uid: str
+    attempt: int = shown(1)
+
+
+class SchedulingRequestSpec(Part, frozen=True):
+    workload: str
+    assignment: str
+    revision: str
+    template: Template
+    workload_uid: str = ""
+    placement: Placement = msgspec.field(default_factory=Placement)
+    rank: int = shown(0)
+    reclaimable: bool = False
+    may_preempt: bool = False
+    dedicated: bool = False
+    exclusive: Exclusivity | None = None
+    gang: Gang | None = None
+    deadline: str = ""
+    members: tuple[Member, ...] = ()
+
+
+class RefusalCount(Part, frozen=True):
+    """One reason in the histogram of why nodes refused, with some of the nodes by name."""
+
+    reason: str
+    nodes: int = shown(0)
+    examples: tuple[str, ...] = ()
+    message: str = ""
+
+
+class SchedulingRequestStatus(Part, frozen=True):
+    """The scheduler's; advisory. `wakeOn` names the events that may cure the reasons."""
+
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    pending: int = shown(0)
+    attempts: int = shown(0)
+    position: int = 0
+    reasons: tuple[RefusalCount, ...] = ()
+    wake_on: tuple[str, ...] = ()
+    next_try_at: str = ""
+    decision: str = ""
+
+
+class SchedulingRequest(Object, frozen=True):
+    spec: SchedulingRequestSpec
+    status: SchedulingRequestStatus = msgspec.field(default_factory=SchedulingRequestStatus)
+
+
+def validate_scheduling_request(request: SchedulingRequest, old: SchedulingRequest | None) -> Causes:
+    yield from check_unique("spec.members", (m.name for m in request.spec.members))

@@ -1,0 +1,179 @@
+"""The template of a replica: what to run, what it needs, and how to tell that it is well."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.meta import Part, shown
+from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, amounts_text
+from holdfast.model.validation import (
+    Causes,
+    check_dns_label,
+    check_labels,
+    check_range,
+    check_resources,
+    check_unique,
+    forbidden,
+    invalid,
+    required,
+    unsupported,
+)
+
+
+class Driver(enum.StrEnum):
+    PROCESS = "process"
+    OCI = "oci"
+    HOLLOW = "hollow"
+
+
+class RestartPolicy(enum.StrEnum):
+    ALWAYS = "Always"
+    ON_FAILURE = "OnFailure"
+    NEVER = "Never"
+
+
+class Artifact(Part, frozen=True):
+    """A file or archive the work needs; fetched once per node and kept by digest."""
+
+    name: str
+    source: str
+    digest: str = ""
+
+
+class Port(Part, frozen=True):
+    """A port the work listens on. 0 asks the node for a free one, given to the work as `PORT` or `PORT_<NAME>`."""
+
+    name: str
+    port: int = shown(0)
+
+
+class HttpProbe(Part, frozen=True):
+    path: str = shown("/")
+    port: str = ""
+    scheme: str = "HTTP"
+
+
+class TcpProbe(Part, frozen=True):
+    port: str = ""
+
+
+class ExecProbe(Part, frozen=True):
+    command: tuple[str, ...] = ()
+
+
+class Probe(Part, frozen=True):
+    """Exactly one of http, tcp, exec. `port` names one of the template's ports; empty means the first."""
+
+    http: HttpProbe | None = None
+    tcp: TcpProbe | None = None
+    exec: ExecProbe | None = None
+    period_seconds: float = shown(2.0)
+    timeout_seconds: float = shown(1.0)
+    initial_delay_seconds: float = 0.0
+    success_threshold: int = shown(1)
+    failure_threshold: int = shown(3)
+
+
+class Probes(Part, frozen=True):
+    startup: Probe | None = None
+    readiness: Probe | None = None
+    liveness: Probe | None = None
+
+
+class Template(Part, frozen=True):
+    """What one replica is. Its hash is part of every placement intent, so equal templates hash alike."""
+
+    driver: Driver = shown(Driver.PROCESS)
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    working_dir: str = ""
+    user: str = ""
+    bundle: str = ""
+    artifacts: tuple[Artifact, ...] = ()
+    resources: dict[str, Amount] = {}
+    gpu_models: tuple[str, ...] = ()
+    ports: tuple[Port, ...] = ()
+    probes: Probes = msgspec.field(default_factory=Probes)
+    restart_policy: RestartPolicy = shown(RestartPolicy.ALWAYS)
+    termination_grace_seconds: float = shown(10.0)
+    labels: dict[str, str] = {}
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def template_hash(template: Template) -> str:
+    """Ten hex digits over the canonical JSON."""
+    return hashlib.sha256(_encoder.encode(template)).hexdigest()[:10]
+
+
+def requests(template: Template) -> Amounts:
+    """What one replica asks for, in base units."""
+    return amounts(template.resources)
+
+
+def canonical_template(template: Template) -> Template:
+    """Quantities in canonical text, so that `1000m` and `1` are the same template."""
+    try:
+        text: dict[str, Amount] = dict(amounts_text(amounts(template.resources)))
+    except BadQuantity:
+        return template  # validation reports it
+    return template if text == template.resources else msgspec.structs.replace(template, resources=text)
+
+
+def validate_template(field: str, template: Template) -> Causes:
+    if template.driver is Driver.PROCESS and not template.command:
+        yield required(f"{field}.command", 'the program to run, as a list: ["python3", "-m", "http.server"]')
+    if template.driver is Driver.OCI and not template.bundle:
+        yield required(f"{field}.bundle", "the OCI bundle directory to run")
+    if any("\0" in word for word in (*template.command, *template.args, *template.env, *template.env.values())):
+        yield invalid(f"{field}.command", "\\0", "commands and environment cannot hold NUL bytes")
+    for name in template.env:
+        if not name or "=" in name:
+            yield invalid(f"{field}.env", name, "an environment name is not empty and has no '='")
+    yield from check_resources(f"{field}.resources", template.resources)
+    yield from check_labels(f"{field}.labels", template.labels)
+    if len(template.ports) > limits.PORTS_PER_REPLICA:
+        yield invalid(f"{field}.ports", len(template.ports), f"at most {limits.PORTS_PER_REPLICA} ports")
+    yield from check_unique(f"{field}.ports", (p.name for p in template.ports))
+    for index, port in enumerate(template.ports):
+        yield from check_dns_label(f"{field}.ports[{index}].name", port.name)
+        yield from check_range(f"{field}.ports[{index}].port", port.port, 0, 65535)
+    for index, artifact in enumerate(template.artifacts):
+        if not artifact.source:
+            yield required(f"{field}.artifacts[{index}].source")
+        if artifact.digest and not artifact.digest.startswith("sha256:"):
+            yield invalid(f"{field}.artifacts[{index}].digest", artifact.digest, "must start with sha256:")
+    yield from check_range(f"{field}.terminationGraceSeconds", template.termination_grace_seconds, 0, 3600)
+    for name in ("startup", "readiness", "liveness"):
+        probe: Probe | None = getattr(template.probes, name)
+        if probe is not None:
+            yield from _validate_probe(f"{field}.probes.{name}", probe, template)
+
+
+def _validate_probe(field: str, probe: Probe, template: Template) -> Causes:
+    ways = [w for w in ("http", "tcp", "exec") if getattr(probe, w) is not None]
+    if len(ways) != 1:
+        yield invalid(field, ways, "exactly one of http, tcp, exec must be set")
+    ports = [p.name for p in template.ports]
+    for way in (probe.http, probe.tcp):
+        if way is None:
+            continue
+        if not ports:
+            yield forbidden(field, "the template declares no ports to probe")
+        elif way.port and way.port not in ports:
+            yield unsupported(f"{field}.port", way.port, ports)
+    if probe.http is not None and not probe.http.path.startswith("/"):
+        yield invalid(f"{field}.http.path", probe.http.path, "must start with '/'")
+    if probe.exec is not None and not probe.exec.command:
+        yield required(f"{field}.exec.command")
+    yield from check_range(f"{field}.periodSeconds", probe.period_seconds, 0.1, 3600)
+    yield from check_range(f"{field}.timeoutSeconds", probe.timeout_seconds, 0.1, 600)
+    yield from check_range(f"{field}.initialDelaySeconds", probe.initial_delay_seconds, 0, 3600)
+    yield from check_range(f"{field}.successThreshold", probe.success_threshold, 1, 100)
+    yield from check_range(f"{field}.failureThreshold", probe.failure_threshold, 1, 1000)

@@ -1,0 +1,36 @@
+"""Tenant: who owns workloads. Also served as core/v1 Namespace, since it is what `-n` means."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.validation import Causes, check_dns_label, forbidden
+
+
+class Isolation(enum.StrEnum):
+    SHARED = "Shared"
+    DEDICATED = "Dedicated"
+
+
+class TenantSpec(Part, frozen=True):
+    isolation: Isolation = shown(Isolation.SHARED)
+    description: str = ""
+
+
+class TenantStatus(Part, frozen=True):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+
+
+class Tenant(Object, frozen=True):
+    spec: TenantSpec = msgspec.field(default_factory=TenantSpec)
+    status: TenantStatus = msgspec.field(default_factory=TenantStatus)
+
+
+def validate_tenant(tenant: Tenant, old: Tenant | None) -> Causes:
+    yield from check_dns_label("metadata.name", tenant.metadata.name)
+    if old is not None and old.spec.isolation is not tenant.spec.isolation:
+        yield forbidden("spec.isolation", "isolation decides where running work may be; create another tenant")

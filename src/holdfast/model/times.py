@@ -1,0 +1,44 @@
+"""Times as the API writes them, and as decisions count them (seconds since the epoch).
+
+Reading a clock is not done here: time comes in.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def seconds_text(at_s: float) -> str:
+    """Whole seconds, RFC 3339: creationTimestamp, lastTransitionTime."""
+    return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_text(at_s: float) -> str:
+    """Six digits, RFC 3339: leases, expiries, anything a decision compares."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time; raises ValueError on anything else."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"time {text!r} has no zone; write it as 2026-01-02T03:04:05Z")
+    return moment.timestamp()
+
+
+def age_text(since: str, now_s: float) -> str:
+    """An age the way kubectl prints it: 5s, 3m10s, 2h, 4d."""
+    if not since:
+        return ""
+    gap = max(0, int(now_s - parse_time(since)))
+    if gap < 120:
+        return f"{gap}s"
+    minutes, hours, days = gap // 60, gap // 3600, gap // 86400
+    if minutes < 10:
+        rest = gap % 60
+        return f"{minutes}m{rest}s" if rest else f"{minutes}m"
+    if hours < 3:
+        return f"{minutes}m"
+    if hours < 48:
+        return f"{hours}h"
+    return f"{days}d"

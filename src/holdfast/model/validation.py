@@ -1,0 +1,126 @@
+"""The checks that kinds share. A check yields every broken rule it finds, never only the first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from holdfast.model.errors import Cause
+from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI, Amount, BadQuantity, parse_amount
+
+Causes = Iterator[Cause]
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+MAX_NAME = 253
+MAX_LABEL = 63
+MAX_ANNOTATION_BYTES = 256 * 1024
+
+
+def required(field: str, hint: str = "") -> Cause:
+    return Cause(field, "FieldValueRequired", f"Required value{': ' + hint if hint else ''}")
+
+
+def invalid(field: str, value: object, rule: str) -> Cause:
+    return Cause(field, "FieldValueInvalid", f"Invalid value: {_shown(value)}: {rule}")
+
+
+def unsupported(field: str, value: object, choices: Iterable[str]) -> Cause:
+    listed = ", ".join(f'"{c}"' for c in choices)
+    return Cause(field, "FieldValueNotSupported", f"Unsupported value: {_shown(value)}: supported values: {listed}")
+
+
+def forbidden(field: str, why: str) -> Cause:
+    return Cause(field, "FieldValueForbidden", f"Forbidden: {why}")
+
+
+def duplicate(field: str, value: object) -> Cause:
+    return Cause(field, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}")
+
+
+def too_long(field: str, limit: int) -> Cause:
+    return Cause(field, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
+
+
+def _shown(value: object) -> str:
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 120 else text[:117] + '..."'
+
+
+def check_dns_label(field: str, value: str) -> Causes:
+    """One RFC 1123 label: what tenants, regions and zones are named by."""
+    if len(value) > MAX_LABEL:
+        yield too_long(field, MAX_LABEL)
+    elif not _LABEL.fullmatch(value):
+        yield invalid(
+            field,
+            value,
+            "must be lower-case letters, digits or '-', starting and ending with a letter or digit",
+        )
+
+
+def check_subdomain(field: str, value: str) -> Causes:
+    """An RFC 1123 subdomain: labels joined by dots."""
+    if len(value) > MAX_NAME:
+        yield too_long(field, MAX_NAME)
+    elif not value or not all(_LABEL.fullmatch(part) for part in value.split(".")):
+        yield invalid(
+            field, value,
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', "
+            "and must start and end with an alphanumeric character",
+        )  # fmt: skip
+
+
+def check_label_key(field: str, key: str) -> Causes:
+    prefix, slash, name = key.rpartition("/")
+    if slash and (len(prefix) > MAX_NAME or not all(_LABEL.fullmatch(p) for p in prefix.split("."))):
+        yield invalid(field, key, "the part before '/' must be an RFC 1123 subdomain")
+    if len(name) > MAX_LABEL or not _QUALIFIED.fullmatch(name):
+        yield invalid(
+            field,
+            key,
+            "must be at most 63 letters, digits, '-', '_' or '.', starting and ending with a letter or digit",
+        )
+
+
+def check_labels(field: str, labels: Mapping[str, str]) -> Causes:
+    for key, value in labels.items():
+        yield from check_label_key(field, key)
+        if len(value) > MAX_LABEL or (value and not _QUALIFIED.fullmatch(value)):
+            yield invalid(f"{field}.{key}", value, "a label value is at most 63 letters, digits, '-', '_' or '.'")
+
+
+def check_annotations(field: str, annotations: Mapping[str, str]) -> Causes:
+    for key in annotations:
+        yield from check_label_key(field, key.lower())
+    if sum(len(k.encode()) + len(v.encode()) for k, v in annotations.items()) > MAX_ANNOTATION_BYTES:
+        yield too_long(field, MAX_ANNOTATION_BYTES)
+
+
+def check_resources(field: str, values: Mapping[str, Amount], *, device_rules: bool = True) -> Causes:
+    """A resource list. A GPU request is whole devices, or a share below one."""
+    for name, value in values.items():
+        path = f"{field}.{name}"
+        if len(name) > MAX_LABEL or not _QUALIFIED.fullmatch(name.rpartition("/")[2] or "!"):
+            yield invalid(path, name, "not a resource name")
+            continue
+        try:
+            amount = parse_amount(name, value)
+        except BadQuantity as wrong:
+            yield Cause(path, "FieldValueInvalid", f"Invalid value: {wrong}")
+            continue
+        if device_rules and name == GPU and amount > WHOLE_GPU_MILLI and amount % WHOLE_GPU_MILLI:
+            yield invalid(path, value, "more than one GPU must be a whole number; a share is at most 999m of one")
+
+
+def check_range(field: str, value: int | float, low: float, high: float) -> Causes:
+    if not low <= value <= high:
+        yield invalid(field, value, f"must be between {low:g} and {high:g}")
+
+
+def check_unique(field: str, values: Iterable[str]) -> Causes:
+    seen: set[str] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            yield duplicate(f"{field}[{index}]", value)
+        seen.add(value)
