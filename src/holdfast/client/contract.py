@@ -20,7 +20,7 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
-    """Proof of leadership: the revision of the election's term key. Compared in every commit made with it (S5)."""
+    """Proof of leadership: the revision of the election's Term object. Compared in every commit made with it (S5)."""
 
     election: str
     revision: int

@@ -11,7 +11,7 @@ from holdfast.model.meta import Condition, Object, Part, shown
 from holdfast.model.placement_rules import Placement
 from holdfast.model.template import Template
 from holdfast.model.validation import Causes, check_dns_label, check_range, forbidden
-from holdfast.model.workload import Batch, Disruption, Exclusivity, Gang, WorkloadType
+from holdfast.model.workload import Batch, Disruption, Exclusivity, Gang, Rollout, WorkloadType
 
 
 class Purpose(enum.StrEnum):
@@ -38,6 +38,7 @@ class AssignmentSpec(Part, frozen=True):
     reclaimable: bool = False
     may_preempt: bool = False
     disruption: Disruption = msgspec.field(default_factory=Disruption)
+    rollout: Rollout = msgspec.field(default_factory=Rollout)
     exclusive: Exclusivity | None = None
     batch: Batch | None = None
     gang: Gang | None = None

@@ -31,6 +31,7 @@ from holdfast.model import (
     scheduler_policy,
     scheduling_request,
     tenant,
+    term,
     workload,
 )
 from holdfast.model.errors import Cause
@@ -265,6 +266,7 @@ ALL: tuple[Kind, ...] = (
         validate=lease_page.validate_lease_page,
         internal=True,
     ),
+    Kind(name="Term", plural="terms", type=term.Term, home=Home.CELL, validate=term.validate_term, internal=True),
     Kind(
         name="Event",
         plural="events",

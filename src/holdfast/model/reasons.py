@@ -128,4 +128,7 @@ class Reason(enum.StrEnum):
     SHRINK_PENDING = "ShrinkPending", "A region has not yet acknowledged a smaller limit."
     FENCED = "Fenced", "The node's lease epoch was fenced."
     REGISTERED = "Registered", "The node registered."
+    PUBLISHED = "Published", "The policy has an immutable revision that regions use."
+    HEARD = "Heard", "The region reports."
+    SILENT = "Silent", "The region has not reported for a while."
     OVERCOMMITTED = "Overcommitted", "The node's capacity shrank below what is claimed on it."

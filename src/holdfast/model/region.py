@@ -50,8 +50,12 @@ class HealthState(enum.StrEnum):
 
 
 class RegionHealth(Part, frozen=True):
+    """`heardAt` is when global saw the report's sequence move, on its own clock: regions' clocks are not compared."""
+
     state: HealthState = shown(HealthState.UNKNOWN)
     since: str = ""
+    heard_at: str = ""
+    heard_sequence: int = 0
     reason: str = ""
     message: str = ""
 

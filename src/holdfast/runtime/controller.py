@@ -6,30 +6,21 @@ edge). It reads only its view, and only the runtime acts on what it returns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from holdfast.model import limits
-from holdfast.model.meta import Key, Object
+from holdfast.model.meta import Key
+from holdfast.model.view import View
 from holdfast.model.writes import Outcome
 
-O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+__all__ = ["Controller", "Decide", "View", "Wake"]
 
+Wake = Callable[[Any, Any, View], Iterable[Key]]
+"""(state now, None when deleted; state before, None when new; the view) → keys to decide about.
 
-class View(Protocol):
-    """The newest state this process has seen. Lists are in key order, so that decisions are reproducible."""
-
-    def get(self, kind: type[O], name: str, namespace: str = "") -> O | None: ...
-
-    def list(self, kind: type[O], namespace: str = "") -> Sequence[O]: ...
-
-    def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
-        """Objects by an index of `model.indexes`."""
-
-
-Wake = Callable[[Any, Any], Iterable[Key]]
-"""(new state or last state, state before or None) → keys to decide about. Filters by what changed, and cheaply."""
+Filters by what changed, and cheaply: it runs for every event of its kind."""
 
 Decide = Callable[[Key, View, float], Outcome]
 
@@ -48,3 +39,7 @@ class Controller:
     resync_s: float = limits.RESYNC_S
     workers: int = 1
     singleton: bool = True
+    batch: bool = False
+    """Decide up to `limits.BATCH` waiting keys in one pass, from one view, and commit their writes together.
+
+    Only where keys share no budget: none of these decisions sees what the others of its pass do."""

@@ -1,0 +1,316 @@
+"""assign: decides which region holds how many replicas of a workload.
+
+Owns normal Assignments and the workload's finalizer.
+
+Capacity summaries are hints: they order regions and never forbid one. What was just assigned counts before the next
+decision, because it is read from the Assignments themselves. A region that may no longer hold the workload is emptied
+only after the others serve (make before break).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from holdfast.fleet.capacity import Room, room_of
+from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose, assignment_name
+from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
+from holdfast.model.override import Override, OverrideKind
+from holdfast.model.priority_class import PriorityClass
+from holdfast.model.reasons import Reason
+from holdfast.model.region import HealthState, Region
+from holdfast.model.template import template_hash
+from holdfast.model.tenant import Isolation, Tenant
+from holdfast.model.view import View
+from holdfast.model.workload import Batch, Workload, WorkloadType, wanted_replicas
+from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update, Write
+
+FINALIZER = "holdfast.dev/assignments"
+LABEL_WORKLOAD = "holdfast.dev/workload"
+Shares = dict[str, int]
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """The decision for one workload."""
+    workload = view.get(Workload, key.name, key.namespace)
+    if workload is None:
+        return NOTHING
+    stored = [a for a in view.by(Assignment, "workload", str(key)) if a.spec.purpose is Purpose.NORMAL]
+    if workload.metadata.terminating:
+        return _wind_down(workload, stored)
+    regions = view.list(Region)
+    allowed = [r for r in regions if not why_not(workload, r)]
+    open_to_more = [r for r in allowed if accepts_more(r, view)]
+    shares = _shares(workload, stored, allowed, open_to_more, view)
+    writes: list[Write] = []
+    notices: list[Notice] = []
+    current = {a.spec.region: a for a in stored}
+    moved = _moved_in(workload, shares, current)
+    for region in sorted({*shares, *current}):
+        write = _settle(workload, region, shares.get(region, 0), current.get(region), view, moved=moved)
+        if write is None:
+            continue
+        writes.append(write)
+        if isinstance(write, Create | Update) and isinstance(write.object, Assignment):
+            said = f"{write.object.spec.replicas} replica(s) in {region}: {write.object.spec.reason}"
+            notices.append(Notice(workload, Reason.ASSIGNED, said))
+    return Outcome(writes=tuple(writes), notices=tuple(notices))
+
+
+def why_not(workload: Workload, region: Region) -> str:
+    """Why the workload's own rules forbid a region, or an empty string."""
+    rules = workload.spec.placement
+    name = region.metadata.name
+    if region.metadata.terminating:
+        return "the region is being removed"
+    if rules.regions and name not in rules.regions:
+        return "not among the allowed regions"
+    if name in rules.excluded_regions:
+        return "excluded"
+    missing = sorted(set(rules.residency) - set(region.spec.residency))
+    if missing:
+        return f"lacks residency {', '.join(missing)}"
+    if rules.zones and not set(rules.zones) & set(region.spec.zones):
+        return "has none of the allowed zones"
+    return ""
+
+
+def accepts_more(region: Region, view: View) -> bool:
+    """Whether new replicas may be sent there: heard of recently, and not avoided by an operator."""
+    if region.status.health.state is not HealthState.HEALTHY:
+        return False
+    return not any(
+        o.spec.kind is OverrideKind.AVOID_REGION
+        and o.spec.scope.region == region.metadata.name
+        and o.status.phase == "Active"
+        for o in view.list(Override)
+    )
+
+
+def _shares(
+    workload: Workload,
+    stored: Sequence[Assignment],
+    allowed: Sequence[Region],
+    open_to_more: Sequence[Region],
+    view: View,
+) -> Shares:
+    """How many replicas each region should hold: what it has, plus or minus as little as possible."""
+    want = _wanted(workload)
+    names = {r.metadata.name for r in allowed}
+    have: Shares = {a.spec.region: _held(a) for a in stored if a.spec.region in names and _held(a)}
+    rooms = {r.metadata.name: room_of(r, workload, view) for r in open_to_more}
+    candidates = _candidates(workload, have, rooms)
+    while sum(have.values()) > want:
+        fullest = max(have, key=lambda name: (have[name], name))
+        have[fullest] -= 1
+    for _ in range(want - sum(have.values())):
+        if not candidates:
+            break
+        chosen = min(candidates, key=lambda name: _preference(name, have, rooms[name]))
+        have[chosen] = have.get(chosen, 0) + 1
+    return have
+
+
+def _preference(name: str, have: Mapping[str, int], room: Room) -> tuple[object, ...]:
+    """Regions with room first, then the emptiest, then the cheapest, then by name."""
+    held = have.get(name, 0)
+    return (room.fits - max(0, held - room.counted) <= 0, held, room.cost, name)
+
+
+def _candidates(workload: Workload, have: Mapping[str, int], rooms: Mapping[str, Room]) -> list[str]:
+    """Regions new replicas may go to. `spreadRegions` limits how many are used; regions in use come first."""
+    order = sorted(rooms, key=lambda name: (name not in have, -rooms[name].fits, rooms[name].cost, name))
+    able = [name for name in order if rooms[name].ever] or order
+    limit = workload.spec.placement.spread_regions
+    if not limit and workload.spec.type is WorkloadType.BATCH:
+        limit = 1
+    return able[:limit] if limit else able
+
+
+def _wanted(workload: Workload) -> int:
+    """For batch work the unit is the completion: a region keeps its share until it is done."""
+    batch = workload.spec.batch
+    if workload.spec.type is WorkloadType.BATCH and batch is not None:
+        return batch.completions
+    return wanted_replicas(workload)
+
+
+def _held(assignment: Assignment) -> int:
+    batch = assignment.spec.batch
+    return batch.completions if batch is not None else assignment.spec.replicas
+
+
+def _moved_in(workload: Workload, shares: Shares, current: Mapping[str, Assignment]) -> bool:
+    """Whether the regions that keep the workload already serve all it wants there."""
+    if workload.spec.type is WorkloadType.BATCH:
+        return True
+    return all(
+        region in current and current[region].status.serving >= share for region, share in shares.items() if share
+    )
+
+
+def _settle(
+    workload: Workload, region: str, share: int, stored: Assignment | None, view: View, *, moved: bool
+) -> Write | None:
+    """The write that brings one region's Assignment to its share, or None when it is there."""
+    if stored is None:
+        if not share:
+            return None
+        spec = _spec(workload, region, share, view, epoch=1)
+        return Create(Assignment(metadata=_meta(workload, region), spec=spec)) if spec is not None else None
+    if not share:
+        if drained(stored):
+            return Delete("Assignment", stored.key, stored.uid)
+        if stored.spec.replicas and workload.spec.exclusive is None and not moved:
+            return None  # make before break: the others do not serve yet
+    spec = _spec(workload, region, share, view, epoch=stored.spec.epoch)
+    if spec is None:
+        return None
+    spec = _keep_ordinals(workload, spec, stored)
+    kept = msgspec.structs.replace(spec, suspended=stored.spec.suspended, reason=stored.spec.reason)
+    if kept == stored.spec:
+        return None
+    spec = msgspec.structs.replace(spec, suspended=stored.spec.suspended, epoch=stored.spec.epoch + 1)
+    return Update(msgspec.structs.replace(stored, spec=spec))
+
+
+def drained(assignment: Assignment) -> bool:
+    """Whether the region says, about the newest epoch, that nothing is left."""
+    return (
+        _held(assignment) == 0
+        and assignment.status.observed_epoch >= assignment.spec.epoch
+        and assignment.status.replicas == 0
+    )
+
+
+def _meta(workload: Workload, region: str) -> ObjectMeta:
+    owner = OwnerReference(
+        api_version=API_VERSION, kind="Workload", name=workload.metadata.name, uid=workload.uid, controller=True
+    )
+    return ObjectMeta(
+        name=assignment_name(workload.metadata.name, region),
+        namespace=workload.metadata.namespace,
+        labels={LABEL_WORKLOAD: workload.metadata.name},
+        owner_references=(owner,),
+    )
+
+
+def _spec(workload: Workload, region: str, share: int, view: View, *, epoch: int) -> AssignmentSpec | None:
+    """Everything the region needs while it is cut off; None while the priority class is missing."""
+    wanted = workload.spec
+    priority = view.get(PriorityClass, wanted.priority_class_name)
+    if priority is None:
+        return None
+    tenant = view.get(Tenant, workload.metadata.namespace)
+    batch: Batch | None = None
+    replicas = share
+    if wanted.batch is not None:
+        replicas = min(share, wanted.batch.parallelism)
+        batch = msgspec.structs.replace(wanted.batch, completions=share, parallelism=replicas)
+    return AssignmentSpec(
+        workload=workload.metadata.name,
+        workload_uid=workload.uid,
+        workload_generation=workload.metadata.generation,
+        region=region,
+        type=wanted.type,
+        replicas=replicas,
+        ordinals=tuple(range(share)) if wanted.exclusive is not None else (),
+        revision=template_hash(wanted.template),
+        template=wanted.template,
+        placement=wanted.placement,
+        priority_class=wanted.priority_class_name,
+        rank=priority.spec.rank,
+        reclaimable=priority.spec.reclaimable,
+        may_preempt=priority.spec.may_preempt,
+        disruption=wanted.disruption,
+        rollout=wanted.rollout,
+        exclusive=wanted.exclusive,
+        batch=batch,
+        gang=wanted.gang,
+        dedicated=tenant is not None and tenant.spec.isolation is Isolation.DEDICATED,
+        min_ready_seconds=wanted.min_ready_seconds,
+        epoch=epoch,
+        reason=_reason(workload, region, share),
+    )
+
+
+def _reason(workload: Workload, region: str, share: int) -> str:
+    rules = workload.spec.placement
+    why = [f"{share} of {_wanted(workload)}"]
+    if rules.residency:
+        why.append(f"residency {', '.join(rules.residency)}")
+    if rules.regions:
+        why.append(f"allowed regions {', '.join(rules.regions)}")
+    return "; ".join(why)
+
+
+def _keep_ordinals(workload: Workload, spec: AssignmentSpec, stored: Assignment) -> AssignmentSpec:
+    """An exclusive ordinal stays in the region that has it; only the count may shrink, from the top."""
+    if workload.spec.exclusive is None or len(stored.spec.ordinals) < len(spec.ordinals):
+        return spec
+    return msgspec.structs.replace(spec, ordinals=stored.spec.ordinals[: len(spec.ordinals)])
+
+
+def _wind_down(workload: Workload, stored: Sequence[Assignment]) -> Outcome:
+    """Every region drains, then its Assignment goes, then the workload may go."""
+    writes: list[Write] = []
+    for assignment in stored:
+        if drained(assignment):
+            if not assignment.metadata.terminating:
+                writes.append(Delete("Assignment", assignment.key, assignment.uid))
+        elif assignment.spec.replicas or _held(assignment):
+            batch = assignment.spec.batch
+            spec = msgspec.structs.replace(
+                assignment.spec,
+                replicas=0,
+                ordinals=(),
+                batch=msgspec.structs.replace(batch, completions=0, parallelism=0) if batch is not None else None,
+                epoch=assignment.spec.epoch + 1,
+                reason="the workload is being deleted",
+            )
+            writes.append(Update(msgspec.structs.replace(assignment, spec=spec)))
+    if not stored and FINALIZER in workload.metadata.finalizers:
+        rest = tuple(f for f in workload.metadata.finalizers if f != FINALIZER)
+        meta = msgspec.structs.replace(workload.metadata, finalizers=rest)
+        writes.append(Update(msgspec.structs.replace(workload, metadata=meta)))
+    return Outcome(writes=tuple(writes))
+
+
+def keys(view: View) -> Iterable[Key]:
+    return [w.key for w in view.list(Workload)]
+
+
+def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
+    if new is None:
+        return ()
+    if old is not None and new.metadata.generation == old.metadata.generation:
+        same_scale = new.status.scale == old.status.scale
+        if same_scale and new.metadata.finalizers == old.metadata.finalizers:
+            return ()
+    return (new.key,)
+
+
+def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
+    """Progress matters only while something moves or ends."""
+    item = new or old
+    if item is None:
+        return ()
+    return (Key(item.metadata.namespace, item.spec.workload),)
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
+    """Health and rules, not heartbeats: a report every few seconds must not re-decide the fleet."""
+    if new is not None and old is not None:
+        same = new.spec == old.spec and new.status.health.state is old.status.health.state
+        heard_first = old.status.report is None and new.status.report is not None
+        if same and not heard_first and new.metadata.terminating == old.metadata.terminating:
+            return ()
+    return [w.key for w in view.list(Workload)]
+
+
+def woken_by_priority(new: PriorityClass | None, old: PriorityClass | None, view: View) -> Iterable[Key]:
+    if new is not None and old is not None and new.spec == old.spec:
+        return ()
+    item = new or old
+    return [w.key for w in view.list(Workload) if item is not None and w.spec.priority_class_name == item.metadata.name]

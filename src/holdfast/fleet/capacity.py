@@ -1,0 +1,45 @@
+"""What a region can probably still hold, from its own report and what was assigned since. A hint, never a limit."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.assignment import Assignment
+from holdfast.model.quantity import Amounts, add, amounts, scaled
+from holdfast.model.region import Region
+from holdfast.model.template import requests
+from holdfast.model.view import View
+from holdfast.model.workload import Workload
+
+
+class Room(msgspec.Struct, frozen=True, gc=False):
+    """`fits`: how many more; `ever`: whether one would fit an empty region; `counted`: own replicas already in it."""
+
+    fits: int
+    ever: bool
+    counted: int
+    cost: int
+
+
+def room_of(region: Region, workload: Workload, view: View) -> Room:
+    """How many more replicas of this workload the region has room for.
+
+    Assigned work counts whether or not the region has reported it yet, so that a burst of decisions on one stale
+    report does not send everything to the same place.
+    """
+    report = region.status.report
+    need = requests(workload.spec.template)
+    mine = 0
+    if report is None:
+        return Room(fits=0, ever=False, counted=0, cost=region.spec.cost)
+    capacity = amounts(report.capacity)
+    assigned: Amounts = {}
+    for assignment in view.by(Assignment, "region", region.metadata.name):
+        add(assigned, scaled(requests(assignment.spec.template), assignment.spec.replicas))
+        if assignment.spec.workload_uid == workload.uid:
+            mine += assignment.spec.replicas
+    used = amounts(report.used)
+    free = {name: capacity.get(name, 0) - max(assigned.get(name, 0), used.get(name, 0)) for name in need}
+    fits = min((free[name] // amount for name, amount in need.items()), default=1_000_000)
+    ever = all(capacity.get(name, 0) >= amount for name, amount in need.items())
+    return Room(fits=fits, ever=ever, counted=mine, cost=region.spec.cost)

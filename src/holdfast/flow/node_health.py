@@ -1,0 +1,113 @@
+"""node-health: reads the leases and says whether a node can be heard. Owns the contact blocks of Node and Replica.
+
+A lapsed lease is evidence, not proof: it stops new placement and traffic, and it never deletes. Only the authority's
+fencing commit, which waits longer, lets a replica be placed elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.model import limits
+from holdfast.model.lease_page import LeasePage, NodeLease
+from holdfast.model.meta import Key
+from holdfast.model.node import Contact, ContactBlock, Node
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica, ReplicaContact
+from holdfast.model.times import micro_text
+from holdfast.model.view import View
+from holdfast.model.writes import Notice, Outcome, SetStatus, Write
+
+
+def lease_of(node: str, pages: Iterable[LeasePage]) -> NodeLease | None:
+    """The node's newest lease, whichever page it is on."""
+    found = [page.spec.leases[node] for page in pages if node in page.spec.leases]
+    return max(found, key=lambda lease: (lease.epoch, lease.renewed_at_s), default=None)
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """The decision for one node."""
+    node: Node | None = view.get(Node, key.name)
+    replicas: Sequence[Replica] = view.by(Replica, "node", key.name)
+    if node is None:
+        return Outcome(writes=tuple(_mark(replicas, lost=True, reason=Reason.NODE_GONE, now=now)))
+    lease = lease_of(key.name, view.list(LeasePage))
+    state, reason, again_s = _read(node, lease, now)
+    lost = state in (Contact.LAPSED, Contact.FENCED)
+    writes = _mark(replicas, lost=lost, reason=reason, now=now)
+    if node.status.contact.state is state:
+        return Outcome(writes=tuple(writes), again_in_s=again_s)
+    block = ContactBlock(state=state, since=micro_text(now), reason=reason)
+    writes.insert(0, SetStatus("Node", node.key, node.uid, blocks={"contact": block}))
+    said = {
+        Contact.LIVE: "the agent is heard",
+        Contact.LAPSED: f"no heartbeat for {limits.NODE_LEASE_TTL_S:g} s; no new work is placed here",
+        Contact.FENCED: "the lease was fenced; replicas are placed elsewhere",
+        Contact.UNSEEN: "the agent has not been heard yet",
+    }[state]
+    notice = Notice(node, reason, said, warning=lost)
+    return Outcome(writes=tuple(writes), notices=(notice,), again_in_s=again_s)
+
+
+def _read(node: Node, lease: NodeLease | None, now: float) -> tuple[Contact, Reason, float | None]:
+    """What the lease says, why, and when it could say something else."""
+    if lease is None:
+        return Contact.UNSEEN, Reason.NODE_UNREACHABLE, None
+    if node.status.fence.fenced_epoch >= lease.epoch:
+        return Contact.FENCED, Reason.FENCED, None
+    left_s = lease.renewed_at_s + lease.ttl_s - now
+    if left_s <= 0:
+        return Contact.LAPSED, Reason.LEASE_LAPSED, None
+    return Contact.LIVE, Reason.LEASE_RENEWED, left_s + 0.05
+
+
+def _mark(replicas: Sequence[Replica], *, lost: bool, reason: Reason, now: float) -> list[Write]:
+    writes: list[Write] = []
+    for replica in replicas:
+        block = replica.status.contact
+        if (block is not None and block.lost) == lost:
+            continue
+        new = ReplicaContact(lost=lost, since=micro_text(now), reason=reason)
+        writes.append(SetStatus("Replica", replica.key, replica.uid, blocks={"contact": new}))
+    return writes
+
+
+def keys(view: View) -> Iterable[Key]:
+    found = {node.key for node in view.list(Node)}
+    found |= {Key("", r.status.placement.node) for r in view.list(Replica) if r.status.placement.node}
+    return sorted(found)
+
+
+def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
+    item = new or old
+    if item is None:
+        return ()
+    if (
+        new is not None
+        and old is not None
+        and new.status.fence == old.status.fence
+        and new.status.contact == old.status.contact
+    ):
+        return ()
+    return (item.key,)
+
+
+def woken_by_page(new: LeasePage | None, old: LeasePage | None, view: View) -> Iterable[Key]:
+    """A renewal of a live node changes nothing: its own timer will look. Only new epochs and gaps wake it."""
+    if new is None:
+        return
+    before = old.spec.leases if old is not None else {}
+    for name, lease in new.spec.leases.items():
+        known = before.get(name)
+        if known is None or known.epoch != lease.epoch or lease.renewed_at_s - known.renewed_at_s > known.ttl_s:
+            yield Key("", name)
+
+
+def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
+    """A replica that was just placed must learn of a node that is already lost."""
+    if new is None:
+        return ()
+    node = new.status.placement.node
+    if not node or (old is not None and old.status.placement.node == node and old.status.contact == new.status.contact):
+        return ()
+    return (Key("", node),)

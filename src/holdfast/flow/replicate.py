@@ -1,0 +1,305 @@
+"""replicate: turns an Assignment into Replicas, and keeps the queue item for those that need a place.
+
+Owns Replica (spec, deletion) and SchedulingRequest. Always holds: at most `replicas` + surge live replicas per
+assignment; a batch never runs more completions than it was given; a name is reused only after its bearer is gone.
+Never decides when a place is given up: it asks for deletion, and `release` does the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.lifecycle import Stage, finished, stage
+from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Phase, Replica, ReplicaSpec, replica_name
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.workload import WorkloadType
+from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update, Write
+
+CREATES_PER_PASS = 256
+LABEL_WORKLOAD = "holdfast.dev/workload"
+LABEL_REVISION = "holdfast.dev/revision"
+
+
+def decider(region: str) -> Callable[[Key, View, float], Outcome]:
+    """The decision for one region's assignments; the key names an Assignment."""
+
+    def decide(key: Key, view: View, now: float) -> Outcome:
+        assignment: Assignment | None = view.get(Assignment, key.name, key.namespace)
+        index = f"{key.namespace}/{key.name}"
+        replicas: Sequence[Replica] = view.by(Replica, "assignment", index)
+        requests: Sequence[SchedulingRequest] = view.by(SchedulingRequest, "assignment", index)
+        if assignment is None:
+            gone: list[Write] = [_delete(r) for r in replicas if not r.metadata.terminating]
+            gone += [_drop(request) for request in requests]
+            return Outcome(writes=tuple(gone)) if gone else NOTHING
+        return _decide(region, assignment, replicas, requests, now)
+
+    return decide
+
+
+def _decide(
+    region: str,
+    assignment: Assignment,
+    replicas: Sequence[Replica],
+    requests: Sequence[SchedulingRequest],
+    now: float,
+) -> Outcome:
+    live = [r for r in replicas if not r.metadata.terminating and finished(r) is None]
+    creates, removals = _changes(assignment, replicas, live)
+    made = _make(region, assignment, replicas, min(creates, CREATES_PER_PASS), now)
+    writes: list[Write] = [Create(replica) for replica in made]
+    writes += [_delete(r) for r in removals]
+    going = {r.uid for r in removals}
+    waiting = [r for r in (*live, *made) if r.uid not in going and stage(r) is Stage.QUEUED]
+    writes += _queue(region, assignment, waiting, requests)
+    notices: tuple[Notice, ...] = ()
+    if made:
+        names = ", ".join(r.metadata.name for r in made[:3]) + (" …" if len(made) > 3 else "")
+        said = f"created {len(made)} replica(s) of revision {assignment.spec.revision}: {names}"
+        notices = (Notice(assignment, Reason.REPLICA_CREATED, said),)
+    again = 0.0 if creates > CREATES_PER_PASS else None
+    return Outcome(writes=tuple(writes), notices=notices, again_in_s=again)
+
+
+def _changes(assignment: Assignment, replicas: Sequence[Replica], live: Sequence[Replica]) -> tuple[int, list[Replica]]:
+    """How many to create, and which to remove."""
+    spec = assignment.spec
+    if assignment.metadata.terminating:
+        return 0, list(live)
+    if spec.suspended:
+        return 0, []
+    if spec.type is WorkloadType.BATCH and spec.batch is not None:
+        return _batch_changes(assignment, replicas, live)
+    current = [r for r in live if r.spec.revision == spec.revision]
+    old = [r for r in live if r.spec.revision != spec.revision]
+    want = len(spec.ordinals) if spec.exclusive is not None else spec.replicas
+    excess = _least_useful(current)[: max(0, len(current) - want)]
+    if not old:
+        return max(0, want - len(current)), excess
+    if spec.exclusive is not None:
+        return _exclusive_changes(assignment, live, old)
+    surge = min(want - len(current), want + spec.rollout.max_surge - len(live))
+    serving = sum(stage(r) is Stage.SERVING for r in live)
+    spare = serving - (want - spec.rollout.max_unavailable)
+    idle = [r for r in old if stage(r) is not Stage.SERVING]
+    busy = _least_useful([r for r in old if stage(r) is Stage.SERVING])
+    return max(0, surge), [*excess, *idle, *busy[: max(0, spare)]]
+
+
+def _exclusive_changes(
+    assignment: Assignment, live: Sequence[Replica], old: Sequence[Replica]
+) -> tuple[int, list[Replica]]:
+    """One ordinal at a time: the old instance must be gone before its successor can exist."""
+    want = set(assignment.spec.ordinals)
+    unwanted = [r for r in old if r.spec.ordinal not in want]
+    missing = len(want - {r.spec.ordinal for r in live})
+    turning = [] if missing else list(old[:1])
+    return missing, unwanted or turning
+
+
+def _batch_changes(
+    assignment: Assignment, replicas: Sequence[Replica], live: Sequence[Replica]
+) -> tuple[int, list[Replica]]:
+    batch = assignment.spec.batch
+    if batch is None:
+        return 0, []
+    succeeded = sum(finished(r) is Phase.SUCCEEDED for r in replicas)
+    failed = sum(finished(r) is Phase.FAILED for r in replicas)
+    if failed > batch.backoff_limit:
+        return 0, list(live)
+    owed = batch.completions - succeeded
+    room = min(batch.parallelism, owed)
+    return max(0, room - len(live)), _least_useful(live)[: max(0, len(live) - max(0, room))]
+
+
+_USE_ORDER = {
+    Stage.QUEUED: 0, Stage.RESERVED: 1, Stage.FAILED: 2, Stage.UNKNOWN: 3, Stage.BOUND: 4, Stage.STARTING: 5,
+    Stage.RUNNING: 6, Stage.READY: 7, Stage.SERVING: 8,
+}  # fmt: skip
+
+
+def _least_useful(replicas: Iterable[Replica]) -> list[Replica]:
+    """Those whose loss costs least first: not placed, then not serving, then the highest ordinal."""
+    return sorted(replicas, key=lambda r: (_USE_ORDER.get(stage(r), 0), -r.spec.ordinal))
+
+
+def _make(region: str, assignment: Assignment, replicas: Sequence[Replica], count: int, now: float) -> list[Replica]:
+    if count <= 0:
+        return []
+    spec = assignment.spec
+    taken = {r.spec.ordinal for r in replicas}
+    pool: Iterable[int] = (
+        sorted(set(spec.ordinals) - taken)
+        if spec.exclusive is not None
+        else (n for n in range(len(taken) + count) if n not in taken)
+    )
+    return [_replica(region, assignment, ordinal, now) for ordinal, _ in zip(pool, range(count), strict=False)]
+
+
+def _replica(region: str, assignment: Assignment, ordinal: int, now: float) -> Replica:
+    spec = assignment.spec
+    name = replica_name(spec.workload, region, ordinal, spec.purpose)
+    meta = ObjectMeta(
+        name=name,
+        namespace=assignment.metadata.namespace,
+        uid=_uid(assignment, name, now),
+        labels={**spec.template.labels, LABEL_WORKLOAD: spec.workload, LABEL_REVISION: spec.revision},
+        owner_references=(
+            OwnerReference(
+                api_version=API_VERSION,
+                kind="Assignment",
+                name=assignment.metadata.name,
+                uid=assignment.uid,
+                controller=True,
+            ),
+        ),
+    )
+    return Replica(
+        metadata=meta,
+        spec=ReplicaSpec(
+            workload=spec.workload,
+            workload_uid=spec.workload_uid,
+            assignment=assignment.metadata.name,
+            purpose=spec.purpose,
+            ordinal=ordinal,
+            type=spec.type,
+            revision=spec.revision,
+            template=spec.template,
+            placement=spec.placement,
+            rank=spec.rank,
+            reclaimable=spec.reclaimable,
+            dedicated=spec.dedicated,
+            disruption=spec.disruption,
+            exclusive=spec.exclusive,
+            min_ready_seconds=spec.min_ready_seconds,
+        ),
+    )
+
+
+def _uid(assignment: Assignment, name: str, now: float) -> str:
+    """An identity nobody had before: the same name at another moment is another replica.
+
+    It is derived, not drawn, so that the replica and its place in the queue can be written in one transaction.
+    """
+    source = f"{assignment.uid}/{name}/{assignment.metadata.resource_version}/{now!r}"
+    text = hashlib.sha256(source.encode()).hexdigest()
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-8{text[17:20]}-{text[20:32]}"
+
+
+def _queue(
+    region: str, assignment: Assignment, waiting: Sequence[Replica], requests: Sequence[SchedulingRequest]
+) -> list[Write]:
+    """Writes that leave exactly the queue items that are needed, touching one only when someone is missing in it."""
+    writes: list[Write] = []
+    by_revision: dict[str, list[Replica]] = {}
+    for replica in waiting:
+        by_revision.setdefault(replica.spec.revision, []).append(replica)
+    for request in requests:
+        members = by_revision.pop(request.spec.revision, None)
+        if request.metadata.terminating:
+            continue
+        if not members:
+            writes.append(_drop(request))
+            continue
+        listed = {(m.uid, m.attempt) for m in request.spec.members}
+        wanted = tuple(_member(r) for r in members)
+        if any((m.uid, m.attempt) not in listed for m in wanted) or request.spec.rank != assignment.spec.rank:
+            spec = msgspec.structs.replace(request.spec, members=wanted, rank=assignment.spec.rank)
+            writes.append(Update(msgspec.structs.replace(request, spec=spec)))
+    for members in by_revision.values():
+        writes.append(Create(_request(region, assignment, members)))
+    return writes
+
+
+def _member(replica: Replica) -> Member:
+    return Member(name=replica.metadata.name, uid=replica.uid, attempt=replica.status.placement.attempt)
+
+
+def _request(region: str, assignment: Assignment, members: Sequence[Replica]) -> SchedulingRequest:
+    spec, first = assignment.spec, members[0].spec
+    mark = "-r" if spec.purpose is Purpose.RECOVERY else ""
+    deadline = ""
+    if spec.batch is not None and spec.batch.deadline_seconds is not None:
+        born = parse_time(assignment.metadata.creation_timestamp)
+        deadline = micro_text(born + spec.batch.deadline_seconds)
+    return SchedulingRequest(
+        metadata=ObjectMeta(
+            name=f"{spec.workload}-{region}-{first.revision}{mark}",
+            namespace=assignment.metadata.namespace,
+            labels={LABEL_WORKLOAD: spec.workload},
+            owner_references=(
+                OwnerReference(
+                    api_version=API_VERSION,
+                    kind="Assignment",
+                    name=assignment.metadata.name,
+                    uid=assignment.uid,
+                    controller=True,
+                ),
+            ),
+        ),
+        spec=SchedulingRequestSpec(
+            workload=spec.workload,
+            workload_uid=spec.workload_uid,
+            assignment=assignment.metadata.name,
+            revision=first.revision,
+            template=first.template,
+            placement=first.placement,
+            rank=spec.rank,
+            reclaimable=spec.reclaimable,
+            may_preempt=spec.may_preempt,
+            dedicated=spec.dedicated,
+            exclusive=spec.exclusive,
+            gang=spec.gang,
+            deadline=deadline,
+            members=tuple(_member(r) for r in members),
+        ),
+    )
+
+
+def _delete(replica: Replica) -> Delete:
+    return Delete("Replica", replica.key, replica.uid)
+
+
+def _drop(request: SchedulingRequest) -> Delete:
+    return Delete("SchedulingRequest", request.key, request.uid)
+
+
+def keys(view: View) -> Iterable[Key]:
+    """Every assignment there is, and every one that a replica still remembers."""
+    found = {a.key for a in view.list(Assignment)}
+    found |= {Key(r.metadata.namespace, r.spec.assignment) for r in view.list(Replica)}
+    found |= {Key(s.metadata.namespace, s.spec.assignment) for s in view.list(SchedulingRequest)}
+    return sorted(found)
+
+
+def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
+    item = new or old
+    return (item.key,) if item is not None else ()
+
+
+def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
+    """Only a change of stage, of attempt, or of existence can change what replicate wants."""
+    item = new or old
+    if item is None:
+        return ()
+    if old is not None and new is not None:
+        same = stage(new) is stage(old) and new.status.placement.attempt == old.status.placement.attempt
+        if same and new.metadata.terminating == old.metadata.terminating:
+            return ()
+    return (Key(item.metadata.namespace, item.spec.assignment),)
+
+
+def woken_by_request(new: SchedulingRequest | None, old: SchedulingRequest | None, view: View) -> Iterable[Key]:
+    """Someone else's change of it, or its end; what the scheduler says in its status is no news here."""
+    item = new or old
+    if item is None or (new is not None and old is not None and new.spec == old.spec):
+        return ()
+    return (Key(item.metadata.namespace, item.spec.assignment),)

@@ -1,0 +1,97 @@
+"""grant-sync: turns a Grant into the limit this region enforces, and tells the global cell what it enforces.
+
+A smaller limit is first enforced here, never below what is in use, and only then acknowledged; so what the global cell
+counts is never less than what this region may still spend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.quantity import Amounts, amounts, amounts_text
+from holdfast.model.quota import Grant, GrantClass, grant_name
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import Create, SetStatus, Update, Write
+
+
+def copy_name(grant_class: GrantClass) -> str:
+    return grant_class.value.lower()
+
+
+def copy_writes(key: Key, grants: View, here: View, region: str, now: float) -> Iterable[Write]:
+    """The writes that bring this region's limit to the tenant's grant. The key is (tenant, class)."""
+    grant_class = GrantClass(key.name.capitalize())
+    grant = grants.get(Grant, grant_name(region, grant_class), key.namespace)
+    copy = here.get(GrantCopy, key.name, key.namespace)
+    if grant is None:
+        return () if copy is None else _close(copy)
+    wanted = amounts(grant.spec.limit)
+    spend_until = micro_text(now + grant.spec.lease_seconds)
+    if copy is None:
+        spec = GrantCopySpec(
+            grant_class=grant_class, limit=dict(amounts_text(wanted)), epoch=grant.spec.epoch, spend_until=spend_until
+        )
+        return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
+    limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
+    due = parse_time(copy.spec.spend_until) - now < grant.spec.lease_seconds / 2
+    if limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch and not due:
+        return ()
+    spec = msgspec.structs.replace(
+        copy.spec, limit=dict(amounts_text(limit)), epoch=grant.spec.epoch, spend_until=spend_until
+    )
+    return (Update(msgspec.structs.replace(copy, spec=spec)),)
+
+
+def _not_below_use(wanted: Amounts, current: Amounts, used: Amounts) -> Amounts:
+    """The new limit. Where it shrinks it stops at what is in use: the rest follows as work ends."""
+    limit = dict(wanted)
+    for name, amount in used.items():
+        if limit.get(name, 0) < min(amount, current.get(name, 0)):
+            limit[name] = min(amount, current.get(name, 0))
+    return limit
+
+
+def _close(copy: GrantCopy) -> Iterable[Write]:
+    """The grant is gone: nothing new may be spent; the copy stays while something is in use."""
+    limit = _not_below_use({}, amounts(copy.spec.limit), amounts(copy.status.used))
+    if limit == amounts(copy.spec.limit):
+        return ()
+    return (
+        Update(msgspec.structs.replace(copy, spec=msgspec.structs.replace(copy.spec, limit=dict(amounts_text(limit))))),
+    )
+
+
+def acknowledgement(key: Key, grants: View, here: View, region: str, now: float) -> Iterable[Write]:
+    """What to tell the global cell about one grant, when it does not know it already."""
+    grant = grants.get(Grant, grant_name(region, GrantClass(key.name.capitalize())), key.namespace)
+    copy = here.get(GrantCopy, key.name, key.namespace)
+    if grant is None or copy is None:
+        return ()
+    known = grant.status
+    same = (
+        known.acknowledged_epoch == copy.spec.epoch
+        and amounts(known.limit) == amounts(copy.spec.limit)
+        and amounts(known.used) == amounts(copy.status.used)
+    )
+    recent = known.renewed_at and now - parse_time(known.renewed_at) < limits.GRANT_LEASE_S / 2
+    if same and recent:
+        return ()
+    blocks = {
+        "acknowledgedEpoch": copy.spec.epoch,
+        "limit": dict(copy.spec.limit),
+        "used": dict(copy.status.used),
+        "renewedAt": micro_text(now),
+    }
+    return (SetStatus("Grant", grant.key, grant.uid, blocks=blocks, observed_generation=grant.metadata.generation),)
+
+
+def keys(grants: View, here: View) -> list[Key]:
+    found = {Key(g.metadata.namespace, copy_name(g.spec.grant_class)) for g in grants.list(Grant)}
+    found |= {c.key for c in here.list(GrantCopy)}
+    return sorted(found)

@@ -1,0 +1,89 @@
+"""Copies of global objects in a region, written by the link alone and kept equal to the originals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.model.assignment import Assignment
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Key, Object, ObjectMeta
+from holdfast.model.override import Override
+from holdfast.model.priority_class import PriorityClass
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.region import Region
+from holdfast.model.scheduler_policy import PolicyRevision
+from holdfast.model.tenant import Tenant
+from holdfast.model.view import View
+from holdfast.model.writes import Create, Delete, Update, Write
+from holdfast.runtime.informer import Changed
+
+MIRRORED: tuple[type[Any], ...] = (
+    Tenant, Region, PriorityClass, RecoveryBudget, PolicyRevision, Override, Assignment,
+)  # fmt: skip
+FIELDS_OF_REGION = frozenset({Assignment})
+"""Kinds of which a region needs only its own."""
+STATUS_MATTERS = frozenset({Override})
+"""Kinds whose status decides something in the region; of the others only the spec is copied."""
+
+MirrorKey = tuple[type[Any], Key]
+
+
+def mirror_writes(key: MirrorKey, originals: View, copies: View) -> Iterable[Write]:
+    """The writes that make the copy equal to the original, or none."""
+    kind, name = key
+    source: Any = originals.get(kind, name.name, name.namespace)
+    copy: Any = copies.get(kind, name.name, name.namespace)
+    if source is None:
+        return () if copy is None else (Delete(kind_of(kind).name, name, copy.uid),)
+    wanted = _copy_of(source)
+    if copy is None:
+        return (Create(wanted),)
+    if copy.uid != source.uid:
+        return (Delete(kind_of(kind).name, name, copy.uid),)  # its own event brings the new one
+    current = msgspec.structs.replace(copy, metadata=_bare(copy.metadata))
+    if current == msgspec.structs.replace(wanted, metadata=_bare(wanted.metadata)):
+        return ()
+    meta = msgspec.structs.replace(wanted.metadata, resource_version=copy.metadata.resource_version)
+    return (Update(msgspec.structs.replace(wanted, metadata=meta)),)
+
+
+def _copy_of(source: Any) -> Any:
+    """What a region keeps: identity, labels and what was decided. Not finalizers or owners, which act at home."""
+    meta = source.metadata
+    kept = ObjectMeta(
+        name=meta.name,
+        namespace=meta.namespace,
+        uid=meta.uid,
+        generation=meta.generation,
+        creation_timestamp=meta.creation_timestamp,
+        labels=meta.labels,
+    )
+    if type(source) in STATUS_MATTERS:
+        return msgspec.structs.replace(source, metadata=kept)
+    empty = type(source.status)()
+    return msgspec.structs.replace(source, metadata=kept, status=empty)
+
+
+def _bare(meta: ObjectMeta) -> ObjectMeta:
+    return ObjectMeta(name=meta.name, uid=meta.uid, generation=meta.generation, labels=meta.labels)
+
+
+def keys_of(changes: Sequence[Changed[Any]]) -> list[MirrorKey]:
+    """The keys of changed objects, whichever side they changed on."""
+    return [(type(item), item.key) for change in changes if (item := _either(change)) is not None]
+
+
+def _either(change: Changed[Any]) -> Object | None:
+    return change.new if change.new is not None else change.old
+
+
+def all_keys(originals: View, copies: View) -> list[MirrorKey]:
+    """Every key on either side, for the periodic comparison."""
+    found: dict[MirrorKey, None] = {}
+    for kind in MIRRORED:
+        for view in (originals, copies):
+            found.update({(kind, item.key): None for item in view.list(kind)})
+    return list(found)

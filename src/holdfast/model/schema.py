@@ -1,0 +1,317 @@
+"""The shape of every kind as a tree, derived once from its msgspec type.
+
+The OpenAPI documents, the strict decoding of request bodies and server-side apply all read this tree, so that none of
+them can disagree with the types. `walk` reports every wrong field, not only the first, and returns the data with
+unknown fields and nulls left out: what it returns without causes always converts to the type.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import inspect as shapes
+
+from holdfast.model import limits
+from holdfast.model.binding import DeviceClaim
+from holdfast.model.errors import Cause
+from holdfast.model.kinds import Kind
+from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference, Part
+from holdfast.model.node import Device
+from holdfast.model.template import Artifact, Port
+from holdfast.model.validation import required, unsupported
+
+INT64_MAX = 2**63 - 1
+
+# Lists of these are maps in disguise: server-side apply merges them by key. Every other list is replaced as a whole.
+LIST_KEYS: dict[type[Any], tuple[str, ...]] = {
+    Condition: ("type",),
+    OwnerReference: ("uid",),
+    Port: ("name",),
+    Artifact: ("name",),
+    Device: ("id",),
+    DeviceClaim: ("id",),
+}
+LIST_SETS = frozenset({(ObjectMeta, "finalizers")})
+# Filled in by the server and by kinds of their own rules; apply never owns them.
+_TIMES = frozenset({"creationTimestamp", "deletionTimestamp", "lastTransitionTime", "time"})
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """One node. An empty `type` allows anything; `either` lists the JSON types where there are several."""
+
+    type: str = ""
+    title: str = ""
+    format: str = ""
+    description: str = ""
+    enum: tuple[str, ...] = ()
+    default: Any = msgspec.UNSET
+    fields: dict[str, Schema] = {}
+    required: tuple[str, ...] = ()
+    values: Schema | None = None
+    items: Schema | None = None
+    positions: tuple[Schema, ...] = ()
+    either: tuple[str, ...] = ()
+    list_type: str = ""
+    list_keys: tuple[str, ...] = ()
+
+
+ANYTHING = Schema()
+_TEXT = Schema(type="string")
+
+
+class RepeatedKeys(dict[str, Any]):
+    """An object whose text named some keys more than once; decoding keeps the last value and remembers which."""
+
+    repeated: tuple[str, ...] = ()
+
+
+class Findings(msgspec.Struct):
+    """What a walk found wrong: broken types, fields nobody knows, keys written twice."""
+
+    causes: list[Cause] = []
+    unknown: list[str] = []
+    repeated: list[str] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self.causes) + len(self.unknown) + len(self.repeated) >= limits.MAX_CAUSES
+
+
+_known: dict[type[Any], Schema] = {}
+
+
+def schema_of(kind: Kind) -> Schema:
+    """The schema of a kind as clients see it: with apiVersion and kind."""
+    return object_schema(kind.type)
+
+
+def object_schema(type_: type[Object]) -> Schema:
+    found = _known.get(type_)
+    if found is None:
+        made = _struct(shapes.type_info(type_))
+        fields = {"apiVersion": _TEXT, "kind": _TEXT, **made.fields}
+        found = _known[type_] = msgspec.structs.replace(made, fields=fields)
+    return found
+
+
+def struct_schema(type_: type[Part]) -> Schema:
+    """The schema of a plain struct, such as a request of the placement conversation."""
+    found = _known.get(type_)
+    if found is None:
+        found = _known[type_] = _struct(shapes.type_info(type_))
+    return found
+
+
+def _struct(info: shapes.Type) -> Schema:
+    assert isinstance(info, shapes.StructType)
+    cached = _structs.get(info.cls)
+    if cached is not None:
+        return cached
+    if info.array_like:
+        positions = tuple(_schema(field.type) for field in info.fields)
+        made = Schema(type="array", title=info.cls.__name__, positions=positions, list_type="atomic")
+    else:
+        fields = {field.encode_name: _field(info.cls, field) for field in info.fields}
+        needed = tuple(field.encode_name for field in info.fields if field.required)
+        made = Schema(
+            type="object", title=info.cls.__name__, fields=fields, required=needed, description=_says(info.cls)
+        )  # fmt: skip
+    _structs[info.cls] = made
+    return made
+
+
+_structs: dict[type[Any], Schema] = {}
+
+
+def _field(owner: type[Any], field: shapes.Field) -> Schema:
+    made = _schema(field.type)
+    changes: dict[str, Any] = {}
+    if field.encode_name in _TIMES and made.type == "string":
+        changes["format"] = "date-time"
+    if (owner, field.name) in LIST_SETS:
+        changes["list_type"] = "set"
+    default = _default(field)
+    if default is not msgspec.UNSET:
+        changes["default"] = default
+    return msgspec.structs.replace(made, **changes) if changes else made
+
+
+def _default(field: shapes.Field) -> Any:
+    """The default users should know about: those declared with `shown`, and plain non-empty ones."""
+    if field.default_factory is not msgspec.NODEFAULT and field.default_factory not in (dict, list):
+        value = field.default_factory()
+        return msgspec.UNSET if isinstance(value, msgspec.Struct) else msgspec.to_builtins(value)
+    if field.default not in (msgspec.NODEFAULT, None, "", (), 0, False):
+        return msgspec.to_builtins(field.default)
+    return msgspec.UNSET
+
+
+def _schema(info: shapes.Type) -> Schema:
+    match info:
+        case shapes.StructType():
+            return _struct(info)
+        case shapes.StrType():
+            return _TEXT
+        case shapes.BoolType():
+            return Schema(type="boolean")
+        case shapes.IntType():
+            return Schema(type="integer", format="int64")
+        case shapes.FloatType():
+            return Schema(type="number", format="double")
+        case shapes.EnumType(cls=choices):
+            return Schema(type="string", enum=tuple(str(c.value) for c in choices), description=_says(choices))
+        case shapes.DictType(value_type=values):
+            inner = _schema(values)
+            return Schema(type="object", values=inner)
+        case shapes.VarTupleType(item_type=item) | shapes.ListType(item_type=item):
+            keys = LIST_KEYS.get(item.cls, ()) if isinstance(item, shapes.StructType) else ()
+            kind_of_list = "map" if keys else "atomic"
+            return Schema(type="array", items=_schema(item), list_type=kind_of_list, list_keys=keys)
+        case shapes.TupleType(item_types=items):
+            return Schema(type="array", positions=tuple(map(_schema, items)), list_type="atomic")
+        case shapes.UnionType(types=types):
+            return _union(types)
+    return ANYTHING
+
+
+def _union(types: tuple[shapes.Type, ...]) -> Schema:
+    present = tuple(t for t in types if not isinstance(t, shapes.NoneType))
+    if len(present) == 1:
+        return _schema(present[0])
+    return Schema(either=tuple(_schema(t).type for t in present))
+
+
+def _says(cls: type[Any]) -> str:
+    """A class's own docstring, in one paragraph; nothing where it only has its parent's."""
+    text = cls.__dict__.get("__doc__") or ""
+    return " ".join(inspect.cleandoc(text).split())
+
+
+# Walking decoded data -------------------------------------------------------------------------------------------
+
+
+def walk(schema: Schema, value: Any, found: Findings, path: str = "") -> Any:
+    """`value` without unknown fields and nulls; everything wrong is added to `found`."""
+    if found.full:
+        return value
+    if schema.either:
+        return _walk_either(schema, value, found, path)
+    match schema.type:
+        case "object":
+            return _walk_object(schema, value, found, path)
+        case "array":
+            return _walk_array(schema, value, found, path)
+        case "string":
+            if not isinstance(value, str):
+                return _wrong_type(schema, value, found, path)
+            if schema.enum and value not in schema.enum:
+                found.causes.append(unsupported(path, value, schema.enum))
+            return value
+        case "boolean":
+            return value if isinstance(value, bool) else _wrong_type(schema, value, found, path)
+        case "integer" | "number":
+            return _walk_number(schema, value, found, path)
+    _note_repeated(value, found, path)
+    return value
+
+
+def _walk_object(schema: Schema, value: Any, found: Findings, path: str) -> Any:
+    if not isinstance(value, dict):
+        return _wrong_type(schema, value, found, path)
+    _note_repeated(value, found, path)
+    kept: dict[str, Any] = {}
+    for key, inner in value.items():
+        where = f"{path}.{key}" if path else key
+        field = schema.values if schema.values is not None else schema.fields.get(key)
+        if field is None:
+            found.unknown.append(where)
+        elif inner is not None:
+            kept[key] = walk(field, inner, found, where)
+        if found.full:
+            return kept
+    for name in schema.required:
+        if name not in kept:
+            found.causes.append(required(f"{path}.{name}" if path else name))
+    return kept
+
+
+def _walk_array(schema: Schema, value: Any, found: Findings, path: str) -> Any:
+    if not isinstance(value, list | tuple):
+        return _wrong_type(schema, value, found, path)
+    if schema.positions:
+        if len(value) != len(schema.positions):
+            message = f"Invalid value: {len(value)} items: exactly {len(schema.positions)} are needed"
+            found.causes.append(Cause(path, "FieldValueInvalid", message))
+            return value
+        pairs: Iterable[tuple[Schema, Any]] = zip(schema.positions, value, strict=True)
+        return [walk(item, inner, found, f"{path}[{index}]") for index, (item, inner) in enumerate(pairs)]
+    item = schema.items or ANYTHING
+    kept = []
+    for index, inner in enumerate(value):
+        kept.append(walk(item, inner, found, f"{path}[{index}]"))
+        if found.full:
+            break
+    return kept
+
+
+def _walk_number(schema: Schema, value: Any, found: Findings, path: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _wrong_type(schema, value, found, path)
+    if isinstance(value, float) and not math.isfinite(value):
+        return _wrong_type(schema, value, found, path)
+    if schema.type == "number":
+        return value if abs(value) <= INT64_MAX else _out_of_range(value, found, path)
+    if isinstance(value, float):
+        if not value.is_integer() or abs(value) > 2**53:
+            return _wrong_type(schema, value, found, path)
+        value = int(value)
+    return value if abs(value) <= INT64_MAX else _out_of_range(value, found, path)
+
+
+def _walk_either(schema: Schema, value: Any, found: Findings, path: str) -> Any:
+    if isinstance(value, str) and "string" in schema.either:
+        return value
+    numeric = "number" if "number" in schema.either else "integer"
+    if numeric in schema.either and isinstance(value, int | float) and not isinstance(value, bool):
+        return _walk_number(Schema(type=numeric), value, found, path)
+    return _wrong_type(schema, value, found, path)
+
+
+def _wrong_type(schema: Schema, value: Any, found: Findings, path: str) -> Any:
+    wanted = schema.type or " or ".join(schema.either)
+    message = f'Invalid value: "{json_type(value)}": {path or "the body"} must be of type {wanted}'
+    found.causes.append(Cause(path, "FieldValueTypeInvalid", message))
+    return value
+
+
+def _out_of_range(value: float, found: Findings, path: str) -> Any:
+    message = f"Invalid value: {str(value)[:40]}: must fit into 64 bits"
+    found.causes.append(Cause(path, "FieldValueInvalid", message))
+    return value
+
+
+def _note_repeated(value: Any, found: Findings, path: str) -> None:
+    if isinstance(value, RepeatedKeys):
+        found.repeated += [f"{path}.{key}" if path else key for key in value.repeated]
+
+
+def json_type(value: Any) -> str:
+    """What JSON calls the type of a decoded value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list() | tuple():
+            return "array"
+    return "object"

@@ -1,0 +1,185 @@
+"""The global decisions, as tables: where work goes, what regions may spend, and what is said about it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from making import again, assignment, meta, priority, region, tenant, view, workload
+
+from holdfast.fleet import assign, grants, policy, region_health, workload_status
+from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
+from holdfast.model.meta import Key
+from holdfast.model.placement_rules import Placement
+from holdfast.model.region import HealthState, RegionReport
+from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
+from holdfast.model.workload import Batch, WorkloadType
+from holdfast.model.writes import Create, Delete, Update
+
+THREE = (region("eu-central", residency=("eu",)), region("eu-west", residency=("eu",)), region("us-east"))
+COMMON = (tenant(), priority())
+
+
+def assigned(outcome):
+    return {
+        w.object.spec.region: w.object.spec.replicas
+        for w in outcome.writes
+        if isinstance(w, Create | Update) and isinstance(w.object, Assignment)
+    }
+
+
+def test_replicas_spread_evenly_over_allowed_regions():
+    wl = workload(replicas=6)
+    assert assigned(assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0)) == {
+        "eu-central": 2,
+        "eu-west": 2,
+        "us-east": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (Placement(residency=("eu",)), {"eu-central", "eu-west"}),
+        (Placement(regions=("us-east",)), {"us-east"}),
+        (Placement(excluded_regions=("us-east",)), {"eu-central", "eu-west"}),
+        (Placement(residency=("mars",)), set()),
+        (Placement(spread_regions=1), {"eu-central"}),
+        (Placement(zones=("us-east-b",)), {"us-east"}),
+    ],
+)
+def test_rules_decide_where(rules, expected):
+    wl = workload(replicas=4, placement=rules)
+    got = assigned(assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0))
+    assert set(got) == expected and sum(got.values()) == (4 if expected else 0)
+
+
+def test_unhealthy_and_full_regions_get_nothing_new():
+    sick = region("eu-west", residency=("eu",), state=HealthState.SUSPECT)
+    full = region("us-east", cpu="500m")
+    wl = workload(replicas=4)
+    got = assigned(assign.decide(wl.key, view(wl, THREE[0], sick, full, *COMMON), 1.0))
+    assert got == {"eu-central": 3, "us-east": 1}
+
+
+def test_what_was_just_assigned_counts_before_the_next_decision():
+    small = [region("a", cpu="2"), region("b", cpu="2")]
+    first = assignment("other", "a", replicas=4)
+    wl = workload(replicas=2)
+    assert assigned(assign.decide(wl.key, view(wl, first, *small, *COMMON), 1.0)) == {"b": 2}
+
+
+def test_scaling_changes_as_little_as_possible():
+    wl = workload(replicas=4)
+    there = [assignment(where="eu-west", replicas=2), assignment(where="us-east", replicas=3)]
+    got = assigned(assign.decide(wl.key, view(wl, *there, *THREE, *COMMON), 1.0))
+    assert got["us-east"] == 2 and got.get("eu-west", 2) == 2
+
+
+def test_a_region_no_longer_allowed_is_emptied_only_after_the_others_serve():
+    wl = workload(replicas=2, placement=Placement(regions=("eu-west",)))
+    leaving = assignment(where="us-east", replicas=2)
+    first = assign.decide(wl.key, view(wl, leaving, *THREE, *COMMON), 1.0)
+    assert assigned(first) == {"eu-west": 2}
+    arriving = assignment(where="eu-west", replicas=2, placement=wl.spec.placement, status=AssignmentStatus(serving=2))
+    second = assign.decide(wl.key, view(wl, leaving, arriving, *THREE, *COMMON), 2.0)
+    assert assigned(second)["us-east"] == 0
+
+
+def test_deleting_drains_every_region_then_lets_go():
+    wl = workload(replicas=2)
+    wl = again(wl, metadata=msgspec.structs.replace(wl.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
+    there = assignment(replicas=2)
+    (shrink,) = assign.decide(wl.key, view(wl, there), 1.0).writes
+    assert isinstance(shrink, Update) and shrink.object.spec.replicas == 0 and shrink.object.spec.epoch == 2
+    busy = again(shrink.object, status=AssignmentStatus(observed_epoch=2, replicas=1))
+    assert assign.decide(wl.key, view(wl, busy), 2.0).writes == ()
+    empty = again(busy, status=AssignmentStatus(observed_epoch=2, replicas=0))
+    (gone,) = assign.decide(wl.key, view(wl, empty), 3.0).writes
+    assert isinstance(gone, Delete)
+    (free,) = assign.decide(wl.key, view(wl), 4.0).writes
+    assert isinstance(free, Update) and free.object.metadata.finalizers == ()
+
+
+def test_batch_work_is_shared_out_by_completions():
+    wl = workload(type=WorkloadType.BATCH, batch=Batch(completions=5, parallelism=2), replicas=1)
+    (write,) = [w for w in assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0).writes]
+    assert write.object.spec.batch.completions == 5 and write.object.spec.replicas == 2
+
+
+def test_status_says_serving_only_for_the_newest_generation():
+    wl = workload(replicas=2)
+    good = AssignmentStatus(observed_epoch=1, replicas=2, bound=2, ready=2, serving=2)
+    (write,) = workload_status.decide(wl.key, view(wl, assignment(replicas=2, status=good)), 1.0).writes
+    conditions = {c.type: c for c in write.conditions}
+    assert conditions["Serving"].status == "True" and write.observed_generation == 1
+    newer = again(wl, metadata=msgspec.structs.replace(wl.metadata, generation=2))
+    (write,) = workload_status.decide(wl.key, view(newer, assignment(replicas=2, status=good)), 1.0).writes
+    assert {c.type: c.status for c in write.conditions}["Serving"] == "False"
+
+
+def test_status_names_what_it_waits_for():
+    wl = workload(replicas=1)
+    waiting = AssignmentStatus(
+        observed_epoch=1, replicas=1, queued=1, pending=(PendingReason(reason="InsufficientCpu", count=1),)
+    )
+    (write,) = workload_status.decide(wl.key, view(wl, assignment(replicas=1, status=waiting)), 1.0).writes
+    assert "InsufficientCpu" in {c.type: c.message for c in write.conditions}["Serving"]
+
+
+amounts = st.integers(0, 20)
+regions = st.sampled_from(["a", "b", "c"])
+tables = st.dictionaries(regions, st.fixed_dictionaries({"cpu": amounts}), max_size=3)
+
+
+@given(hard=amounts, wanted=tables, shrinks=st.lists(st.tuples(regions, amounts), max_size=6))
+def test_grants_never_exceed_the_quota_whatever_regions_acknowledge(hard, wanted, shrinks):
+    """Regions move towards their grant at their own pace; the sum of what they may spend never exceeds the quota."""
+    names = ("a", "b", "c")
+    full = {n: wanted.get(n, {}) for n in names}
+    current: dict[str, dict[str, int]] = {}
+    enforced: dict[str, dict[str, int]] = {}
+    for where, demand in [("a", 0), *shrinks]:
+        full[where] = {"cpu": demand} if demand else full[where]
+        current = grants.share_out({"cpu": hard}, {}, full, current, enforced)
+        spendable = sum(max(current.get(n, {}).get("cpu", 0), enforced.get(n, {}).get("cpu", 0)) for n in names)
+        assert spendable <= hard
+        enforced = {**enforced, where: dict(current.get(where, {}))}  # only one region has caught up
+        assert sum(e.get("cpu", 0) for e in enforced.values()) <= hard
+
+
+def test_a_raise_waits_until_the_other_region_has_acknowledged_its_shrink():
+    hard, wanted = {"cpu": 10}, {"a": {"cpu": 2}, "b": {"cpu": 8}}
+    new = grants.share_out(hard, {}, wanted, {"a": {"cpu": 10}}, {"a": {"cpu": 10}})
+    assert new == {"a": {"cpu": 2}, "b": {}}
+    later = grants.share_out(hard, {}, wanted, new, {"a": {"cpu": 2}})
+    assert later == {"a": {"cpu": 2}, "b": {"cpu": 8}}
+
+
+def test_going_back_to_old_rules_raises_the_sequence():
+    first = SchedulerPolicy(metadata=meta("default"))
+    created = [w.object for w in policy.decide(first.key, view(first), 1.0).writes if isinstance(w, Create)]
+    (one,) = created
+    assert isinstance(one, PolicyRevision) and one.spec.sequence == 1
+    stored = again(one, metadata=meta(one.metadata.name))
+    other = again(stored, metadata=meta("default-other"), spec=msgspec.structs.replace(stored.spec, sequence=2))
+    status = msgspec.structs.replace(first.status, revision="default-other", sequence=2)
+    back = again(first, status=status)
+    writes = policy.decide(first.key, view(back, stored, other), 2.0).writes
+    assert [w.object.spec.sequence for w in writes if isinstance(w, Update)] == [3]
+
+
+def test_region_health_uses_only_its_own_clock():
+    there = region("us-east")
+    skewed = again(
+        there, status=msgspec.structs.replace(there.status, report=RegionReport(at="1999-01-01T00:00:00Z", sequence=7))
+    )
+    (write,) = region_health.decide(Key("", "us-east"), view(skewed), 1000.0).writes
+    health = write.blocks["health"]
+    assert health.state is HealthState.HEALTHY and health.heard_sequence == 7
+    silent = again(skewed, status=msgspec.structs.replace(skewed.status, health=health))
+    (write,) = region_health.decide(Key("", "us-east"), view(silent), 1030.0).writes
+    assert write.blocks["health"].state is HealthState.SUSPECT
+    (write,) = region_health.decide(Key("", "us-east"), view(silent), 1100.0).writes
+    assert write.blocks["health"].state is HealthState.AWAITING_WITNESS

@@ -1,0 +1,141 @@
+"""replicate, as a table of situations: what is there, what is wanted, what it asks for."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from making import again, assignment, batch_assignment, bound_status, replica, serving_status, view
+
+from holdfast.flow import replicate
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.replica import ExecutionBlock, Phase, Replica, ReplicaStatus
+from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.workload import Exclusivity, Rollout
+from holdfast.model.writes import Create, Delete, Update
+
+decide = replicate.decider("us-east")
+
+
+def made(outcome, kind):
+    return [w.object for w in outcome.writes if isinstance(w, Create) and isinstance(w.object, kind)]
+
+
+def deleted(outcome, kind):
+    return [w.key.name for w in outcome.writes if isinstance(w, Delete) and w.kind == kind]
+
+
+def test_creates_what_is_missing_and_queues_it_in_the_same_transaction():
+    wanted = assignment(replicas=3)
+    outcome = decide(wanted.key, view(wanted), 100.0)
+    replicas = made(outcome, Replica)
+    assert [r.metadata.name for r in replicas] == ["api-us-east-0", "api-us-east-1", "api-us-east-2"]
+    (request,) = made(outcome, SchedulingRequest)
+    assert [(m.name, m.uid) for m in request.spec.members] == [(r.metadata.name, r.uid) for r in replicas]
+
+
+def test_a_name_used_again_is_another_identity():
+    wanted = assignment(replicas=1)
+    first = made(decide(wanted.key, view(wanted), 100.0), Replica)[0]
+    later = made(decide(wanted.key, view(wanted), 200.0), Replica)[0]
+    assert first.metadata.name == later.metadata.name and first.uid != later.uid
+
+
+def test_nothing_to_do_changes_nothing():
+    wanted = assignment(replicas=2)
+    there = [replica(n, wanted, status=serving_status()) for n in range(2)]
+    assert decide(wanted.key, view(wanted, *there), 1.0).writes == ()
+
+
+def test_scaling_down_takes_the_least_useful_first():
+    wanted = assignment(replicas=1)
+    there = [
+        replica(0, wanted, status=bound_status()),
+        replica(1, wanted, status=serving_status()),
+        replica(2, wanted),
+    ]
+    assert sorted(deleted(decide(wanted.key, view(wanted, *there), 1.0), "Replica")) == [
+        "api-us-east-0",
+        "api-us-east-2",
+    ]
+
+
+def test_a_name_is_not_reused_while_its_bearer_is_still_going():
+    wanted = assignment(replicas=1)
+    going = replica(0, wanted, status=bound_status(), terminating=True)
+    assert [r.metadata.name for r in made(decide(wanted.key, view(wanted, going), 1.0), Replica)] == ["api-us-east-1"]
+
+
+def test_suspended_keeps_and_creates_none():
+    wanted = assignment(replicas=5, suspended=True)
+    there = replica(0, wanted, status=serving_status())
+    assert decide(wanted.key, view(wanted, there), 1.0).writes == ()
+
+
+def test_an_assignment_that_is_gone_takes_its_replicas_along():
+    gone = assignment(replicas=2)
+    there = [replica(0, gone, status=serving_status()), replica(1, gone)]
+    assert deleted(decide(gone.key, view(*there), 1.0), "Replica") == ["api-us-east-0", "api-us-east-1"]
+
+
+def test_a_new_revision_surges_and_removes_only_what_others_cover():
+    wanted = assignment(replicas=3, rollout=Rollout(max_surge=1, max_unavailable=0))
+    old = [replica(n, wanted, status=serving_status(), revision="older") for n in range(3)]
+    first = decide(wanted.key, view(wanted, *old), 1.0)
+    assert len(made(first, Replica)) == 1 and deleted(first, "Replica") == []
+    new = replica(3, wanted, status=serving_status())
+    second = decide(wanted.key, view(wanted, *old, new), 2.0)
+    assert len(deleted(second, "Replica")) == 1
+
+
+def test_old_replicas_that_do_not_serve_are_not_waited_for():
+    wanted = assignment(replicas=2)
+    stuck = [replica(n, wanted, revision="older") for n in range(2)]
+    assert len(deleted(decide(wanted.key, view(wanted, *stuck), 1.0), "Replica")) == 2
+
+
+def test_exclusive_ordinals_turn_one_at_a_time():
+    wanted = assignment(replicas=2, ordinals=(0, 1), exclusive=Exclusivity())
+    old = [replica(n, wanted, status=serving_status(), revision="older") for n in range(2)]
+    outcome = decide(wanted.key, view(wanted, *old), 1.0)
+    assert deleted(outcome, "Replica") == ["api-us-east-0"] and made(outcome, Replica) == []
+
+
+def _ended(phase: Phase) -> ReplicaStatus:
+    return ReplicaStatus(execution=ExecutionBlock(attempt=1, phase=phase))
+
+
+@given(st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.integers(1, 4))
+def test_a_batch_never_runs_more_than_it_owes(done, running, completions, parallelism):
+    wanted = batch_assignment(completions, parallelism)
+    there = [replica(n, wanted, status=_ended(Phase.SUCCEEDED)) for n in range(done)]
+    there += [replica(done + n, wanted, status=bound_status()) for n in range(running)]
+    outcome = decide(wanted.key, view(wanted, *there), 1.0)
+    after = running + len(made(outcome, Replica)) - len(deleted(outcome, "Replica"))
+    assert after <= max(0, completions - done)
+    assert after <= parallelism
+
+
+def test_a_batch_that_failed_too_often_stops():
+    wanted = batch_assignment(5, 2, backoff_limit=1)
+    there = [replica(n, wanted, status=_ended(Phase.FAILED)) for n in range(2)]
+    there.append(replica(2, wanted, status=bound_status()))
+    outcome = decide(wanted.key, view(wanted, *there), 1.0)
+    assert made(outcome, Replica) == [] and deleted(outcome, "Replica") == ["api-us-east-2"]
+
+
+def test_the_queue_item_follows_the_attempt_and_goes_when_nobody_waits():
+    wanted = assignment(replicas=1)
+    first = replica(0, wanted)
+    outcome = decide(wanted.key, view(wanted, first), 1.0)
+    (request,) = made(outcome, SchedulingRequest)
+    request = again(request, metadata=msgspec.structs.replace(request.metadata, uid="u", resource_version="9"))
+    moved = msgspec.structs.replace(first.status.placement, attempt=2)
+    second = again(first, status=msgspec.structs.replace(first.status, placement=moved))
+    (update,) = decide(wanted.key, view(wanted, second, request), 2.0).writes
+    assert isinstance(update, Update) and update.object.spec.members[0].attempt == 2
+    placed = again(second, status=bound_status(attempt=2))
+    assert stage(placed) is Stage.BOUND
+    assert deleted(decide(wanted.key, view(wanted, placed, request), 3.0), "SchedulingRequest") == [
+        request.metadata.name
+    ]

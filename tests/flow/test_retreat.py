@@ -1,0 +1,129 @@
+"""release and serve: the way back, step by step, each waiting for the proof of the one before."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from making import again, assignment, binding, bound_status, meta, node, replica, serving_status, view
+
+from holdfast.flow import node_health, serve
+from holdfast.flow.retreat import release
+from holdfast.model.binding import BindingStatus, Desired
+from holdfast.model.endpoint import Endpoint
+from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
+from holdfast.model.meta import Key
+from holdfast.model.node import Contact, FenceBlock
+from holdfast.model.placement import ReleaseAction
+from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, ReplicaContact
+from holdfast.model.writes import Create, SetStatus, Update
+
+serve_here = serve.decider("us-east")
+
+
+def released(item, reason="ScaledDown"):
+    block = ReleaseBlock(attempt=item.status.placement.attempt, reason=reason)
+    return again(item, status=msgspec.structs.replace(item.status, release=block))
+
+
+def test_a_replica_that_stays_is_left_alone():
+    item = replica(status=serving_status())
+    assert release.decide(item.key, view(item, binding(item), node()), 1.0).writes == ()
+
+
+@pytest.mark.parametrize(
+    ("why", "item", "machine"),
+    [
+        ("OwnerDeleted", replica(status=serving_status(), terminating=True), node()),
+        ("NodeLost", replica(status=serving_status()), None),
+    ],
+)
+def test_the_decision_is_recorded_first(why, item, machine):
+    items = [item, binding(item), *([machine] if machine else [])]
+    outcome = release.decide(item.key, view(*items), 1.0)
+    (write,) = outcome.writes
+    assert isinstance(write, SetStatus) and write.blocks["release"].reason == why and outcome.releases == ()
+
+
+def test_traffic_is_withdrawn_before_the_stop_is_asked_for():
+    item = released(replica(status=serving_status()))
+    claim = binding(item)
+    assert release.decide(item.key, view(item, claim, node()), 1.0).releases == ()
+    outcome = serve_here(Key("acme", "api"), view(item), 1.0)
+    assert any(isinstance(w, SetStatus) and w.blocks["traffic"].serving is False for w in outcome.writes)
+    quiet = again(item, status=msgspec.structs.replace(item.status, traffic=None))
+    (ask,) = release.decide(item.key, view(quiet, claim, node()), 1.0).releases
+    assert ask.action is ReleaseAction.STOP and ask.attempt == 1
+
+
+def test_claims_are_freed_only_on_proof():
+    item = released(replica(status=bound_status()))
+    stopping = binding(item, desired=Desired.STOP)
+    assert release.decide(item.key, view(item, stopping, node()), 1.0).releases == ()
+    acknowledged = msgspec.structs.replace(stopping, status=BindingStatus(phase=Phase.STOPPED))
+    (ask,) = release.decide(item.key, view(item, acknowledged, node()), 1.0).releases
+    assert ask.action is ReleaseAction.FREE
+
+
+def test_a_lapsed_node_is_not_enough_but_a_fenced_one_is():
+    item = replica(status=bound_status())
+    claim = binding(item, node_epoch=3)
+    silent = node(epoch=3, contact=Contact.LAPSED)
+    assert release.decide(item.key, view(item, claim, silent), 1.0).writes == ()
+    fenced = again(silent, status=msgspec.structs.replace(silent.status, fence=FenceBlock(fenced_epoch=3)))
+    (write,) = release.decide(item.key, view(item, claim, fenced), 1.0).writes
+    assert write.blocks["release"].reason == "NodeLost"
+
+
+def test_the_finalizer_goes_last():
+    item = replica(terminating=True)
+    (write,) = release.decide(item.key, view(item), 1.0).writes
+    assert isinstance(write, Update) and write.object.metadata.finalizers == ()
+
+
+def test_a_failed_service_is_placed_elsewhere():
+    ran = ExecutionBlock(attempt=1, phase=Phase.FAILED, message="gave up")
+    item = replica(status=bound_status(execution=ran))
+    (write,) = release.decide(item.key, view(item, binding(item), node()), 1.0).writes
+    assert write.blocks["release"].reason == "Exited"
+
+
+def test_a_drain_respects_the_disruption_budget():
+    wanted = assignment(replicas=2)
+    both = [replica(n, wanted, status=serving_status(name=f"api-us-east-{n}")) for n in range(2)]
+    draining = node(drain=True)
+    claims = [binding(r) for r in both]
+    (write,) = release.decide(both[0].key, view(*both, *claims, draining), 1.0).writes
+    assert write.blocks["release"].reason == "Drained"
+    first_gone = released(both[0])
+    waits = release.decide(both[1].key, view(first_gone, both[1], *claims, draining), 1.0)
+    assert waits.writes == () and waits.again_in_s
+
+
+def test_serve_lists_exactly_those_that_may_receive_traffic():
+    wanted = assignment(replicas=5)
+    good = replica(0, wanted, status=serving_status(serving=False))
+    lost = replica(1, wanted, status=serving_status(contact=ReplicaContact(lost=True)))
+    going = replica(2, wanted, status=serving_status(), terminating=True)
+    stale = replica(3, wanted, status=serving_status(attempt=2))
+    stale = again(
+        stale,
+        status=msgspec.structs.replace(
+            stale.status, execution=msgspec.structs.replace(stale.status.execution, attempt=1)
+        ),
+    )
+    bound = replica(4, wanted, status=bound_status())
+    outcome = serve_here(Key("acme", "api"), view(good, lost, going, stale, bound), 10.0)
+    (slice_,) = [w.object for w in outcome.writes if isinstance(w, Create)]
+    assert isinstance(slice_, Endpoint) and [a.replica for a in slice_.spec.addresses] == ["api-us-east-0"]
+
+
+def test_a_lease_is_read_as_evidence():
+    machine = node(contact=Contact.UNSEEN)
+    item = replica(status=serving_status())
+    page = LeasePage(metadata=meta("0"), spec=LeasePageSpec(page=0, leases={"n1": NodeLease(1, 100.0, 15.0)}))
+    live = node_health.decide(Key("", "n1"), view(machine, page, item), 110.0)
+    assert live.writes[0].blocks["contact"].state is Contact.LIVE and live.again_in_s == pytest.approx(5.05)
+    heard = again(machine, status=msgspec.structs.replace(machine.status, contact=live.writes[0].blocks["contact"]))
+    late = node_health.decide(Key("", "n1"), view(heard, page, item), 116.0)
+    assert late.writes[0].blocks["contact"].state is Contact.LAPSED
+    assert late.writes[1].blocks["contact"].lost is True
