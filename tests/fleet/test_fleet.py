@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import again, assignment, meta, priority, region, tenant, view, workload
 
 from holdfast.fleet import assign, grants, policy, region_health, workload_status
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
@@ -16,6 +15,7 @@ from holdfast.model.region import HealthState, RegionReport
 from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
 from holdfast.model.workload import Batch, WorkloadType
 from holdfast.model.writes import Create, Delete, Update
+from making import again, assignment, meta, priority, region, tenant, view, workload
 
 THREE = (region("eu-central", residency=("eu",)), region("eu-west", residency=("eu",)), region("us-east"))
 COMMON = (tenant(), priority())

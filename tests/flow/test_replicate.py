@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from making import again, assignment, batch_assignment, bound_status, replica, serving_status, view
 
 from holdfast.flow import replicate
 from holdfast.model.lifecycle import Stage, stage
@@ -13,6 +12,7 @@ from holdfast.model.replica import ExecutionBlock, Phase, Replica, ReplicaStatus
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.workload import Exclusivity, Rollout
 from holdfast.model.writes import Create, Delete, Update
+from making import again, assignment, batch_assignment, bound_status, replica, serving_status, view
 
 decide = replicate.decider("us-east")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from making import again, assignment, binding, bound_status, meta, node, replica, serving_status, view
 
 from holdfast.flow import node_health, serve
 from holdfast.flow.retreat import release
@@ -16,6 +15,7 @@ from holdfast.model.node import Contact, FenceBlock
 from holdfast.model.placement import ReleaseAction
 from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, ReplicaContact
 from holdfast.model.writes import Create, SetStatus, Update
+from making import again, assignment, binding, bound_status, meta, node, replica, serving_status, view
 
 serve_here = serve.decider("us-east")
 

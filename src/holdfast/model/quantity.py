@@ -26,7 +26,7 @@ _SUFFIXES = {
     "Ki": Fraction(2**10), "Mi": Fraction(2**20), "Gi": Fraction(2**30), "Ti": Fraction(2**40),
     "Pi": Fraction(2**50), "Ei": Fraction(2**60),
 }  # fmt: skip
-_FORM = re.compile(r"([+-]?(?:\d{1,18}(?:\.\d{0,9})?|\.\d{1,9}))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i))?")
+_FORM = re.compile(r"([+-]?(?:\d{1,19}(?:\.\d{0,9})?|\.\d{1,9}))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i))?")
 
 
 class BadQuantity(ValueError):

@@ -1,0 +1,116 @@
+"""The table of kinds, and what must hold for every one of them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.model import codec, kinds, lifecycle, ownership
+from holdfast.model.lifecycle import TRANSITIONS, Stage
+from holdfast.model.meta import Condition, Object, ObjectMeta, with_condition
+from holdfast.model.ownership import OWNERS, UNOWNED
+from holdfast.model.reasons import Reason
+from holdfast.model.template import Port, Probe, Probes, TcpProbe, Template, template_hash
+from holdfast.model.workload import Batch, Rollout, Workload, WorkloadSpec, default_workload, validate_workload
+
+
+@pytest.mark.parametrize("kind", kinds.ALL, ids=lambda k: k.name)
+def test_every_kind_has_owners_or_says_it_has_none(kind):
+    assert (kind.name in OWNERS) != (kind.name in UNOWNED)
+    if kind.name in OWNERS:
+        for group in OWNERS[kind.name]:
+            current = kind.type
+            for part in group.split("."):
+                fields = {f.encode_name: f.type for f in msgspec.structs.fields(current)}
+                assert part in fields, f"{kind.name}.{group} is no field"
+                current = fields[part]
+                if not isinstance(current, type):
+                    break
+
+
+def _complete(struct):
+    """A value for every required field, so that any kind can be made."""
+    values = {}
+    for field in msgspec.structs.fields(struct):
+        if field.required:
+            values[field.name] = _value(field.type)
+    return struct(**values)
+
+
+def _value(wanted):
+    if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
+        return ObjectMeta(name="x", namespace="n", uid="u") if wanted is ObjectMeta else _complete(wanted)
+    if isinstance(wanted, type) and hasattr(wanted, "__members__"):
+        return next(iter(wanted))
+    return wanted(1) if wanted in (int, float) else wanted()
+
+
+@pytest.mark.parametrize("kind", kinds.ALL, ids=lambda k: k.name)
+def test_stored_bytes_serve_readers_as_they_are(kind):
+    item = _complete(kind.type)
+    value = codec.encode(item)
+    seen = msgspec.json.decode(codec.wire(kind, value, 42))
+    assert seen["kind"] == kind.name and seen["apiVersion"] == kind.api_version
+    assert seen["metadata"]["resourceVersion"] == "42" and seen["metadata"]["name"] == "x"
+    back = codec.decode(kind, value, 42)
+    assert isinstance(back, Object) and back.revision == 42
+    assert codec.encode(back) == value, "reading and storing again changes nothing"
+    assert not kind.has_status or "status" in seen, "clients crash on objects without a status"
+
+
+def test_store_keys_are_unambiguous():
+    keys = {kind.store_key("n", "x") for kind in kinds.ALL}
+    assert len(keys) == len(kinds.ALL)
+    assert all(kinds.kind_of_store_key(kind.store_key("n", "x")) is kind for kind in kinds.ALL)
+
+
+def test_validation_reports_every_error_at_once():
+    spec = WorkloadSpec(
+        replicas=-1,
+        template=Template(resources={"cpu": "x", "gpu": "1500m"}, ports=(Port(name="A"), Port(name="A")),
+                          probes=Probes(readiness=Probe(tcp=TcpProbe(port="nope")))),
+        batch=Batch(),
+        rollout=Rollout(max_surge=0),
+    )  # fmt: skip
+    fields = {c.field for c in validate_workload(Workload(metadata=ObjectMeta(name="x.y"), spec=spec), None)}
+    assert fields >= {
+        "metadata.name", "spec.replicas", "spec.template.command", "spec.template.resources.cpu",
+        "spec.template.resources.gpu", "spec.template.ports[1]", "spec.batch", "spec.rollout",
+        "spec.template.probes.readiness.port",
+    }  # fmt: skip
+
+
+def test_equal_templates_hash_alike():
+    one = default_workload(
+        Workload(metadata=ObjectMeta(name="x"), spec=WorkloadSpec(template=Template(resources={"cpu": "1000m"})))
+    )
+    two = default_workload(
+        Workload(metadata=ObjectMeta(name="x"), spec=WorkloadSpec(template=Template(resources={"cpu": 1})))
+    )
+    assert template_hash(one.spec.template) == template_hash(two.spec.template)
+
+
+def test_a_condition_keeps_its_time_until_its_status_turns():
+    first = with_condition((), Condition(type="Serving", status="False", reason="a"), "t1")
+    same = with_condition(first, Condition(type="Serving", status="False", reason="b"), "t2")
+    assert same[0].last_transition_time == "t1" and same[0].reason == "b"
+    assert with_condition(same, Condition(type="Serving", status="False", reason="b"), "t3") is same
+    assert with_condition(same, Condition(type="Serving", status="True"), "t4")[0].last_transition_time == "t4"
+
+
+def test_every_stage_can_be_reached_and_left():
+    reached = {t.target for t in TRANSITIONS}
+    left = {t.source for t in TRANSITIONS}
+    assert reached == set(Stage)
+    assert set(Stage) - left == {Stage.RELEASED}
+    pairs = [(t.source, t.target) for t in TRANSITIONS]
+    assert len(pairs) == len(set(pairs)), "one transition, one owner"
+
+
+def test_transitions_are_owned_by_someone_who_exists():
+    writers = {role for groups in ownership.OWNERS.values() for roles in groups.values() for role in roles}
+    assert {t.owner for t in lifecycle.TRANSITIONS} <= writers
+
+
+def test_every_reason_says_what_it_means():
+    assert all(reason.says.endswith(".") and len(reason.says.split()) > 2 for reason in Reason)

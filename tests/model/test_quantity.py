@@ -1,0 +1,67 @@
+"""Quantities: exact, canonical, and refusing what is not one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.model.quantity import (
+    MAX_AMOUNT,
+    BadQuantity,
+    add,
+    amount_text,
+    amounts,
+    parse_amount,
+    scaled,
+    shortfall,
+)
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "base"),
+    [
+        ("cpu", "500m", 500), ("cpu", "1", 1000), ("cpu", 2, 2000), ("cpu", 0.5, 500), ("cpu", "1.5", 1500),
+        ("cpu", "1e2", 100_000), ("cpu", "100u", 1), ("gpu", "300m", 300), ("gpu", "2", 2000),
+        ("memory", "2Gi", 2 * 2**30), ("memory", "1M", 10**6), ("memory", "128974848", 128974848),
+        ("memory", "1.5Ki", 1536), ("disk", "1Ti", 2**40), ("fpga", "1", 1000),
+    ],
+)  # fmt: skip
+def test_people_write_amounts_in_many_ways(resource, text, base):
+    assert parse_amount(resource, text) == base
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", "1x", "--1", "-1", "1 Gi", "0x10", "1e999", "NaN", "inf", True, "9" * 40, "1ei"]
+)
+def test_what_is_not_an_amount_is_refused(text):
+    with pytest.raises(BadQuantity):
+        parse_amount("memory", text)
+
+
+@given(st.sampled_from(["cpu", "memory", "gpu", "widgets"]), st.integers(0, MAX_AMOUNT))
+def test_the_text_of_an_amount_means_the_same_amount(resource, amount):
+    assert parse_amount(resource, amount_text(resource, amount)) == amount
+
+
+lists = st.dictionaries(st.sampled_from(["cpu", "memory", "gpu"]), st.integers(0, 10**9))
+
+
+@given(lists, lists)
+def test_adding_and_taking_away_leaves_nothing_behind(one, two):
+    total = {name: amount for name, amount in one.items() if amount}
+    add(total, two)
+    add(total, two, times=-1)
+    assert total == {name: amount for name, amount in one.items() if amount}
+
+
+@given(lists, lists)
+def test_a_shortfall_is_exactly_what_is_missing(wanted, limit):
+    missing = shortfall(wanted, limit)
+    assert all(wanted[name] == limit.get(name, 0) + missing[name] for name in missing)
+    assert all(wanted[name] <= limit.get(name, 0) for name in wanted if name not in missing)
+
+
+def test_zero_amounts_are_no_amounts():
+    assert amounts({"cpu": "0", "memory": "1Ki"}) == {"memory": 1024}
+    assert scaled({"cpu": 5}, 0) == {}
