@@ -1,0 +1,298 @@
+"""The client over HTTP: typed objects in and out, one pool of kept connections, TLS, deadlines on every call.
+
+What always holds:
+
+- Nothing under this client repeats a write. A commit without an answer is read back first (`client.readback`).
+- Reads are repeated within a retry budget, with growing jittered pauses, and as late as an overloaded server asks.
+- A fault says whether something may have happened: `Unavailable` and `Overloaded` mean that nothing did,
+  `Ambiguous` that nobody knows.
+
+A watch over HTTP does not know what it reported before: `Seen.old` is None here; informers have their own memory.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from holdfast import __version__
+from holdfast.client import readback, wire
+from holdfast.client.contract import Committed, Listing, Seen, Token
+from holdfast.client.resources import Page, decode_page, fault_from, path_of, selector_of, tls, took_effect_unknown
+from holdfast.client.watch_lines import seen_in
+from holdfast.model import limits
+from holdfast.model.errors import Ambiguous, Expired, Fault, NotFound, Overloaded, Unavailable
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Object, Part
+from holdfast.model.placement import Answers, BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
+from holdfast.model.writes import Notice, Write
+from holdfast.runtime import metrics
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.retry_budget import RetryBudget
+
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+T = TypeVar("T")
+
+_WATCH_SILENCE_S = 2.5 * limits.BOOKMARK_EVERY_S
+"""A watch that has not even sent a bookmark for this long is dead."""
+
+
+class HttpClient:
+    """Implements `client.contract.Client`. Identity is a client certificate (`cert`, `key`) or a bearer `token`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        ports: Ports,
+        *,
+        cell: str,
+        ca: str = "",
+        cert: str = "",
+        key: str = "",
+        token: str = "",
+        call_deadline_s: float = limits.CALL_DEADLINE_S,
+        commit_deadline_s: float = limits.COMMIT_DEADLINE_S,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._ports = ports
+        self._cell = cell
+        self._call_deadline_s = call_deadline_s
+        self._commit_deadline_s = commit_deadline_s
+        self._cert, self._key = cert, key
+        self._ssl: ssl.SSLContext | bool = tls(ca, cert, key) if self._base_url.startswith("https:") else True
+        self._headers = {"User-Agent": f"holdfast/{__version__}", "Accept": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._budget = RetryBudget(ports.clock)
+        self._calls: aiohttp.ClientSession | None = None
+        self._watches: aiohttp.ClientSession | None = None
+        """Watches have connections of their own: however many there are, calls find one."""
+
+    @property
+    def cell(self) -> str:
+        return self._cell
+
+    # Reading
+
+    async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
+        row = kind_of(kind)
+
+        async def once() -> O | None:
+            try:
+                body = await self._call("GET", path_of(row, namespace, name), verb="get")
+            except NotFound:
+                return None
+            found: O = wire.decode_object(body, row)  # type: ignore[assignment]
+            return found
+
+        return await self._repeated("get", once)
+
+    async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
+        """All pages as of one revision. If that is compacted before the last page, it starts over."""
+        for attempt in range(limits.READ_ATTEMPTS):
+            try:
+                return await self._list_once(kind, namespace, fields)
+            except Expired:
+                if attempt == limits.READ_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _list_once(self, kind: type[O], namespace: str, fields: Mapping[str, str] | None) -> Listing[O]:
+        row = kind_of(kind)
+        items: list[O] = []
+        following = ""
+        while True:
+            query = {"limit": str(limits.LIST_PAGE), **selector_of(fields)}
+            if following:
+                query["continue"] = following
+
+            async def once(query: dict[str, str] = query) -> Page:
+                return decode_page(row, await self._call("GET", path_of(row, namespace), query=query, verb="list"))
+
+            page = await self._repeated("list", once)
+            items += page.items
+            following = page.following
+            if not following:
+                return Listing(items=tuple(items), revision=page.revision)
+
+    async def watch(
+        self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Sequence[Seen[O]]]:
+        """One stream, for as long as it lasts; resuming is the caller's."""
+        row = kind_of(kind)
+        query = {
+            "watch": "true",
+            "resourceVersion": str(after),
+            "allowWatchBookmarks": "true",
+            **selector_of(fields),
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=_WATCH_SILENCE_S)
+        where = f"the watch of {row.plural} at {self._base_url}"
+        try:
+            async with self._session(watches=True).get(
+                self._base_url + path_of(row, namespace), params=query, timeout=timeout, ssl=self._ssl
+            ) as answer:
+                if answer.status != 200:
+                    raise fault_from(answer.status, await answer.read(), answer.headers.get("Retry-After", ""))
+                rest = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if len(rest) > limits.WATCH_LINE_BYTES_MAX:
+                        raise Unavailable(f"{where} sent a line above {limits.WATCH_LINE_BYTES_MAX} bytes")
+                    batch = seen_in(row, lines)
+                    if batch:
+                        yield batch
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+            raise Unavailable(f"{where} broke off: {error or type(error).__name__}") from error
+        raise Unavailable(f"{where} was ended by the server")
+
+    # Writing
+
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+        return await readback.commit(self, writes, token=token, ports=self._ports)
+
+    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+        """Sent once; `Ambiguous` when there is no answer. Callers want `commit`."""
+        body = wire.encode_commit(writes, token)
+        answer = await self._call(
+            "POST", wire.COMMIT_PATH, body=body, verb="commit", deadline_s=self._commit_deadline_s
+        )
+        try:
+            return wire.decode_committed(answer)
+        except (msgspec.DecodeError, Fault) as error:
+            raise Ambiguous(f"the answer to a commit at {self._base_url} cannot be read: {error}") from error
+
+    async def reserve(self, request: ReserveRequest) -> Answers:
+        return await self._place("reserve", request)
+
+    async def bind(self, request: BindRequest) -> Answers:
+        return await self._place("bind", request)
+
+    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+        return await self._place("release", request, token=token)
+
+    async def renew(self, request: RenewRequest) -> Answers:
+        return await self._place("renew", request)
+
+    async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
+        if notices:
+            await self._call(
+                "POST", wire.NOTIFY_PATH, body=wire.encode_notify(notices, component=component), verb="notify"
+            )
+
+    async def _place(self, action: str, request: Part, *, token: Token | None = None) -> Answers:
+        """Items name what they are about (replica, template, attempt; node, epoch): the caller may safely ask again."""
+        body = msgspec.json.encode(request)
+        headers = {} if token is None else {wire.TOKEN_HEADER: wire.encode_token(token)}
+        path = f"{wire.PLACEMENT_PATH}/{action}"
+        answer = await self._call(
+            "POST", path, body=body, headers=headers, verb=action, deadline_s=self._commit_deadline_s
+        )
+        try:
+            return msgspec.json.decode(answer, type=Answers)
+        except msgspec.DecodeError as error:
+            raise Ambiguous(f"the answer to {action} at {self._base_url} cannot be read: {error}") from error
+
+    def reload_certificate(self) -> None:
+        """Reads `cert` and `key` again; connections made from now on show the new one."""
+        if isinstance(self._ssl, ssl.SSLContext) and self._cert:
+            self._ssl.load_cert_chain(self._cert, self._key or None)
+
+    async def close(self) -> None:
+        for session in (self._calls, self._watches):
+            if session is not None:
+                await session.close()
+        self._calls = self._watches = None
+
+    # One call, and repeating reads
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        verb: str,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        deadline_s: float | None = None,
+    ) -> bytes:
+        """One request, never repeated. Raises the fault that the answer, or its absence, stands for."""
+        began = self._ports.clock.monotonic()
+        outcome = "ok"
+        try:
+            sent = {"Content-Type": "application/json", **(headers or {})} if body is not None else headers or {}
+            return await self._send(
+                method, path, query=query or {}, body=body, headers=sent, deadline_s=deadline_s or self._call_deadline_s
+            )
+        except Fault as fault:
+            outcome = fault.reason
+            raise
+        finally:
+            metrics.CLIENT_CALLS.labels(verb, outcome).observe(max(0.0, self._ports.clock.monotonic() - began))
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        body: bytes | None,
+        headers: Mapping[str, str],
+        deadline_s: float,
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=limits.CONNECT_DEADLINE_S)
+        where = f"{method} {self._base_url}{path}"
+        no_answer: type[Fault] = Unavailable if method == "GET" else Ambiguous
+        try:
+            async with self._session().request(
+                method, self._base_url + path, params=query, data=body, headers=headers, timeout=timeout, ssl=self._ssl
+            ) as answer:
+                content = await answer.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unavailable(f"{where}: cannot connect: {error or 'timed out'}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise no_answer(f"{where}: no answer within {deadline_s} s: {error or type(error).__name__}") from error
+        if answer.status < 400:
+            return content
+        if method != "GET" and took_effect_unknown(answer.status, content):
+            raise Ambiguous(f"{where}: the server answered {answer.status} and does not say whether it happened")
+        raise fault_from(answer.status, content, answer.headers.get("Retry-After", ""))
+
+    async def _repeated(self, verb: str, once: Callable[[], Awaitable[T]]) -> T:
+        """A read, repeated after faults that may pass, as far as the budget allows."""
+        backoff = Backoff(self._ports.random)
+        for attempt in range(limits.READ_ATTEMPTS):
+            try:
+                return await once()
+            except (Unavailable, Overloaded, Ambiguous) as fault:
+                if attempt == limits.READ_ATTEMPTS - 1:
+                    raise
+                if not self._budget.take():
+                    metrics.CLIENT_BUDGET_EMPTY.labels(verb).inc()
+                    raise
+                metrics.CLIENT_RETRIES.labels(verb).inc()
+                pause_s = backoff.next_s()
+                if isinstance(fault, Overloaded):
+                    pause_s = max(pause_s, fault.retry_after_s)
+                await self._ports.clock.sleep(pause_s)
+        raise AssertionError("unreachable")
+
+    def _session(self, *, watches: bool = False) -> aiohttp.ClientSession:
+        """Sessions are made where the loop runs, on first use."""
+        if watches:
+            if self._watches is None:
+                self._watches = self._new_session(0)
+            return self._watches
+        if self._calls is None:
+            self._calls = self._new_session(limits.HTTP_CONNECTIONS)
+        return self._calls
+
+    def _new_session(self, connections: int) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=30.0)
+        return aiohttp.ClientSession(connector=connector, headers=self._headers, auto_decompress=True)

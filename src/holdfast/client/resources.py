@@ -1,0 +1,104 @@
+"""Where objects are in the HTTP API, and how its lists and faults are read."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast.client.wire import fault_of
+from holdfast.model import limits
+from holdfast.model.errors import Fault, StoreFailed, Unavailable
+from holdfast.model.kinds import Kind
+
+T = TypeVar("T")
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = "0"
+    following: str = msgspec.field(default="", name="continue")
+
+
+class _List(msgspec.Struct, Generic[T]):
+    metadata: _ListMeta
+    items: tuple[T, ...] = ()
+
+
+class _Reason(msgspec.Struct):
+    reason: str = ""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a list; `following` asks for the next one, and is empty on the last."""
+
+    items: tuple[Any, ...]
+    revision: int
+    following: str
+
+
+_pages: dict[str, msgspec.json.Decoder[Any]] = {}
+
+
+def path_of(kind: Kind, namespace: str = "", name: str = "") -> str:
+    root = f"/apis/{kind.group}/v1" if kind.group else "/api/v1"
+    scope = f"/namespaces/{quote(namespace, safe='')}" if kind.namespaced and namespace else ""
+    return f"{root}{scope}/{kind.plural}" + (f"/{quote(name, safe='')}" if name else "")
+
+
+def selector_of(fields: Mapping[str, str] | None) -> dict[str, str]:
+    """`fields` as a query. The names of `model.indexes` are field labels of the API as they are."""
+    if not fields:
+        return {}
+    terms = (f"{name}={_escaped(value)}" for name, value in sorted(fields.items()))
+    return {"fieldSelector": ",".join(terms)}
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
+
+
+def decode_page(kind: Kind, body: bytes) -> Page:
+    decoder = _pages.get(kind.name)
+    if decoder is None:
+        decoder = _pages[kind.name] = msgspec.json.Decoder(_List[kind.type])  # type: ignore[name-defined]
+    try:
+        found = decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"the list of {kind.plural} cannot be read: {error}") from error
+    return Page(items=found.items, revision=int(found.metadata.resource_version), following=found.metadata.following)
+
+
+def fault_from(code: int, body: bytes, retry_after: str) -> Fault:
+    """The fault of an answer; `retry_after` is its header, in seconds."""
+    try:
+        retry_after_s = min(max(float(retry_after), 0.0), limits.BACKOFF_MAX_S)
+    except ValueError:
+        retry_after_s = 0.0
+    return fault_of(code, body, retry_after_s=retry_after_s)
+
+
+def took_effect_unknown(code: int, body: bytes) -> bool:
+    """Whether an error answer to a write leaves open if it happened.
+
+    Our servers say `ServiceUnavailable` only before they begin, and `StoreFailed` when nothing was stored. Any other
+    answer from 500 on may come from a proxy, or from a failure half-way.
+    """
+    if code < 500:
+        return False
+    try:
+        reason = msgspec.json.decode(body, type=_Reason).reason
+    except msgspec.DecodeError:
+        return True
+    return reason not in (Unavailable.reason, StoreFailed.reason)
+
+
+def tls(ca: str, cert: str, key: str) -> ssl.SSLContext:
+    """Trusts `ca` alone where one is given, else the system's; shows `cert` where one is given. All are file names."""
+    context = ssl.create_default_context(cafile=ca or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if cert:
+        context.load_cert_chain(cert, key or None)
+    return context

@@ -1,0 +1,316 @@
+"""How commits, notices and faults travel over HTTP: one codec, used by the client and by the server.
+
+    POST /commit/v1   {"writes": [WRITE…], "token": {"election", "revision"}?, "dryRun": false}
+                    → {"revision": 17, "objects": [OBJECT or null…]}        one per write, in order
+    POST /notify/v1   {"component": "agent", "notices": [NOTICE…]}
+                      NOTICE: {"about": {kind, namespace, name, uid}, "reason", "message", "warning"}
+
+A WRITE names its `op`:
+
+    {"op": "create", "object": {…}}
+    {"op": "update", "object": {…}, "subresource": "status"?}
+    {"op": "setStatus", "kind", "namespace", "name", "uid", "blocks": {…}, "conditions": […],
+     "observedGeneration", "ifRevision"}
+    {"op": "delete", "kind", "namespace", "name", "uid", "ifRevision", "propagation"}
+
+Objects have apiVersion, kind and resourceVersion, as everywhere in the API. Decoding a request raises BadRequest, never
+anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.client.contract import Committed, Token
+from holdfast.model import errors, limits
+from holdfast.model.codec import wire_object
+from holdfast.model.kinds import ALL, BY_NAME, Kind, kind_of
+from holdfast.model.meta import Condition, Key, Object, Part
+from holdfast.model.writes import Create, Delete, Notice, SetStatus, Update, Write
+
+TOKEN_HEADER = "holdfast-token"
+"""Carries a `Token` where the body has no place for it (releases): `<revision>@<election>`."""
+COMMIT_PATH = "/commit/v1"
+NOTIFY_PATH = "/notify/v1"
+PLACEMENT_PATH = "/placement/v1"
+
+_encoder = msgspec.json.Encoder()
+_object_decoders: dict[str, msgspec.json.Decoder[Any]] = {kind.name: msgspec.json.Decoder(kind.type) for kind in ALL}
+
+
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_NO_OBJECT = msgspec.Raw()
+_NULL = msgspec.Raw(b"null")
+
+
+class _Named(Part, frozen=True):
+    kind: str = ""
+
+
+class _WriteForm(Part, frozen=True):
+    """Any write, as it travels; which fields count follows from `op`."""
+
+    op: str
+    object: msgspec.Raw = _NO_OBJECT
+    subresource: str = ""
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    blocks: dict[str, msgspec.Raw] = {}
+    conditions: tuple[Condition, ...] = ()
+    observed_generation: int = 0
+    if_revision: int = 0
+    propagation: str = "Background"
+
+
+class _TokenForm(Part, frozen=True):
+    election: str
+    revision: int
+
+
+class _CommitForm(Part, frozen=True):
+    writes: tuple[_WriteForm, ...] = ()
+    token: _TokenForm | None = None
+    dry_run: bool = False
+
+
+class _CommittedForm(Part, frozen=True):
+    revision: int
+    objects: tuple[msgspec.Raw, ...] = ()
+
+
+class CommitRequest(msgspec.Struct, frozen=True):
+    """What a decoded `POST /commit/v1` asks for."""
+
+    writes: tuple[Write, ...]
+    token: Token | None
+    dry_run: bool
+
+
+class AboutForm(Part, frozen=True):
+    """Names the object a notice is about."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+class NoticeForm(Part, frozen=True):
+    about: AboutForm
+    reason: str
+    message: str = ""
+    warning: bool = False
+
+
+class NotifyRequest(Part, frozen=True):
+    component: str = ""
+    notices: tuple[NoticeForm, ...] = ()
+
+
+_commit_decoder = msgspec.json.Decoder(_CommitForm)
+_committed_decoder = msgspec.json.Decoder(_CommittedForm)
+_notify_decoder = msgspec.json.Decoder(NotifyRequest)
+_named_decoder = msgspec.json.Decoder(_Named)
+
+
+def encode_commit(writes: Sequence[Write], token: Token | None = None, *, dry_run: bool = False) -> bytes:
+    form = None if token is None else _TokenForm(election=token.election, revision=token.revision)
+    return _encoder.encode(_CommitForm(writes=tuple(map(_write_form, writes)), token=form, dry_run=dry_run))
+
+
+def decode_commit(body: bytes) -> CommitRequest:
+    """Raises BadRequest with the position of what is wrong."""
+    try:
+        form = _commit_decoder.decode(body)
+        if len(form.writes) > limits.MAX_WRITES_PER_COMMIT:
+            raise errors.BadRequest(f"a commit has at most {limits.MAX_WRITES_PER_COMMIT} writes")
+        writes = tuple(_write_of(write, index) for index, write in enumerate(form.writes))
+    except _UNDECODABLE as wrong:
+        raise errors.BadRequest(f"the commit cannot be decoded: {wrong}") from wrong
+    token = None if form.token is None else Token(election=form.token.election, revision=form.token.revision)
+    return CommitRequest(writes, token, form.dry_run)
+
+
+def encode_token(token: Token) -> str:
+    return f"{token.revision}@{token.election}"
+
+
+def decode_token(text: str) -> Token | None:
+    """The token in a header; None for an empty one."""
+    if not text:
+        return None
+    revision, at, election = text.partition("@")
+    if not at or not election or not revision.isdigit() or len(revision) > 18:
+        raise errors.BadRequest(f"{TOKEN_HEADER} is written <revision>@<election>")
+    return Token(election=election, revision=int(revision))
+
+
+def encode_committed(done: Committed) -> bytes:
+    objects = tuple(_NULL if item is None else msgspec.Raw(wire_object(item)) for item in done.objects)
+    return _encoder.encode(_CommittedForm(revision=done.revision, objects=objects))
+
+
+def decode_committed(body: bytes) -> Committed:
+    form = _committed_decoder.decode(body)
+    objects = tuple(None if _is_null(raw) else decode_object(raw) for raw in form.objects)
+    return Committed(revision=form.revision, objects=objects)
+
+
+def encode_notify(notices: Sequence[Notice], *, component: str) -> bytes:
+    forms = tuple(
+        NoticeForm(
+            about=AboutForm(
+                kind=kind_of(n.about).name, name=n.about.metadata.name, namespace=n.about.metadata.namespace,
+                uid=n.about.uid,
+            ),
+            reason=n.reason, message=n.message, warning=n.warning,
+        )
+        for n in notices
+    )  # fmt: skip
+    return _encoder.encode(NotifyRequest(component=component, notices=forms))
+
+
+def decode_notify(body: bytes) -> NotifyRequest:
+    try:
+        return _notify_decoder.decode(body)
+    except _UNDECODABLE as wrong:
+        raise errors.BadRequest(f"the notices cannot be decoded: {wrong}") from wrong
+
+
+def decode_object(data: bytes | msgspec.Raw, kind: Kind | None = None) -> Object:
+    """An object as the API writes it. Without `kind`, the object's own `kind` says what it is."""
+    if kind is None:
+        name = _named_decoder.decode(data).kind
+        if name not in BY_NAME:
+            raise errors.BadRequest(f"unknown kind {name!r}")
+        kind = BY_NAME[name]
+    found: Object = _object_decoders[kind.name].decode(data)
+    return found
+
+
+def _is_null(raw: msgspec.Raw) -> bool:
+    return bytes(raw).strip() == b"null"
+
+
+def _write_form(write: Write) -> _WriteForm:
+    match write:
+        case Create():
+            return _WriteForm(op="create", object=msgspec.Raw(wire_object(write.object)))
+        case Update():
+            return _WriteForm(
+                op="update", object=msgspec.Raw(wire_object(write.object)), subresource=write.subresource
+            )  # fmt: skip
+        case SetStatus():
+            names = {field.name: field.encode_name for field in msgspec.structs.fields(_status_type(write.kind))}
+            blocks = {names.get(name, name): msgspec.Raw(_encoder.encode(v)) for name, v in write.blocks.items()}
+            return _WriteForm(
+                op="setStatus", kind=write.kind, namespace=write.key.namespace, name=write.key.name, uid=write.uid,
+                blocks=blocks, conditions=write.conditions, observed_generation=write.observed_generation,
+                if_revision=write.if_revision,
+            )  # fmt: skip
+        case Delete():
+            return _WriteForm(
+                op="delete", kind=write.kind, namespace=write.key.namespace, name=write.key.name, uid=write.uid,
+                if_revision=write.if_revision, propagation=write.propagation,
+            )  # fmt: skip
+
+
+def _write_of(form: _WriteForm, index: int) -> Write:
+    where = f"writes[{index}]"
+    match form.op:
+        case "create" | "update":
+            if not bytes(form.object):
+                raise errors.BadRequest(f"{where}: {form.op} needs an object")
+            item = decode_object(form.object)
+            return Create(item) if form.op == "create" else Update(item, subresource=form.subresource)
+        case "setStatus":
+            return SetStatus(
+                kind=_known(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
+                blocks=_blocks(form, where), conditions=form.conditions,
+                observed_generation=form.observed_generation, if_revision=form.if_revision,
+            )  # fmt: skip
+        case "delete":
+            return Delete(
+                kind=_known(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
+                if_revision=form.if_revision, propagation=form.propagation,
+            )  # fmt: skip
+    raise errors.BadRequest(f"{where}: unknown op {form.op!r}; use create, update, setStatus or delete")
+
+
+def _known(name: str, where: str) -> Kind:
+    kind = BY_NAME.get(name)
+    if kind is None:
+        raise errors.BadRequest(f"{where}: unknown kind {name!r}")
+    return kind
+
+
+def _status_type(kind_name: str) -> type[Any]:
+    fields = {field.name: field.type for field in msgspec.structs.fields(BY_NAME[kind_name].type)}
+    if "status" not in fields:
+        raise errors.BadRequest(f"{kind_name} has no status")
+    found: type[Any] = fields["status"]
+    return found
+
+
+def _blocks(form: _WriteForm, where: str) -> dict[str, Any]:
+    known = {field.encode_name: field for field in msgspec.structs.fields(_status_type(form.kind))}
+    blocks: dict[str, Any] = {}
+    for name, raw in form.blocks.items():
+        if name not in known:
+            raise errors.BadRequest(f"{where}: {form.kind} has no status block {name!r}")
+        # None removes a block whatever its type, so it is told apart before decoding.
+        blocks[name] = None if _is_null(raw) else msgspec.json.decode(raw, type=known[name].type)
+    return blocks
+
+
+# Faults ---------------------------------------------------------------------------------------------------------
+
+_FAULTS: dict[str, type[errors.Fault]] = {
+    fault.reason: fault
+    for fault in (
+        errors.Unavailable, errors.Overloaded, errors.Conflict, errors.Ambiguous, errors.NotFound, errors.AlreadyExists,
+        errors.BadRequest, errors.Invalid, errors.Unauthorized, errors.Forbidden, errors.Expired, errors.StaleToken,
+        errors.StoreFailed,
+    )
+}  # fmt: skip
+
+
+class _CauseForm(Part, frozen=True):
+    field: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _DetailsForm(Part, frozen=True):
+    causes: tuple[_CauseForm, ...] = ()
+    retry_after_seconds: float = 0.0
+
+
+class _StatusForm(Part, frozen=True):
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: _DetailsForm = msgspec.field(default_factory=_DetailsForm)
+
+
+def fault_of(code: int, body: bytes, *, retry_after_s: float = 0.0) -> errors.Fault:
+    """The fault a 4xx or 5xx answer stands for. Whatever cannot be read is Unavailable from 500 on, else BadRequest."""
+    try:
+        status = msgspec.json.decode(body, type=_StatusForm)
+    except _UNDECODABLE:
+        status = _StatusForm(message=body[:200].decode("utf-8", "replace"), code=code)
+    fault = _FAULTS.get(status.reason)
+    message = status.message or f"the server answered {code}"
+    if fault is errors.Invalid:
+        causes = tuple(errors.Cause(c.field, c.reason, c.message) for c in status.details.causes)
+        return errors.Invalid(message, causes)
+    if fault is errors.Overloaded or code == 429:
+        return errors.Overloaded(message, retry_after_s=retry_after_s or status.details.retry_after_seconds or 1.0)
+    if fault is not None:
+        return fault(message)
+    return errors.Unavailable(message) if code >= 500 else errors.BadRequest(message)

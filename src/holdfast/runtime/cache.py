@@ -1,0 +1,200 @@
+"""What this process knows of a cell: typed objects by kind, their indexes, and nothing that goes back in time.
+
+Objects are shared and immutable. Reads are synchronous and cost what they return; lists are in key order. Every change
+comes in through `put`, `remove` and `replace_all`, which say what changed, so that no handler is told of a change that
+is not in the cache, and none is missed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+from holdfast.model.indexes import Index, indexes_of
+from holdfast.model.meta import Key, Object
+
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+
+
+class Changed(NamedTuple, Generic[O]):
+    """One change of the cache. `new` is None when the object is gone, and `old` is then its last known state."""
+
+    new: O | None
+    old: O | None
+
+
+class _Ordered:
+    """Objects in key order. An unchanged list is handed out again as it is."""
+
+    __slots__ = ("_keys", "_listed", "items")
+
+    def __init__(self) -> None:
+        self.items: dict[Key, Any] = {}
+        self._keys: list[Key] = []
+        """Sorted at all times, and exactly the keys of `items`."""
+        self._listed: tuple[Any, ...] | None = ()
+
+    def put(self, key: Key, item: Any) -> None:
+        if key not in self.items:
+            if not self._keys or self._keys[-1] < key:
+                self._keys.append(key)
+            else:
+                self._keys.insert(bisect_left(self._keys, key), key)
+        self.items[key] = item
+        self._listed = None
+
+    def remove(self, key: Key) -> None:
+        del self.items[key]
+        del self._keys[bisect_left(self._keys, key)]
+        self._listed = None
+
+    def list(self) -> tuple[Any, ...]:
+        if self._listed is None:
+            self._listed = tuple(map(self.items.__getitem__, self._keys))
+        return self._listed
+
+
+class _Kind:
+    """Everything known of one kind."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.all = _Ordered()
+        self.namespaces: dict[str, _Ordered] = {}
+        self.indexes: dict[str, Index] = indexes_of(kind)
+        self.indexed: dict[tuple[str, str], _Ordered] = {}
+        self.gone: dict[Key, int] = {}
+        """Removed keys and the revision of their removal, kept until a list is past it: an older state that is still
+        on its way, or is delivered twice, must not bring the object back."""
+
+    def place(self, key: Key, item: Any, old: Any | None) -> None:
+        self.all.put(key, item)
+        _bucket(self.namespaces, key.namespace).put(key, item)
+        for name, index in self.indexes.items():
+            values = tuple(index(item))
+            if old is not None:
+                for value in index(old):
+                    if value not in values:
+                        _take(self.indexed, (name, value), key)
+            for value in values:
+                _bucket(self.indexed, (name, value)).put(key, item)
+
+    def take(self, key: Key, old: Any) -> None:
+        self.all.remove(key)
+        _take(self.namespaces, key.namespace, key)
+        for name, index in self.indexes.items():
+            for value in index(old):
+                _take(self.indexed, (name, value), key)
+
+
+_B = TypeVar("_B")
+
+
+def _bucket(buckets: dict[_B, _Ordered], name: _B) -> _Ordered:
+    found = buckets.get(name)
+    if found is None:
+        found = buckets[name] = _Ordered()
+    return found
+
+
+def _take(buckets: dict[_B, _Ordered], name: _B, key: Key) -> None:
+    bucket = buckets.get(name)
+    if bucket is None or key not in bucket.items:
+        return  # An index may name one value twice.
+    bucket.remove(key)
+    if not bucket.items:
+        del buckets[name]
+
+
+class Cache:
+    """The newest state this process has seen; implements `controller.View`."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[type[Any], _Kind] = {}
+
+    # Reading
+
+    def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
+        return cast("O | None", self._of(kind).all.items.get(Key(namespace, name)))
+
+    def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
+        known = self._of(kind)
+        if not namespace:
+            return known.all.list()
+        bucket = known.namespaces.get(namespace)
+        return () if bucket is None else bucket.list()
+
+    def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
+        """Objects by an index of `model.indexes`; an unknown index is a mistake and raises."""
+        known = self._of(kind)
+        if index not in known.indexes:
+            raise KeyError(f"{kind.__name__} has no index {index!r}; it has {', '.join(known.indexes)}")
+        bucket = known.indexed.get((index, value))
+        return () if bucket is None else bucket.list()
+
+    def count(self, kind: type[Any]) -> int:
+        return len(self._of(kind).all.items)
+
+    # Changing
+
+    def put(self, item: O) -> Changed[O] | None:
+        """Takes in a state, unless a newer one, or a later removal, is known."""
+        known, key, revision = self._of(type(item)), item.key, item.revision
+        old = known.all.items.get(key)
+        if old is not None and (old is item or old.revision >= revision):
+            return None
+        if known.gone and known.gone.get(key, 0) >= revision:
+            return None
+        known.place(key, item, old)
+        return Changed(item, old)
+
+    def remove(self, kind: type[O], key: Key, revision: int, last: O | None = None) -> Changed[O] | None:
+        """Removes what is known of `key`, unless it is newer than the removal. `last` is its state when it went."""
+        known = self._of(kind)
+        old = known.all.items.get(key)
+        if old is not None and old.revision > revision:
+            return None
+        known.gone[key] = max(revision, known.gone.get(key, 0))
+        if old is None:
+            return None
+        known.take(key, old)
+        return Changed(None, last if last is not None else old)
+
+    def replace_all(self, kind: type[O], items: Iterable[O], revision: int) -> Sequence[Changed[O]]:
+        """Takes in a full list made at `revision`: what is not in it and not newer was deleted in the meantime."""
+        known = self._of(kind)
+        changes = []
+        listed: set[Key] = set()
+        for item in items:
+            listed.add(item.key)
+            change = self.put(item)
+            if change is not None:
+                changes.append(change)
+        for key in [key for key in known.all.items if key not in listed]:
+            removed = self.remove(kind, key, revision)
+            if removed is not None:
+                changes.append(removed)
+        known.gone = {key: at for key, at in known.gone.items() if at > revision}
+        return changes
+
+    def start_over(self, kind: type[O], items: Iterable[O]) -> Sequence[Changed[O]]:
+        """Takes in a full list whatever revisions are known: the cell was restored and counts anew."""
+        known = self._of(kind)
+        known.gone.clear()
+        changes = []
+        listed = {item.key: item for item in items}
+        for key, old in [(key, old) for key, old in known.all.items.items() if key not in listed]:
+            known.take(key, old)
+            changes.append(Changed(None, old))
+        for key, item in listed.items():
+            old = known.all.items.get(key)
+            if old != item:
+                known.place(key, item, old)
+                changes.append(Changed(item, old))
+        return changes
+
+    def _of(self, kind: type[Any]) -> _Kind:
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._kinds[kind] = _Kind(kind)
+        return known

@@ -1,0 +1,253 @@
+"""Carries out what controllers decided: commit, own writes into the cache, releases, notices, and when to look again.
+
+Decisions of one pass are committed together. When that is refused, halves are tried, down to single decisions, so that
+one that is wrong or late costs the others little. Nothing here decides what to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import structlog
+
+from holdfast.client.contract import Client, Committed, Token
+from holdfast.client.readback import named
+from holdfast.model import limits
+from holdfast.model.errors import (
+    AlreadyExists,
+    Ambiguous,
+    Conflict,
+    Fault,
+    Final,
+    NotFound,
+    Overloaded,
+    Retryable,
+    StaleToken,
+)
+from holdfast.model.meta import Key
+from holdfast.model.placement import ReleaseItem, ReleaseRequest, Result
+from holdfast.model.writes import Create, Delete, Outcome, SetStatus, Update, Write
+from holdfast.runtime import metrics
+from holdfast.runtime.informer import Informers
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.workqueue import Workqueue
+
+_STALE_VIEW = (Conflict, AlreadyExists, NotFound)
+"""Refusals that only say that the view was old: nobody's mistake, decide again."""
+
+
+class Decided(msgspec.Struct, frozen=True, gc=False):
+    key: Key
+    outcome: Outcome
+
+
+class Carrier:
+    """`token` answers what to write under, or raises StaleToken; `refuted` is told when a token was refused."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        client: Client,
+        informers: Informers,
+        queue: Workqueue,
+        ports: Ports,
+        token: Callable[[], Token | None],
+        refuted: Callable[[Token | None], None],
+    ) -> None:
+        self._name = name
+        self._client = client
+        self._informers = informers
+        self._queue = queue
+        self._ports = ports
+        self._token = token
+        self._refuted = refuted
+        self._log = structlog.get_logger().bind(controller=name, cell=client.cell)
+        self._writes = metrics.CONTROLLER_WRITES.labels(name)
+        self._commits = metrics.CONTROLLER_COMMITS.labels(name)
+        self._conflicts = metrics.CONTROLLER_CONFLICTS.labels(name)
+
+    async def carry_out(self, decided: Sequence[Decided]) -> None:
+        """Everything these decisions ask for. Whatever fails puts its own keys back, and raises nothing."""
+        done = [made for made in decided if not made.outcome.writes]
+        for group in self._groups([made for made in decided if made.outcome.writes]):
+            done += await self._commit(group)
+        refused = await self._release(done)
+        await self._notify(done)
+        for made in done:
+            if made.key not in refused:
+                self._queue.forget(made.key)
+            if made.outcome.again_in_s is not None:
+                self._queue.add_after(made.key, made.outcome.again_in_s)
+
+    def _groups(self, decided: Sequence[Decided]) -> list[list[Decided]]:
+        """Runs that make one commit each, small enough not to hold up the readers of a cell. A decision about an object
+        that another one writes is made again after it."""
+        groups: list[list[Decided]] = []
+        written: set[tuple[str, Key]] = set()
+        size = limits.MERGED_WRITES
+        for made in decided:
+            writes = made.outcome.writes
+            touched = {(kind.name, key) for kind, key in map(named, writes) if key.name}
+            if not touched.isdisjoint(written):
+                self._queue.add(made.key)
+                continue
+            written |= touched
+            if size + len(writes) > limits.MERGED_WRITES:
+                groups.append([])
+                size = 0
+            groups[-1].append(made)
+            size += len(writes)
+        return groups
+
+    # Committing
+
+    async def _commit(self, group: Sequence[Decided]) -> list[Decided]:
+        """Commits a group; answers the decisions that are now durable."""
+        writes = [write for made in group for write in made.outcome.writes]
+        token: Token | None = None
+        try:
+            token = self._token()
+            committed = await self._client.commit(writes, token=token)
+        except StaleToken as fault:
+            # Someone else leads now and decides about these keys. Should it be us again, they are still there.
+            self._refuted(token)
+            self._count(fault)
+            self._log.info("writes_dropped", keys=len(group), reason=fault.reason, message=fault.message)
+            for made in group:
+                self._queue.retry(made.key)
+            return []
+        except Ambiguous as fault:
+            await self._after_doubt(group, writes, fault)
+            return []
+        except (*_STALE_VIEW, Final) as fault:
+            if len(group) > 1:
+                half = len(group) // 2
+                return await self._commit(group[:half]) + await self._commit(group[half:])
+            self._after_refusal(group[0], fault)
+            return []
+        except Retryable as fault:
+            self._count(fault)
+            self._put_back(group, fault)
+            return []
+        self._commits.inc()
+        self._writes.inc(len(writes))
+        self._see_own(writes, committed)
+        return list(group)
+
+    def _see_own(self, writes: Sequence[Write], committed: Committed) -> None:
+        """What we wrote is in the cache before anything is decided again, however late the watch is."""
+        for write, item in zip(writes, committed.objects, strict=True):
+            kind, key = named(write)
+            informer = self._informers.find(kind.type)
+            if informer is None:
+                continue
+            if item is not None:
+                informer.absorb(item)
+            else:
+                informer.absorb_removal(key, committed.revision)
+
+    def _after_refusal(self, made: Decided, fault: Fault) -> None:
+        self._count(fault)
+        facts = {"object": str(made.key), "reason": fault.reason, "message": fault.message}
+        if isinstance(fault, _STALE_VIEW):
+            self._conflicts.inc()
+            pause_s = self._queue.retry(made.key)
+            self._log.debug("commit_lost", again_in_s=round(pause_s, 3), **facts)
+            return
+        # A decision that breaks the rules is a bug: it would be made the same way again at once.
+        self._queue.add_after(made.key, limits.BUG_BACKOFF_S)
+        self._log.error(
+            "decision_refused",
+            again_in_s=limits.BUG_BACKOFF_S,
+            writes=[_short(w) for w in made.outcome.writes],
+            **facts,
+        )
+
+    async def _after_doubt(self, group: Sequence[Decided], writes: Sequence[Write], fault: Ambiguous) -> None:
+        """Nobody knows whether it happened: the keys come back only after the cache shows what is there now."""
+        self._count(fault)
+        self._log.warning("commit_in_doubt", keys=len(group), first=str(group[0].key), message=fault.message)
+        kinds = list(dict.fromkeys(named(write)[0].type for write in writes))
+        for _ in range(limits.READ_BACK_ATTEMPTS):
+            try:
+                await self._informers.refresh(kinds)
+                break
+            except Fault:
+                await self._ports.clock.sleep(self._queue.pause_s(group[0].key))
+        self._put_back(group, fault)
+
+    def _put_back(self, group: Sequence[Decided], fault: Fault) -> None:
+        least_s = fault.retry_after_s if isinstance(fault, Overloaded) else 0.0
+        for made in group:
+            pause_s = self._queue.retry(made.key, least_s=least_s)
+            self._log.info(
+                "decision_put_back", object=str(made.key), reason=fault.reason, message=fault.message,
+                again_in_s=round(pause_s, 3),
+            )  # fmt: skip
+
+    def _count(self, fault: Fault) -> None:
+        metrics.CONTROLLER_ERRORS.labels(self._name, fault.reason).inc()
+
+    # Releases and notices
+
+    async def _release(self, done: Sequence[Decided]) -> set[Key]:
+        """Asks for all releases. Answers the keys that were put back, as something of theirs was not accepted."""
+        refused: set[Key] = set()
+        asked: list[tuple[Key, ReleaseItem]] = [(made.key, item) for made in done for item in made.outcome.releases]
+        for start in range(0, len(asked), limits.BATCH):
+            refused |= await self._release_some(asked[start : start + limits.BATCH])
+        return refused
+
+    async def _release_some(self, asked: Sequence[tuple[Key, ReleaseItem]]) -> set[Key]:
+        keys = {key for key, _ in asked}
+        token: Token | None = None
+        try:
+            token = self._token()
+            answers = await self._client.release(ReleaseRequest(items=tuple(item for _, item in asked)), token=token)
+        except StaleToken as fault:
+            self._refuted(token)
+            self._count(fault)
+            return keys
+        except Fault as fault:
+            # A release names replica and attempt: asking again can do no harm.
+            self._count(fault)
+            self._log.info("release_failed", items=len(asked), reason=fault.reason, message=fault.message)
+            least_s = fault.retry_after_s if isinstance(fault, Overloaded) else 0.0
+            for key in dict.fromkeys(key for key, _ in asked):
+                self._queue.retry(key, least_s=least_s)
+            return keys
+        refused: set[Key] = set()
+        for (key, item), answer in zip(asked, answers.answers, strict=True):
+            if answer.result is Result.REJECTED:
+                refused.add(key)
+                pause_s = self._queue.retry(key, least_s=limits.RELEASE_RETRY_S)
+                self._log.info(
+                    "release_refused", object=str(key), replica=item.replica, attempt=item.attempt, action=item.action,
+                    reason=answer.reason, message=answer.message, again_in_s=round(pause_s, 3),
+                )  # fmt: skip
+        return refused
+
+    async def _notify(self, done: Sequence[Decided]) -> None:
+        notices = [notice for made in done for notice in made.outcome.notices]
+        if not notices:
+            return
+        try:
+            await self._client.notify(notices, component=self._name)
+        except Fault as fault:
+            self._log.debug("notices_dropped", count=len(notices), reason=fault.reason, message=fault.message)
+
+
+def _short(write: Write) -> str:
+    """A write in a word, for a log line."""
+    kind, key = named(write)
+    match write:
+        case Create():
+            return f"create {kind.name} {key}"
+        case Update():
+            return f"update {kind.name} {key} generation {write.object.metadata.generation}"
+        case SetStatus():
+            return f"set status of {kind.name} {key}: {', '.join(sorted(write.blocks)) or 'conditions'}"
+        case Delete():
+            return f"delete {kind.name} {key}"

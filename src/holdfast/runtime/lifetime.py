@@ -1,0 +1,131 @@
+"""The life of a process: its parts start in order and stop in reverse, on a signal or when one of them fails.
+
+The first SIGTERM or SIGINT stops everything cleanly, each part within a deadline; a second one ends the process at
+once. A part that fails ends the process with a message that names it: half a process helps nobody, and whoever
+supervises us starts a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from holdfast.model import limits
+from holdfast.runtime.tasks import end
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Part(Protocol):
+    async def start(self) -> None:
+        """Returns when the part is ready, or under way."""
+
+    async def stop(self) -> None:
+        """Lets work end cleanly. Called only after `start` was, and at most once."""
+
+
+class _Member(msgspec.Struct):
+    name: str
+    part: Part
+    runs: Callable[[], Awaitable[None]] | None
+
+
+class Lifetime:
+    """Add parts in the order they depend on each other, then `run`."""
+
+    def __init__(self, name: str, *, stop_deadline_s: float = limits.STOP_DEADLINE_S) -> None:
+        self.name = name
+        self.ready = asyncio.Event()
+        """Set once every part has started."""
+        self._members: list[_Member] = []
+        self._stop_deadline_s = stop_deadline_s
+        self._ending: asyncio.Future[str] | None = None
+        self._failed = ""
+        self._signals = 0
+        self._log = structlog.get_logger().bind(process=name)
+
+    def add(self, name: str, part: Part, *, runs: Callable[[], Awaitable[None]] | None = None) -> None:
+        """`runs` is awaited once the part has started; if it ends before the process does, the part has failed."""
+        self._members.append(_Member(name, part, runs))
+
+    def end(self, why: str) -> None:
+        """Asks for a clean stop."""
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(why)
+
+    async def run(self) -> int:
+        """Starts, waits for the end, stops. Answers the process's exit status: 0 for a clean end, 1 after a failure."""
+        loop = asyncio.get_running_loop()
+        self._ending = loop.create_future()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        started: list[_Member] = []
+        watchers: list[asyncio.Task[None]] = []
+        try:
+            for member in self._members:
+                if self._ending.done():
+                    break
+                started.append(member)
+                if not await self._start(member):
+                    break
+                if member.runs is not None:
+                    watchers.append(asyncio.create_task(self._watch(member, member.runs), name=f"runs {member.name}"))
+            else:
+                self.ready.set()
+                self._log.info("process_started", parts=[member.name for member in self._members])
+            why = await self._ending
+            self._log.info("process_stopping", why=why)
+        finally:
+            self.ready.clear()
+            await end(*watchers)
+            for member in reversed(started):
+                await self._stop(member)
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+        self._log.info("process_stopped", failed=self._failed)
+        return 1 if self._failed else 0
+
+    async def _start(self, member: _Member) -> bool:
+        try:
+            await member.part.start()
+        except Exception as error:
+            self._fail(member, "start", error)
+            return False
+        return True
+
+    async def _watch(self, member: _Member, runs: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await runs()
+        except Exception as error:
+            self._fail(member, "run", error)
+        else:
+            self._fail(member, "run", RuntimeError("it ended by itself"))
+
+    def _fail(self, member: _Member, doing: str, error: Exception) -> None:
+        self._failed = self._failed or member.name
+        self._log.error(
+            "part_failed", part=member.name, doing=doing, message=str(error) or type(error).__name__, exc_info=error
+        )
+        self.end(f"{member.name} failed: {error}")
+
+    async def _stop(self, member: _Member) -> None:
+        try:
+            await asyncio.wait_for(member.part.stop(), self._stop_deadline_s)
+        except TimeoutError:
+            self._log.warning("part_stopped_late", part=member.name, deadline_s=self._stop_deadline_s)
+        except Exception:
+            # The others are stopped all the same.
+            self._log.exception("part_stop_failed", part=member.name)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._log.warning("process_ended_at_once", signal=number.name)
+            os._exit(128 + number)
+        self.end(number.name)

@@ -1,0 +1,31 @@
+"""A token bucket that bounds how many retries a client adds to what was asked of it.
+
+First attempts are free. When the other side fails for everyone, the budget is soon empty and each caller sees its
+fault at once instead of multiplying the load.
+"""
+
+from __future__ import annotations
+
+from holdfast.model import limits
+from holdfast.runtime.ports import Clock
+
+
+class RetryBudget:
+    def __init__(
+        self, clock: Clock, *, per_s: float = limits.RETRY_BUDGET_PER_S, burst: float = limits.RETRY_BUDGET_BURST
+    ) -> None:
+        self._clock = clock
+        self._per_s = per_s
+        self._burst = float(burst)
+        self._tokens = float(burst)
+        self._filled_at = clock.monotonic()
+
+    def take(self) -> bool:
+        """Whether one more retry may be made now."""
+        now = self._clock.monotonic()
+        self._tokens = min(self._burst, self._tokens + max(0.0, now - self._filled_at) * self._per_s)
+        self._filled_at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True

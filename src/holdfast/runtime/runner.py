@@ -1,0 +1,236 @@
+"""Runs one controller: wakes it, lets it decide, and carries out what it decided.
+
+What always holds:
+
+- A key is decided by one worker at a time, from the cache, and after a commit never again before the cache holds what
+  that commit wrote: a decision is not repeated because its own effect was not seen yet.
+- All writes of one decision are one commit. Releases and notices follow only after it.
+- A singleton decides and writes only while its election is won, and under the election's token; before its first
+  decision as leader it lists everything it reads, so that it builds on whatever its predecessor committed.
+- A failed key is tried again with a pause that grows; no failure stops the controller or another key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from holdfast.client.contract import Client, Token
+from holdfast.model import limits
+from holdfast.model.errors import Fault, StaleToken
+from holdfast.model.meta import Key, Object
+from holdfast.runtime import metrics
+from holdfast.runtime.backoff import Backoff, jittered_s
+from holdfast.runtime.cache import Cache, Changed
+from holdfast.runtime.carry import Carrier, Decided
+from holdfast.runtime.controller import Controller, Wake
+from holdfast.runtime.informer import Informers
+from holdfast.runtime.leader import Election
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.tasks import end
+from holdfast.runtime.workqueue import Closed, Workqueue
+
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+
+
+class DeclaredView:
+    """The cache, as far as a controller has declared what it reads: of other kinds the cache may know nothing at all,
+    and a decision must not take that for "there is none"."""
+
+    def __init__(self, controller: str, cache: Cache, kinds: frozenset[type[Any]]) -> None:
+        self._controller = controller
+        self._cache = cache
+        self._kinds = kinds
+
+    def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
+        self._check(kind)
+        return self._cache.get(kind, name, namespace)
+
+    def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
+        self._check(kind)
+        return self._cache.list(kind, namespace)
+
+    def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
+        self._check(kind)
+        return self._cache.by(kind, index, value)
+
+    def _check(self, kind: type[Any]) -> None:
+        if kind not in self._kinds:
+            raise LookupError(f"controller {self._controller} reads {kind.__name__}; declare it in its wakes or reads")
+
+
+class Runner:
+    def __init__(
+        self,
+        controller: Controller,
+        client: Client,
+        informers: Informers,
+        ports: Ports,
+        election: Election | None = None,
+    ) -> None:
+        if not 1 <= controller.workers <= limits.WORKERS_MAX:
+            raise ValueError(f"{controller.name}: {controller.workers} workers; 1 to {limits.WORKERS_MAX} are possible")
+        self.controller = controller
+        self.queue = Workqueue(controller.name, ports)
+        self._ports = ports
+        self._election = election if controller.singleton else None
+        self._informers = informers
+        self._reads: tuple[type[Any], ...] = tuple(dict.fromkeys((*controller.wakes, *controller.reads)))
+        self._view = DeclaredView(controller.name, informers.cache, frozenset(self._reads))
+        self._log = structlog.get_logger().bind(controller=controller.name, cell=client.cell)
+        self._carrier = Carrier(
+            controller.name, client=client, informers=informers, queue=self.queue, ports=ports,
+            token=self._token, refuted=self._refuted,
+        )  # fmt: skip
+        self._active = False
+        """Whether wake-ups are taken. While another process leads they are not: winning looks at every key anyway."""
+        self._run_task: asyncio.Task[None] | None = None
+        self._decisions = metrics.CONTROLLER_DECISIONS.labels(controller.name)
+        self._duration = metrics.CONTROLLER_DURATION.labels(controller.name)
+        self._panics = metrics.CONTROLLER_ERRORS.labels(controller.name, "Panic")
+        for kind in self._reads:
+            informers.of(kind)
+        for kind, wake in controller.wakes.items():
+            informers.of(kind).on_change(self._waker(wake))
+
+    async def start(self) -> None:
+        """Starts in the background; decides as soon as the caches are filled and the election is won."""
+        if self._run_task is None:
+            self._run_task = asyncio.create_task(self._run(), name=f"runner {self.controller.name}")
+
+    async def stop(self) -> None:
+        """Lets commits under way end, within a deadline, and stops."""
+        self._active = False
+        self.queue.clear()
+        deadline = self._ports.clock.monotonic() + limits.STOP_DEADLINE_S
+        while self._run_task is not None and not self.queue.idle and self._ports.clock.monotonic() < deadline:
+            await self._ports.clock.sleep(0.01)
+        task, self._run_task = self._run_task, None
+        await end(task)
+        self.queue.close()
+
+    # Terms of office
+
+    def _token(self) -> Token | None:
+        """What to write under. Raises StaleToken when this process does not lead (any more)."""
+        if self._election is None:
+            return None
+        token = self._election.token
+        if token is None:
+            raise StaleToken(f"{self.controller.name}: this process does not lead {self._election.name} at the moment")
+        return token
+
+    def _refuted(self, token: Token | None) -> None:
+        if self._election is not None and token is not None:
+            self._election.refuted(token)
+
+    async def _run(self) -> None:
+        await self._informers.synced()
+        while True:
+            if self._election is not None:
+                await self._election.won()
+            parts = [asyncio.create_task(self._act(), name=f"acting {self.controller.name}")]
+            try:
+                if self._election is None:
+                    await parts[0]
+                else:
+                    await self._election.lost()
+            finally:
+                self._active = False
+                self.queue.clear()
+                # A commit under way may still arrive; its token says whether it counts, and the next term lists first.
+                await end(*parts)
+
+    async def _act(self) -> None:
+        """One term: catch up, look at everything, then follow."""
+        if self._election is not None:
+            await self._catch_up()
+        self._active = True
+        self._add_all_keys()
+        workers = [
+            asyncio.create_task(self._work(), name=f"worker {self.controller.name} {number}")
+            for number in range(self.controller.workers)
+        ]
+        try:
+            while True:
+                await self._ports.clock.sleep(jittered_s(self.controller.resync_s, self._ports.random))
+                self._add_all_keys()
+        finally:
+            await end(*workers)
+
+    async def _catch_up(self) -> None:
+        backoff = Backoff(self._ports.random, max_s=limits.RECONNECT_MAX_S)
+        while True:
+            try:
+                await self._informers.refresh(self._reads)
+            except Fault as fault:
+                self._log.info("catch_up_failed", reason=fault.reason, message=fault.message)
+            except Exception:
+                self._log.exception("catch_up_failed", reason="Failed")
+            else:
+                return
+            await self._ports.clock.sleep(backoff.next_s())
+
+    # Waking
+
+    def _waker(self, wake: Wake) -> Any:
+        def woken(changes: Sequence[Changed[Any]]) -> None:
+            if not self._active:
+                return
+            for new, old in changes:
+                try:
+                    self.queue.add_all(wake(new, old, self._view))
+                except Exception:
+                    item = new if new is not None else old
+                    self._panics.inc()
+                    self._log.exception("wake_failed", object=str(item.key) if item is not None else "")
+
+        return woken
+
+    def _add_all_keys(self) -> None:
+        try:
+            self.queue.add_all(self.controller.keys(self._view))
+        except Exception:
+            self._panics.inc()
+            self._log.exception("resync_failed")
+
+    # Working
+
+    async def _work(self) -> None:
+        most = limits.BATCH if self.controller.batch else 1
+        clock = self._ports.clock
+        while True:
+            try:
+                keys = await self.queue.take(most)
+            except Closed:
+                return
+            began = clock.monotonic()
+            try:
+                decided = [made for key in keys if (made := self._decide(key)) is not None]
+                await self._carrier.carry_out(decided)
+            except Exception:
+                # Not a decision's mistake but ours; the keys are not lost for it.
+                self._panics.inc()
+                self._log.exception("pass_failed", keys=len(keys))
+                for key in keys:
+                    self.queue.retry(key)
+            finally:
+                for key in keys:
+                    self.queue.done(key)
+            self._duration.observe(max(0.0, clock.monotonic() - began))
+            if not decided or not any(made.outcome.writes for made in decided):
+                # A pass without a commit never waits: let others have the loop.
+                await asyncio.sleep(0)
+
+    def _decide(self, key: Key) -> Decided | None:
+        self._decisions.inc()
+        try:
+            return Decided(key, self.controller.decide(key, self._view, self._ports.clock.now()))
+        except Exception:
+            self._panics.inc()
+            pause_s = self.queue.retry(key)
+            self._log.exception("decision_failed", object=str(key), again_in_s=round(pause_s, 3))
+            return None

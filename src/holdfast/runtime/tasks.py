@@ -1,0 +1,23 @@
+"""Ending tasks: cancel, wait, and let no failure of theirs go unseen."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+
+async def end(*tasks: asyncio.Task[None] | None) -> None:
+    """Cancels the tasks and returns when all of them are over. What one of them raised is logged."""
+    live = [task for task in tasks if task is not None]
+    for task in live:
+        task.cancel()
+    for task in live:
+        try:
+            await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+        except Exception:
+            structlog.get_logger().exception("task_failed", task=task.get_name())

@@ -1,0 +1,246 @@
+"""A commit without an answer takes effect exactly once, or its caller hears that nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import ScriptedCell, ScriptedClient, meta, no_answer
+from virtual import VirtualPorts, run
+
+from holdfast.client.contract import Committed, Token
+from holdfast.client.readback import Verdict, judge
+from holdfast.model.endpoint import Endpoint, EndpointSpec
+from holdfast.model.errors import AlreadyExists, Ambiguous, Conflict, Fault, StaleToken, Unavailable
+from holdfast.model.meta import Condition
+from holdfast.model.region import Region, RegionHealth, RegionSpec
+from holdfast.model.term import Term, TermSpec
+from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
+
+
+def endpoint(name: str = "a", region: str = "west") -> Endpoint:
+    return Endpoint(metadata=meta(name), spec=EndpointSpec(workload="w", region=region))
+
+
+def moved(item: Endpoint, region: str) -> Endpoint:
+    return msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, region=region))
+
+
+def setup() -> tuple[ScriptedCell, ScriptedClient]:
+    cell = ScriptedCell()
+    return cell, ScriptedClient(cell, VirtualPorts())
+
+
+def test_a_create_that_happened_is_found() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        client.after_commit = [no_answer()]
+        done = await client.commit([Create(endpoint())])
+        assert done.objects[0] == cell.all(Endpoint)[0] and done.revision == 1
+        assert len(cell.commits) == 1
+
+    run(main)
+
+
+def test_a_create_that_did_not_happen_is_repeated() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        client.before_commit = [no_answer(), no_answer(), no_answer()]
+        await client.commit([Create(endpoint())])
+        assert len(cell.commits) == 1
+
+    run(main)
+
+
+def test_anothers_namesake_is_not_taken_for_ours() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        client.before_commit = [no_answer()]
+        cell.put(endpoint(region="east"))
+        with pytest.raises(AlreadyExists):
+            await client.commit([Create(endpoint(region="west"))])
+
+    run(main)
+
+
+def test_an_update_is_told_from_anothers_by_what_it_says() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        held = cell.put(endpoint())
+        client.after_commit = [no_answer()]
+        done = await client.commit([Update(moved(held, "east"))])
+        assert done.objects[0] == cell.all(Endpoint)[0]
+        # Now someone else replaces it before we look: nobody can know.
+        held = cell.all(Endpoint)[0]
+        client.before_commit = [no_answer()]
+        cell.put(moved(held, "north"))
+        with pytest.raises(Ambiguous, match="reading back does not show"):
+            await client.commit([Update(moved(held, "south"))])
+
+    run(main)
+
+
+def test_an_update_lost_on_the_way_is_repeated_and_may_lose_the_race() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        held = cell.put(endpoint())
+        client.before_commit = [no_answer()]
+        await client.commit([Update(moved(held, "east"))])
+        assert cell.all(Endpoint)[0].spec.region == "east"
+
+    run(main)
+
+
+def test_a_status_is_repeated_tied_to_what_was_read() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        region = cell.put(Region(metadata=meta("r", ""), spec=RegionSpec()))
+        write = SetStatus("Region", region.key, region.uid, blocks={"health": RegionHealth(reason="Why")})
+        client.before_commit = [no_answer()]
+        await client.commit([write])
+        (sent,) = cell.commits[-1]
+        assert isinstance(sent, SetStatus) and sent.if_revision == region.revision
+        client.after_commit = [no_answer()]
+        await client.commit([write])
+        assert len(cell.commits) == 2, "it is there already: nothing is sent again"
+
+    run(main)
+
+
+def test_a_deletion_is_done_when_the_identity_is_gone() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        held = cell.put(endpoint())
+        client.after_commit = [no_answer()]
+        done = await client.commit([Delete("Endpoint", held.key, held.uid)])
+        assert done.objects == (None,)
+        again = cell.put(endpoint())
+        client.before_commit = [no_answer()]
+        await client.commit([Delete("Endpoint", held.key, held.uid)])
+        assert cell.all(Endpoint) == [again], "a recreated namesake is never hit"
+
+    run(main)
+
+
+def test_one_write_of_a_transaction_tells_for_all() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        held = cell.put(endpoint("old"))
+        client.before_commit = [no_answer()]
+        writes = [Create(endpoint("new")), Update(moved(held, "east"))]
+        await client.commit(writes)
+        assert len(cell.commits) == 1 and len(cell.all(Endpoint)) == 2
+
+    run(main)
+
+
+def test_a_nameless_create_is_never_repeated() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        client.before_commit = [no_answer()]
+        nameless = msgspec.structs.replace(endpoint(), metadata=msgspec.structs.replace(meta(""), generate_name="e-"))
+        with pytest.raises(Ambiguous):
+            await client.commit([Create(nameless)])
+        assert not cell.commits
+
+    run(main)
+
+
+def test_a_stale_token_after_doubt_is_told() -> None:
+    async def main() -> None:
+        cell, client = setup()
+        term = cell.put(Term(metadata=meta("boss", ""), spec=TermSpec(holder="me")))
+        token = Token("boss", term.revision)
+        client.before_commit = [no_answer()]
+        cell.put(msgspec.structs.replace(term, spec=TermSpec(holder="you", term=2)))
+        with pytest.raises(StaleToken):
+            await client.commit([Create(endpoint())], token=token)
+
+    run(main)
+
+
+def test_reads_that_fail_are_bounded() -> None:
+    async def main() -> None:
+        _, client = setup()
+        client.after_commit = [no_answer()]
+        client.on_get = [Unavailable("no")] * 100
+        with pytest.raises(Ambiguous):
+            await client.commit([Create(endpoint())])
+        assert client.gets == 8
+
+    run(main)
+
+
+def test_conditions_are_compared_without_their_times() -> None:
+    region = Region(metadata=meta("r", ""), spec=RegionSpec())
+    said = Condition(type="Ready", status="True", reason="Because", last_transition_time="2026-01-01T00:00:00Z")
+    held = msgspec.structs.replace(region, status=msgspec.structs.replace(region.status, conditions=(said,)))
+    later = msgspec.structs.replace(said, last_transition_time="2026-02-02T00:00:00Z")
+    write = SetStatus("Region", region.key, region.uid, conditions=(later,))
+    assert judge(write, held) is Verdict.LOOKS_DONE
+    assert judge(write, region) is Verdict.NOT_DONE
+
+
+class LateClient(ScriptedClient):
+    """Loses answers, loses requests, and delivers some requests late, when nobody waits for them any more."""
+
+    def __init__(self, cell: ScriptedCell, ports: Any, chance: random.Random) -> None:
+        super().__init__(cell, ports)
+        self._chance = chance
+        self._late: set[asyncio.Task[None]] = set()
+
+    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+        roll = self._chance.random()
+        if roll < 0.25:
+            raise no_answer()
+        if roll < 0.5:
+            task = asyncio.create_task(self._deliver(writes, token, self._chance.choice([0.0, 0.02, 0.2, 2.0])))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+            raise no_answer()
+        done = await super().commit_once(writes, token=token)
+        if roll < 0.75:
+            raise no_answer()
+        return done
+
+    async def _deliver(self, writes: Sequence[Write], token: Token | None, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        try:
+            self._cell.apply(writes, token)
+        except Fault:
+            return
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_counting_through_lost_and_late_answers_counts_each_once(seed: int) -> None:
+    """A counter raised by compare-and-swap: what was acknowledged is there, and nothing counts twice."""
+
+    async def main() -> None:
+        chance = random.Random(seed)
+        cell = ScriptedCell()
+        client = LateClient(cell, VirtualPorts(seed), chance)
+        held = cell.put(msgspec.structs.replace(endpoint(), spec=EndpointSpec(workload="w", region="0")))
+        acknowledged = unknown = 0
+        for _ in range(25):
+            held = await client.get(Endpoint, "a", "t")
+            try:
+                await client.commit([Update(moved(held, str(int(held.spec.region) + 1)))])
+                acknowledged += 1
+            except Ambiguous:
+                unknown += 1
+            except Conflict:
+                pass
+        await asyncio.sleep(10)
+        counted = int(cell.all(Endpoint)[0].spec.region)
+        assert acknowledged <= counted <= acknowledged + unknown
+        revisions = [int(c[0].object.spec.region) for c in cell.commits if isinstance(c[0], Update)]
+        assert revisions == sorted(set(revisions))
+
+    run(main)

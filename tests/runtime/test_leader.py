@@ -1,0 +1,199 @@
+"""Elections: one leader at a time by the clock, and by the token whatever the clocks say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted import ScriptedCell, ScriptedClient, meta, no_answer
+from virtual import VirtualClock, VirtualPorts, run, until
+
+from holdfast.client.contract import Token
+from holdfast.model.core import Lease
+from holdfast.model.endpoint import Endpoint, EndpointSpec
+from holdfast.model.errors import Conflict, StaleToken
+from holdfast.model.limits import LEADER_TTL_S
+from holdfast.model.meta import Key
+from holdfast.model.term import Term
+from holdfast.model.writes import Create
+from holdfast.runtime.leader import NAMESPACE, Election
+
+
+class SlowClock(VirtualClock):
+    """A clock that drifts, or that a paused process did not see pass."""
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self.rate = rate
+
+    def monotonic(self) -> float:
+        return super().monotonic() * self.rate
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self.rate)
+
+
+def contender(
+    cell: ScriptedCell, identity: str, *, seed: int = 1, rate: float = 1.0
+) -> tuple[Election, ScriptedClient]:
+    ports: Any = VirtualPorts(seed)
+    ports.clock = SlowClock(rate)
+    client = ScriptedClient(cell, ports)
+    return Election(client, "boss", identity, ports), client
+
+
+def test_the_first_wins_at_once_and_keeps_it() -> None:
+    async def main() -> None:
+        cell = ScriptedCell()
+        one, _ = contender(cell, "one")
+        two, _ = contender(cell, "two", seed=2)
+        await one.start()
+        token = await asyncio.wait_for(one.won(), 1)
+        await two.start()
+        await asyncio.sleep(600)
+        assert one.token == token and not two.leading
+        assert token.revision == cell.objects[(Term, Key("", "boss"))].revision
+        await two.stop()
+        await one.stop()
+
+    run(main)
+
+
+def test_takeover_waits_a_whole_ttl_and_raises_the_term() -> None:
+    async def main() -> None:
+        cell, loop = ScriptedCell(), asyncio.get_running_loop()
+        one, client = contender(cell, "one")
+        two, _ = contender(cell, "two", seed=2)
+        await one.start()
+        first = await one.won()
+        await two.start()
+        await asyncio.sleep(20)
+        client.down = True
+        last_renewal = cell.objects[(Lease, Key(NAMESPACE, "boss"))].revision
+        cut_at = loop.time()
+        await one.lost()
+        lost_at = loop.time()
+        second = await two.won()
+        assert lost_at < loop.time(), "the old leader stops before the new one starts"
+        assert loop.time() - cut_at > LEADER_TTL_S - 5.0
+        assert last_renewal < second.revision and first != second
+        assert cell.objects[(Term, Key("", "boss"))].spec.term == 2
+        await one.stop()
+        await two.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("rate", [0.99, 1.0, 1.01])
+def test_two_never_lead_at_once_under_drift(rate: float) -> None:
+    async def main() -> None:
+        cell = ScriptedCell()
+        one, one_client = contender(cell, "one", rate=rate)
+        two, two_client = contender(cell, "two", seed=2, rate=2.0 - rate)
+        await one.start()
+        await two.start()
+        turns: set[str] = set()
+        for step in range(4000):
+            await asyncio.sleep(0.1)
+            one_client.down = step % 400 < 200
+            two_client.down = step % 400 >= 250
+            assert not (one.leading and two.leading)
+            turns |= {e.identity for e in (one, two) if e.leading}
+        assert turns == {"one", "two"}
+        await one.stop()
+        await two.stop()
+
+    run(main)
+
+
+def test_a_paused_leaders_late_write_is_refused() -> None:
+    async def main() -> None:
+        cell = ScriptedCell()
+        one, client = contender(cell, "one")
+        await one.start()
+        stale = await one.won()
+        client.down = True
+        two, _ = contender(cell, "two", seed=2)
+        await two.start()
+        await two.won()
+        client.down = False
+        late = Create(Endpoint(metadata=meta("late"), spec=EndpointSpec(workload="w", region="west")))
+        with pytest.raises(StaleToken):
+            await client.commit([late], token=stale)
+        assert not cell.all(Endpoint)
+        one.refuted(Token("boss", stale.revision))
+        assert one.token is None
+        await one.stop()
+        await two.stop()
+
+    run(main)
+
+
+def test_a_clean_stop_lets_the_next_in_soon_and_a_crash_does_not() -> None:
+    async def main() -> None:
+        cell, loop = ScriptedCell(), asyncio.get_running_loop()
+        one, _ = contender(cell, "one")
+        two, _ = contender(cell, "two", seed=2)
+        async with one, two:
+            await one.won()
+            await one.stop()
+            began = loop.time()
+            await two.won()
+            assert loop.time() - began < 5.0
+            with pytest.raises(ZeroDivisionError):
+                async with two:
+                    raise ZeroDivisionError
+            assert cell.objects[(Lease, Key(NAMESPACE, "boss"))].spec.holder_identity == "two"
+
+    run(main)
+
+
+def test_the_same_identity_takes_its_own_lease_again_at_once() -> None:
+    async def main() -> None:
+        cell, loop = ScriptedCell(), asyncio.get_running_loop()
+        crashed, _ = contender(cell, "only")
+        await crashed.start()
+        old = await crashed.won()
+        restarted, _ = contender(cell, "only", seed=3)
+        began = loop.time()
+        await restarted.start()
+        new = await restarted.won()
+        assert loop.time() - began < 1.0 and new.revision > old.revision
+        await restarted.stop()
+
+    run(main)
+
+
+def test_a_renewal_without_an_answer_costs_nothing() -> None:
+    async def main() -> None:
+        cell = ScriptedCell()
+        one, client = contender(cell, "one")
+        await one.start()
+        token = await one.won()
+        for _ in range(10):
+            client.after_commit.append(no_answer())
+            client.before_commit.append(Conflict("a late renewal of our own"))
+            await asyncio.sleep(7)
+            assert one.token == token
+        await one.stop()
+
+    run(main)
+
+
+def test_waiting_for_the_loss_ends_when_the_lease_runs_out() -> None:
+    async def main() -> None:
+        cell = ScriptedCell()
+        one, client = contender(cell, "one")
+        heard: list[Token | None] = []
+        one.on_change(heard.append)
+        await one.start()
+        await one.won()
+        client.down = True
+        await asyncio.wait_for(one.lost(), LEADER_TTL_S)
+        await until(lambda: len(heard) == 2, within_s=1)
+        assert heard[0] is not None and heard[1] is None
+        client.down = False
+        await asyncio.wait_for(one.won(), 10)
+        await one.stop()
+
+    run(main)

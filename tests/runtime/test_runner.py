@@ -1,0 +1,356 @@
+"""The runner carries out decisions once, sees its own writes, and survives everything that goes wrong around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import pytest
+from scripted import ScriptedCell, ScriptedClient, meta, no_answer
+from virtual import VirtualPorts, run, until
+
+from holdfast.model.endpoint import Endpoint, EndpointSpec
+from holdfast.model.errors import Conflict, Forbidden, Overloaded, Unavailable
+from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.placement import ReleaseAction, ReleaseItem, Result
+from holdfast.model.tenant import Tenant
+from holdfast.model.term import Term, TermSpec
+from holdfast.model.view import View
+from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update
+from holdfast.runtime.controller import Controller
+from holdfast.runtime.informer import Informers
+from holdfast.runtime.leader import Election
+from holdfast.runtime.runner import Runner
+
+
+def wake(new: Tenant | None, old: Tenant | None, view: View) -> Iterable[Key]:
+    item = new or old
+    return (item.key,) if item is not None else ()
+
+
+def keys(view: View) -> Iterable[Key]:
+    return [tenant.key for tenant in view.list(Tenant)]
+
+
+def one_endpoint_each(key: Key, view: View, now: float) -> Outcome:
+    """Every tenant gets one endpoint of its name; the tenant's goes with it."""
+    tenant, made = view.get(Tenant, key.name), view.get(Endpoint, key.name, "t")
+    if tenant is None and made is not None:
+        return Outcome(writes=(Delete("Endpoint", made.key, made.uid),))
+    if tenant is not None and made is None:
+        spec = EndpointSpec(workload="w", region="west")
+        return Outcome(
+            writes=(Create(Endpoint(metadata=meta(key.name), spec=spec)),), notices=(Notice(tenant, "Made", "made"),)
+        )
+    return NOTHING
+
+
+class Setup:
+    def __init__(
+        self, decide: Callable[..., Outcome] = one_endpoint_each, election: bool = False, **options: Any
+    ) -> None:
+        self.ports = VirtualPorts()
+        self.cell = ScriptedCell()
+        self.client = ScriptedClient(self.cell, self.ports)
+        self.informers = Informers(self.client, self.ports)
+        self.decided: list[Key] = []
+
+        def counting(key: Key, view: View, now: float) -> Outcome:
+            self.decided.append(key)
+            return decide(key, view, now)
+
+        controller = Controller(
+            "test", counting, {Tenant: wake}, keys, reads=(Endpoint,), singleton=election, **options
+        )  # fmt: skip
+        self.election = Election(self.client, "test", "me", self.ports) if election else None
+        self.runner = Runner(controller, self.client, self.informers, self.ports, self.election)
+
+    async def __aenter__(self) -> Setup:
+        await self.informers.start()
+        if self.election is not None:
+            await self.election.start()
+        await self.runner.start()
+        await self.informers.synced()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.runner.stop()
+        if self.election is not None:
+            await self.election.stop()
+        await self.informers.stop()
+
+    def tenant(self, name: str) -> Tenant:
+        return self.cell.put(Tenant(metadata=ObjectMeta(name=name)))
+
+    def creations(self) -> list[str]:
+        return [w.object.metadata.name for c in self.cell.commits for w in c if isinstance(w, Create)]
+
+    def made(self) -> list[str]:
+        return [item.metadata.name for item in self.cell.all(Endpoint)]
+
+
+def test_it_decides_when_woken_and_carries_out() -> None:
+    async def main() -> None:
+        setup = Setup()
+        setup.tenant("a")
+        async with setup:
+            await until(lambda: setup.made() == ["a"], within_s=1)
+            setup.tenant("b")
+            await until(lambda: setup.made() == ["a", "b"], within_s=1)
+            setup.cell.remove(Tenant, Key("", "a"))
+            await until(lambda: setup.made() == ["b"], within_s=1)
+            assert [n.reason for n in setup.cell.notices] == ["Made", "Made"]
+
+    run(main)
+
+
+def test_own_writes_are_visible_however_late_the_watch_is() -> None:
+    async def main() -> None:
+        async with Setup() as setup:
+            await asyncio.sleep(0.1)
+            setup.client.stalled = True
+            # No watch speaks any more: only the resync of the tenants wakes it, and only its own writes are new.
+            setup.tenant("a")
+            await until(lambda: setup.made() == ["a"], within_s=90)
+            for _ in range(20):
+                setup.runner.queue.add(Key("", "a"))
+                await asyncio.sleep(0.1)
+            assert setup.creations() == ["a"]
+
+    run(main)
+
+
+def test_a_conflict_is_decided_again_soon() -> None:
+    async def main() -> None:
+        setup = Setup()
+        setup.client.before_commit = [Conflict("someone was first")] * 3
+        setup.tenant("a")
+        async with setup:
+            await until(lambda: setup.made() == ["a"], within_s=2)
+
+    run(main)
+
+
+@pytest.mark.parametrize("unanswered", [1, 3, 12])
+def test_no_answer_after_the_commit_has_one_effect(unanswered: int) -> None:
+    async def main() -> None:
+        setup = Setup()
+        setup.client.after_commit = [no_answer() for _ in range(unanswered)]
+        setup.client.on_get = [Unavailable("no")] * (unanswered // 2)
+        setup.tenant("a")
+        async with setup:
+            await until(lambda: setup.made() == ["a"], within_s=300)
+            await asyncio.sleep(120)
+            assert setup.creations() == ["a"]
+
+    run(main)
+
+
+def test_no_answer_and_no_effect_is_repeated() -> None:
+    async def main() -> None:
+        setup = Setup()
+        setup.client.before_commit = [no_answer() for _ in range(30)]
+        setup.tenant("a")
+        async with setup:
+            await until(lambda: setup.made() == ["a"], within_s=900)
+            await asyncio.sleep(60)
+            assert setup.creations() == ["a"]
+
+    run(main)
+
+
+def test_an_overloaded_server_is_left_alone_as_long_as_it_asks() -> None:
+    async def main() -> None:
+        setup = Setup()
+        setup.client.before_commit = [Overloaded("busy", retry_after_s=9.0)]
+        setup.tenant("a")
+        async with setup:
+            await asyncio.sleep(8.5)
+            assert setup.made() == []
+            await until(lambda: setup.made() == ["a"], within_s=2)
+
+    run(main)
+
+
+def test_a_panic_is_that_keys_alone() -> None:
+    async def main() -> None:
+        def decide(key: Key, view: View, now: float) -> Outcome:
+            if key.name == "bad":
+                raise ZeroDivisionError("a bug")
+            return one_endpoint_each(key, view, now)
+
+        setup = Setup(decide, resync_s=1000.0)
+        setup.tenant("bad")
+        setup.tenant("good")
+        async with setup:
+            await until(lambda: setup.made() == ["good"], within_s=1)
+            await asyncio.sleep(60)
+            assert 5 < setup.decided.count(Key("", "bad")) < 20
+
+    run(main)
+
+
+def test_reading_an_undeclared_kind_is_a_mistake_not_an_absence() -> None:
+    async def main() -> None:
+        found: list[str] = []
+
+        def decide(key: Key, view: View, now: float) -> Outcome:
+            with pytest.raises(LookupError, match="declare it") as caught:
+                view.get(Term, "x")
+            found.append(str(caught.value))
+            return NOTHING
+
+        setup = Setup(decide)
+        setup.tenant("a")
+        async with setup:
+            await until(lambda: found, within_s=1)
+
+    run(main)
+
+
+def test_a_refused_decision_is_left_alone_for_long() -> None:
+    async def main() -> None:
+        setup = Setup(resync_s=1000.0)
+        setup.client.before_commit = [Forbidden("not yours")]
+        setup.tenant("a")
+        async with setup:
+            await asyncio.sleep(50)
+            assert setup.made() == [] and len(setup.decided) == 1
+            await until(lambda: setup.made() == ["a"], within_s=20)
+
+    run(main)
+
+
+def test_it_looks_again_when_asked_to() -> None:
+    async def main() -> None:
+        setup = Setup(lambda key, view, now: Outcome(again_in_s=10.0), resync_s=1000.0)
+        setup.tenant("a")
+        async with setup:
+            await asyncio.sleep(55)
+            assert len(setup.decided) == 6
+
+    run(main)
+
+
+def test_a_resync_finds_what_no_event_told() -> None:
+    async def main() -> None:
+        setup = Setup(resync_s=30.0)
+        setup.tenant("a")
+        async with setup:
+            await until(lambda: setup.made() == ["a"], within_s=1)
+            setup.cell.remove(Endpoint, Key("t", "a"))  # Nothing is woken by endpoints.
+            await until(lambda: setup.made() == ["a"], within_s=60)
+
+    run(main)
+
+
+def test_a_batch_is_one_commit_and_one_bad_decision_costs_little() -> None:
+    async def main() -> None:
+        setup = Setup(batch=True)
+        for n in range(100):
+            setup.tenant(f"t{n:03}")
+        setup.cell.put(Endpoint(metadata=meta("t050"), spec=EndpointSpec(workload="x", region="east")))
+        async with setup:
+            await until(lambda: len(setup.made()) == 100, within_s=2)
+            assert len(setup.cell.commits) == 1
+
+        spoiled = Setup(batch=True)
+        for n in range(100):
+            spoiled.tenant(f"t{n:03}")
+        async with spoiled:
+            # The cache does not know yet that one of them exists.
+            spoiled.client.stalled = True
+            spoiled.cell.put(Endpoint(metadata=meta("t050"), spec=EndpointSpec(workload="x", region="east")))
+            await until(lambda: len(spoiled.made()) == 100, within_s=2)
+            assert len(spoiled.cell.commits) <= 10
+
+    run(main)
+
+
+def test_two_decisions_of_a_batch_about_one_object_follow_each_other() -> None:
+    async def main() -> None:
+        def count(key: Key, view: View, now: float) -> Outcome:
+            shared = view.get(Endpoint, "shared", "t")
+            assert shared is not None
+            if key.name in shared.spec.workload.split("-"):
+                return NOTHING
+            spec = msgspec.structs.replace(shared.spec, workload=f"{shared.spec.workload}-{key.name}")
+            return Outcome(writes=(Update(msgspec.structs.replace(shared, spec=spec)),))
+
+        setup = Setup(count, batch=True)
+        setup.cell.put(Endpoint(metadata=meta("shared"), spec=EndpointSpec(workload="w", region="west")))
+        for name in "abcdef":
+            setup.tenant(name)
+        async with setup:
+            await until(lambda: setup.cell.all(Endpoint)[0].spec.workload == "w-a-b-c-d-e-f", within_s=2)
+
+    run(main)
+
+
+def test_releases_follow_the_commit_and_refused_ones_are_asked_again() -> None:
+    async def main() -> None:
+        def free(key: Key, view: View, now: float) -> Outcome:
+            item = ReleaseItem("t", key.name, "uid", 1, ReleaseAction.FREE)
+            return Outcome(releases=(item,)) if view.get(Tenant, key.name) else NOTHING
+
+        setup = Setup(free, resync_s=1000.0)
+        setup.cell.release_result = Result.REJECTED
+        setup.tenant("a")
+        async with setup:
+            await until(lambda: len(setup.cell.released) == 3, within_s=10)
+            setup.cell.release_result = Result.ACCEPTED
+            await until(lambda: len(setup.cell.released) == 4, within_s=10)
+            await asyncio.sleep(100)
+            assert len(setup.cell.released) == 4
+
+    run(main)
+
+
+def test_a_singleton_writes_under_its_token_and_stops_when_it_is_taken() -> None:
+    async def main() -> None:
+        setup = Setup(election=True)
+        async with setup:
+            setup.tenant("a")
+            await until(lambda: setup.made() == ["a"], within_s=5)
+            assert setup.election is not None and setup.election.token is not None
+            # Someone else takes the term: whatever we still believe, our writes are refused from now on.
+            term = setup.cell.objects[(Term, Key("", "test"))]
+            setup.cell.put(msgspec.structs.replace(term, spec=TermSpec(holder="other", term=9)))
+            setup.tenant("b")
+            await until(lambda: setup.election is not None and setup.election.token is None, within_s=5)
+            assert setup.made() == ["a"]
+
+    run(main)
+
+
+def test_a_new_leader_builds_on_what_its_predecessor_committed() -> None:
+    async def main() -> None:
+        setup = Setup(election=True)
+        setup.tenant("a")
+        setup.client.stalled = True
+        await setup.informers.start()
+        await setup.informers.synced()
+        # Written by the predecessor after our caches were filled, and our watch has not said so.
+        setup.cell.put(Endpoint(metadata=meta("a"), spec=EndpointSpec(workload="w", region="west")))
+        async with setup:
+            await until(lambda: len(setup.decided) > 0, within_s=10)
+            await asyncio.sleep(5)
+            assert setup.creations() == ["test", "test"]  # its Lease and its Term; no second endpoint
+
+    run(main)
+
+
+def test_stopping_is_clean_and_final() -> None:
+    async def main() -> None:
+        setup = Setup()
+        async with setup:
+            setup.tenant("a")
+            await until(lambda: setup.made() == ["a"], within_s=1)
+        setup.tenant("b")
+        await asyncio.sleep(100)
+        assert setup.made() == ["a"]
+        assert len(asyncio.all_tasks()) == 1
+
+    run(main)

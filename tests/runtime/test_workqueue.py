@@ -1,0 +1,188 @@
+"""The queue's invariants, as scripts and as a state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual import VirtualPorts, run, until
+
+from holdfast.model.meta import Key
+from holdfast.runtime.backoff import delay_s
+from holdfast.runtime.retry_budget import RetryBudget
+from holdfast.runtime.workqueue import Closed, Workqueue
+
+
+def key(name: str, namespace: str = "t") -> Key:
+    return Key(namespace, name)
+
+
+def queue(**options: int) -> Workqueue:
+    return Workqueue("test", VirtualPorts(), **options)
+
+
+def test_a_key_waits_once_and_comes_back_when_added_while_worked_on() -> None:
+    async def main() -> None:
+        q = queue()
+        q.add(key("a"))
+        q.add(key("a"))
+        assert await q.take(10) == [key("a")]
+        q.add(key("a"))
+        q.add(key("a"))
+        assert len(q) == 0
+        q.done(key("a"))
+        assert await q.take(10) == [key("a")]
+        q.done(key("a"))
+        assert q.idle
+
+    run(main)
+
+
+def test_tenants_take_turns() -> None:
+    async def main() -> None:
+        q = queue()
+        q.add_all(key(f"k{n}", "noisy") for n in range(1000))
+        q.add(key("one", "quiet"))
+        q.add(key("two", "quiet"))
+        assert [k.namespace for k in await q.take(4)] == ["noisy", "quiet", "noisy", "quiet"]
+        assert len(await q.take(5)) == 5
+
+    run(main)
+
+
+def test_delayed_keys_are_due_in_order_and_the_shortest_pause_counts() -> None:
+    async def main() -> None:
+        q, loop = queue(), asyncio.get_running_loop()
+        q.add_after(key("late"), 30.0)
+        q.add_after(key("soon"), 5.0)
+        q.add_after(key("late"), 10.0)
+        q.add_after(key("late"), 20.0)
+        assert await q.take() == [key("soon")]
+        assert loop.time() == pytest.approx(5.0)
+        assert await q.take() == [key("late")]
+        assert loop.time() == pytest.approx(10.0)
+        await asyncio.sleep(100)
+        q.done(key("late"))
+        q.done(key("soon"))
+        assert q.idle
+
+    run(main)
+
+
+def test_retries_pause_longer_each_time_until_forgotten() -> None:
+    async def main() -> None:
+        q = queue()
+        pauses = [q.pause_s(key("a")) for _ in range(12)]
+        assert all(0.5 * 0.05 * 2**n <= p <= 0.05 * 2**n for n, p in enumerate(pauses[:9]))
+        assert max(pauses) <= 30.0
+        q.forget(key("a"))
+        assert q.retry(key("a")) <= 0.05
+        await until(lambda: len(q) == 1, within_s=1)
+        assert q.retry(key("b"), least_s=7.0) == 7.0
+
+    run(main)
+
+
+def test_a_full_queue_refuses_and_counts() -> None:
+    async def main() -> None:
+        q = queue(limit=2)
+        q.add_all([key("a"), key("b"), key("c")])
+        assert len(q) == 2 and q.dropped == 1
+
+    run(main)
+
+
+def test_closing_wakes_whoever_waits() -> None:
+    async def main() -> None:
+        q = queue()
+        waiting = asyncio.create_task(q.take())
+        await asyncio.sleep(1)
+        q.close()
+        with pytest.raises(Closed):
+            await waiting
+        q.add(key("a"))
+        assert len(q) == 0
+
+    run(main)
+
+
+def test_many_short_pauses_do_not_pile_up() -> None:
+    async def main() -> None:
+        q = queue()
+        for _ in range(5000):
+            q.add_after(key("a"), 30.0)
+            q.add(key("a"))
+            await q.take()
+            q.done(key("a"))
+        assert len(q._due) < 200
+
+    run(main)
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_never_two_workers_on_a_key_and_no_wake_up_lost(seed: int) -> None:
+    async def main() -> None:
+        chance = random.Random(seed)
+        q = queue()
+        keys = [key(f"k{n}", f"t{n % 3}") for n in range(6)]
+        working: set[Key] = set()
+        asked_at: dict[Key, float] = {}
+        worked_at: dict[Key, float] = {}
+        loop = asyncio.get_running_loop()
+
+        async def worker() -> None:
+            while True:
+                try:
+                    taken = await q.take(chance.randrange(1, 4))
+                except Closed:
+                    return
+                for k in taken:
+                    assert k not in working, "two workers on one key"
+                    working.add(k)
+                    worked_at[k] = loop.time()
+                await asyncio.sleep(chance.choice([0, 0.01, 0.5]))
+                for k in taken:
+                    working.discard(k)
+                    if chance.random() < 0.2:
+                        q.retry(k)
+                    else:
+                        q.forget(k)
+                    q.done(k)
+
+        workers = [asyncio.create_task(worker()) for _ in range(3)]
+        for _ in range(60):
+            k = chance.choice(keys)
+            if chance.random() < 0.7:
+                q.add(k)
+                asked_at[k] = loop.time()
+            else:
+                q.add_after(k, chance.choice([0.1, 1.0, 5.0]))
+                asked_at[k] = loop.time()
+            await asyncio.sleep(chance.choice([0, 0, 0.005, 0.3]))
+        await asyncio.sleep(200)
+        assert q.idle
+        assert all(worked_at.get(k, -1.0) >= at for k, at in asked_at.items()), "a wake-up was lost"
+        q.close()
+        await asyncio.gather(*workers)
+
+    run(main)
+
+
+def test_backoff_is_bounded_and_jittered() -> None:
+    chance = random.Random(1)
+    assert all(delay_s(n, chance, first_s=1.0, max_s=8.0) <= 8.0 for n in range(200))
+    assert len({delay_s(3, chance) for _ in range(20)}) == 20
+
+
+def test_a_retry_budget_runs_dry_and_fills_again() -> None:
+    async def main() -> None:
+        budget = RetryBudget(VirtualPorts().clock, per_s=10.0, burst=5)
+        assert [budget.take() for _ in range(7)] == [True] * 5 + [False] * 2
+        await asyncio.sleep(0.2)
+        assert [budget.take() for _ in range(3)] == [True, True, False]
+
+    run(main)
