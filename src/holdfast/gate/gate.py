@@ -1,23 +1,38 @@
 """Every write passes here, whoever makes it: validate, admit, check ownership, stamp, audit, commit.
 
-One commit is one transaction, its audit record included. Nothing else writes objects to the store, except the authority's
-ledger, which commits placement through the same audit and ownership rules.
+One commit is one transaction, its audit record included. Nothing else writes objects to the store, except the
+authority, which commits placement under the same audit and ownership rules.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from holdfast.client.contract import Committed, Token
-from holdfast.gate.principal import Principal
-from holdfast.model.writes import Write
+from holdfast.gate.audit import Audit, record, verbs
+from holdfast.gate.plan import Plan, Staged
+from holdfast.gate.principal import CONTROLLERS, Principal
+from holdfast.model import limits
+from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, Forbidden, StaleToken
+from holdfast.model.kinds import BY_NAME, BY_TYPE, Kind
+from holdfast.model.writes import Create, Update, Write
+from holdfast.runtime import metrics
 from holdfast.runtime.ports import Ports
+from holdfast.store.contract import Append
 from holdfast.store.objects import Objects
+
+_DURABLE = BY_NAME["Tenant"]
+_committed = metrics.GATE_COMMITS.labels("committed")
+_unchanged = metrics.GATE_COMMITS.labels("unchanged")
 
 
 class Gate:
     def __init__(self, cell: str, objects: Objects, ports: Ports) -> None:
-        raise NotImplementedError
+        self.cell = cell
+        self.objects = objects
+        self.ports = ports
+        self.audit = Audit(objects.store_of(_DURABLE), ports)
 
     async def commit(
         self,
@@ -27,9 +42,122 @@ class Gate:
         token: Token | None = None,
         dry_run: bool = False,
         request: str = "",
+        warnings: list[str] | None = None,
     ) -> Committed:
         """All of the writes or none. `request` describes the request in the audit record.
 
+        What the caller should be told beside a success is added to `warnings`.
         Raises Forbidden, Invalid (with every cause), NotFound, AlreadyExists, Conflict, StaleToken.
         """
-        raise NotImplementedError
+        if not writes:
+            return Committed(self.objects.head(_DURABLE), ())
+        if len(writes) > limits.MAX_WRITES_PER_COMMIT:
+            raise BadRequest(f"{len(writes)} writes in one commit; at most {limits.MAX_WRITES_PER_COMMIT} are taken")
+        try:
+            return await self._commit(who, writes, token, dry_run=dry_run, request=request, warnings=warnings)
+        except (Forbidden, StaleToken) as fault:
+            resource = str(fault.facts.get("kind", "")) or _resource(writes)
+            self.audit.refused_by(fault, who, _verb(writes), resource, request=request)
+            metrics.GATE_COMMITS.labels(fault.reason).inc()
+            raise
+        except Fault as fault:
+            metrics.GATE_COMMITS.labels(fault.reason).inc()
+            raise
+
+    async def _commit(
+        self,
+        who: Principal,
+        writes: Sequence[Write],
+        token: Token | None,
+        *,
+        dry_run: bool,
+        request: str,
+        warnings: list[str] | None,
+    ) -> Committed:
+        if not who.roles:
+            raise Forbidden(f'User "{who.name}" has no role that writes anything')
+        for _ in range(limits.COMMIT_ATTEMPTS):
+            plan = Plan(self.cell, self.objects, self.ports, who)
+            plan.add(writes, token)
+            head = self.objects.head(plan.kind)
+            changed = plan.changed
+            if warnings is not None:
+                warnings[:] = plan.warnings
+            if dry_run or not changed:
+                _unchanged.inc()
+                return Committed(head, plan.results({}))
+            txn = plan.transaction(self._records(who, plan, changed, request))
+            try:
+                done = await self.objects.commit(plan.kind, txn)
+                revisions = dict(zip((s.key for s in changed), done.revisions, strict=True))
+            except Conflict:
+                metrics.GATE_RETRIES.inc()
+                await self._catch_up(plan)
+                continue
+            except Ambiguous as unknown:
+                revisions = await self._read_back(plan.kind, head, changed, unknown)
+            self.audit.appended(len(txn.appends))
+            _committed.inc()
+            return Committed(max(revisions.values()), plan.results(revisions))
+        raise Conflict(
+            f"{_resource(writes)}: other writers kept coming first in {limits.COMMIT_ATTEMPTS} attempts; read again "
+            "and decide again"
+        )
+
+    def _records(self, who: Principal, plan: Plan, changed: Sequence[Staged], request: str) -> tuple[Append, ...]:
+        """The audit record, unless this is only a heartbeat: events, and leaders renewing their leases."""
+        if plan.kind.ephemeral:
+            return ()
+        if CONTROLLERS in who.groups and all(s.kind.name == "Lease" and s.before is not None for s in changed):
+            return ()
+        verb = verbs(op for s in changed for op in s.ops)
+        return (record(who, self.ports.clock.now(), verb, plan.entries(), request=request),)
+
+    async def _catch_up(self, plan: Plan) -> None:
+        """After a conflict: the write that came first may not be published yet, so planning again would lose again."""
+        if plan.is_current():
+            await self.objects.wait_for(plan.kind, self.objects.head(plan.kind) + 1, timeout_s=limits.CONFLICT_WAIT_S)
+
+    async def _read_back(
+        self, kind: Kind, head: int, changed: Sequence[Staged], unknown: Ambiguous
+    ) -> dict[str, int]:  # fmt: skip
+        """Settles an unknown outcome: the first change of each key after what we compared is either ours or not."""
+        revisions: dict[str, int] = {}
+        for staged in changed:
+            found = await self._first_change(kind, staged.key, head)
+            if found is None:
+                raise unknown
+            revision, value = found
+            if value != (staged.value if staged.after is not None else None):
+                raise Conflict(f"{staged.key}: another write came first; read again and decide again")
+            revisions[staged.key] = revision
+        await self.objects.wait_for(kind, max(revisions.values()), timeout_s=limits.READ_BACK_S)
+        return revisions
+
+    async def _first_change(self, kind: Kind, key: str, after: int) -> tuple[int, bytes | None] | None:
+        store = self.objects.store_of(kind)
+        try:
+            async with asyncio.timeout(limits.READ_BACK_S):
+                async for changes in store.watch(key, after=after):
+                    for change in changes:
+                        if change.key == key:
+                            return change.revision, change.entry.value if change.entry is not None else None
+        except (TimeoutError, Expired):
+            return None
+        return None
+
+    async def close(self) -> None:
+        """Writes the last refusals. The store must still be open."""
+        await self.audit.close()
+
+
+def _resource(writes: Sequence[Write]) -> str:
+    if not writes:
+        return ""
+    first = writes[0]
+    kind = BY_TYPE.get(type(first.object)) if isinstance(first, Create | Update) else BY_NAME.get(first.kind)
+    return kind.plural if kind is not None else "unknown"
+
+
+def _verb(writes: Sequence[Write]) -> str:
+    return verbs(type(w).__name__.lower() for w in writes)

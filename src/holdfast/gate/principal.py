@@ -8,6 +8,7 @@ OPERATORS = "holdfast:operators"
 VIEWERS = "holdfast:viewers"
 CONTROLLERS = "holdfast:controllers"
 NODES = "holdfast:nodes"
+HOLLOW_NODES = "holdfast:hollow-nodes"
 REGIONS = "holdfast:regions"
 AUTHENTICATED = "system:authenticated"
 TENANT_PREFIX = "holdfast:tenant:"
@@ -17,6 +18,7 @@ class Principal(msgspec.Struct, frozen=True):
     """`roles` are the writers of model.ownership this principal may act as; they follow from its groups.
 
     A node's principal is bound to one node, a region's link to one region: `node` and `region` say which.
+    One process that plays many hollow nodes is bound to a prefix instead, written `prefix*`.
     """
 
     name: str
@@ -28,6 +30,12 @@ class Principal(msgspec.Struct, frozen=True):
     uid: str = ""
     credential: str = ""
 
+    def is_node(self, name: str) -> bool:
+        """Whether this principal speaks for the node of that name."""
+        if self.node.endswith("*"):
+            return name.startswith(self.node[:-1])
+        return bool(name) and self.node == name
+
 
 def controller(name: str, *, cell: str) -> Principal:
     """The identity of an in-process controller, scheduler, authority or link."""
@@ -35,6 +43,11 @@ def controller(name: str, *, cell: str) -> Principal:
         name=f"holdfast:controller:{name}", groups=(CONTROLLERS, AUTHENTICATED), roles=frozenset({name}),
         region="" if cell == "global" else cell, credential="in-process",
     )  # fmt: skip
+
+
+def agent(node: str, *, region: str) -> Principal:
+    """The identity of one node's agent that runs in this process."""
+    return from_identity(f"holdfast:node:{region}:{node}", (NODES,), credential="in-process")
 
 
 def from_identity(name: str, groups: tuple[str, ...], *, credential: str, uid: str = "") -> Principal:
@@ -46,15 +59,21 @@ def from_identity(name: str, groups: tuple[str, ...], *, credential: str, uid: s
         roles.add("operator")
     if tenants:
         roles.add("user")
-    if NODES in groups and name.startswith("holdfast:node:"):
+    if NODES in groups and name.startswith("holdfast:node:") and name.count(":") == 3:
         _, _, region, node = name.split(":", 3)
+        roles.add("agent")
+    if HOLLOW_NODES in groups and name.startswith("holdfast:hollow:") and name.count(":") == 3:
+        _, _, region, prefix = name.split(":", 3)
+        node = prefix + "*"
         roles.add("agent")
     if REGIONS in groups and name.startswith("holdfast:region:"):
         region = name.split(":", 2)[2]
         roles.add("region")
     if CONTROLLERS in groups and name.startswith("holdfast:controller:"):
         roles.add(name.split(":", 2)[2])
+    if AUTHENTICATED not in groups:
+        groups = (*groups, AUTHENTICATED)
     return Principal(
-        name=name, groups=(*groups, AUTHENTICATED), roles=frozenset(roles), tenants=tenants,
+        name=name, groups=groups, roles=frozenset(roles), tenants=tenants,
         node=node, region=region, uid=uid, credential=credential,
     )  # fmt: skip

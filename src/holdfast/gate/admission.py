@@ -1,0 +1,233 @@
+"""Rules that need more than the object itself: does what it refers to exist, is it still in use, does it fit the quota.
+
+A rule is a small function of a `Case`, in a table by kind; it reads the published objects and nothing else. It yields
+causes (the object is wrong), refusals (the object is fine, the time is not) and warnings (it may surprise you).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.gate.principal import Principal
+from holdfast.model.errors import Cause, Refused
+from holdfast.model.kinds import BY_NAME, Kind
+from holdfast.model.meta import Object
+from holdfast.model.ownership import COLLECT, OPERATOR
+from holdfast.model.quantity import BadQuantity, amount_text, amounts, scaled, shortfall
+from holdfast.model.validation import forbidden, invalid
+from holdfast.model.workload import Workload, wanted_replicas
+from holdfast.store.objects import Objects
+
+
+class Warned(msgspec.Struct, frozen=True, gc=False):
+    """Said to the caller beside a success."""
+
+    text: str
+
+
+Finding = Cause | Refused | Warned
+OWNER_EXISTS = "OwnerExists"
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One write before the rules. `after` is None for a removal or a deletion that was asked for."""
+
+    who: Principal
+    kind: Kind
+    before: Object | None
+    after: Object | None
+    objects: Objects
+    cell: str
+    deleting: bool = False
+
+    def find(self, kind: str, name: str, namespace: str = "") -> Any:
+        return self.objects.get(BY_NAME[kind], namespace, name)
+
+    def all(self, kind: str, namespace: str = "", **fields: str) -> list[Any]:
+        return self.objects.list(BY_NAME[kind], namespace, fields=fields or None)[0]
+
+
+Rule = Callable[[Case], Iterator[Finding]]
+
+
+def workload_priority_class(case: Case) -> Iterator[Finding]:
+    after: Any = case.after
+    name = after.spec.priority_class_name
+    before: Any = case.before
+    if (
+        name
+        and (before is None or before.spec.priority_class_name != name)
+        and case.find("PriorityClass", name) is None
+    ):
+        known = ", ".join(f'"{c.metadata.name}"' for c in case.all("PriorityClass")[:20]) or "none exist"
+        yield Cause(
+            "spec.priorityClassName",
+            "FieldValueNotSupported",
+            f'Unsupported value: "{name}": supported values: {known}',
+        )
+
+
+def workload_quota(case: Case) -> Iterator[Finding]:
+    """One replica that exceeds the tenant's whole quota can never run; more replicas than fit will wait."""
+    after: Any = case.after
+    tenant = after.metadata.namespace
+    quota = case.find("Quota", "quota", tenant)
+    if quota is None:
+        yield Warned(
+            f"tenant {tenant} has no Quota: its replicas will wait with reason NoGrant until an operator creates one"
+        )
+        return
+    try:
+        one, hard = amounts(after.spec.template.resources), amounts(quota.spec.hard)
+    except BadQuantity:
+        return
+    before: Any = case.before
+    changed = before is None or before.spec.template.resources != after.spec.template.resources
+    over = shortfall(one, hard)
+    for resource in over:
+        path = f"spec.template.resources.{resource}"
+        limit = amount_text(resource, hard.get(resource, 0))
+        if changed:
+            asked = after.spec.template.resources[resource]
+            yield invalid(path, asked, f"one replica exceeds the whole quota of tenant {tenant}, which is {limit}")
+    wanted = wanted_replicas(after)
+    if not over and shortfall(scaled(one, wanted), hard):
+        fits = min(hard.get(r, 0) // amount for r, amount in one.items())
+        yield Warned(f"the quota of tenant {tenant} holds {fits} of these {wanted} replicas; the others will wait")
+
+
+def workload_pending_cap(case: Case) -> Iterator[Finding]:
+    """A tenant may queue only so much, so that one cannot fill everyone's queue."""
+    after: Any = case.after
+    before: Any = case.before
+    more = wanted_replicas(after) - (wanted_replicas(before) if before is not None else 0)
+    tenant = after.metadata.namespace
+    quota = case.find("Quota", "quota", tenant)
+    if quota is None or more <= 0:
+        return
+    waiting = sum(_pending(w) for w in case.all("Workload", tenant))
+    if waiting + more > quota.spec.pending_cap:
+        yield Refused(
+            "PendingCapExceeded",
+            f"tenant {tenant} may have {quota.spec.pending_cap} replicas waiting, {waiting} wait already and this adds "
+            f"{more}; wait for them to be placed, or ask an operator to raise spec.pendingCap of the Quota",
+            {"pendingCap": quota.spec.pending_cap, "waiting": waiting, "added": more},
+        )
+
+
+def _pending(workload: Workload) -> int:
+    return max(0, wanted_replicas(workload) - workload.status.summary.bound)
+
+
+def workload_regions(case: Case) -> Iterator[Finding]:
+    if not case.all("Region"):
+        yield Warned("no Region exists: the workload will wait until an operator creates one")
+
+
+def region_name(case: Case) -> Iterator[Finding]:
+    after: Any = case.after
+    if after.metadata.name == "global":
+        yield forbidden("metadata.name", 'the name "global" stands for the global cell')
+
+
+def override_approval(case: Case) -> Iterator[Finding]:
+    spec: Any = case.after.spec  # type: ignore[union-attr]
+    if spec.approver and spec.approver == spec.requester:
+        yield forbidden("spec.approver", "whoever asks for an override cannot approve it")
+
+
+def quota_without_use(case: Case) -> Iterator[Finding]:
+    if case.before is not None and case.all("Workload", case.before.metadata.namespace):
+        yield Warned(
+            f"tenant {case.before.metadata.namespace} still has workloads: without a Quota their replicas keep what "
+            "they hold and get nothing new"
+        )
+
+
+def priority_class_unused(case: Case) -> Iterator[Finding]:
+    name = case.before.metadata.name  # type: ignore[union-attr]
+    users = [w for w in case.all("Workload") if w.spec.priority_class_name == name]
+    if users:
+        yield Refused(
+            "InUse",
+            f"{len(users)} workloads use it, {users[0].key} among them; give them another class first",
+            {"workloads": len(users)},
+        )
+
+
+def region_empty(case: Case) -> Iterator[Finding]:
+    name = case.before.metadata.name  # type: ignore[union-attr]
+    held = case.all("Assignment", region=name)
+    if held:
+        yield Refused(
+            "InUse",
+            f"{len(held)} assignments name it, {held[0].key} among them; move the workloads away first",
+            {"assignments": len(held)},
+        )
+
+
+def node_empty(case: Case) -> Iterator[Finding]:
+    """Removing a node frees what is claimed on it: an operator's word is the evidence that nothing runs there."""
+    name = case.before.metadata.name  # type: ignore[union-attr]
+    bound = case.all("Binding", node=name)
+    if not bound:
+        return
+    if OPERATOR in case.who.roles:
+        yield Warned(f"{len(bound)} bindings are on node {name}: by removing it you attest that nothing of them runs")
+        return
+    yield Refused("InUse", f"{len(bound)} bindings are on it, {bound[0].key} among them; drain it first")
+
+
+def owners_gone(case: Case) -> Iterator[Finding]:
+    """The collector works from a cache: whether the owners are really gone is settled here, against current state."""
+    before: Any = case.before
+    if COLLECT not in case.who.roles or not before.metadata.owner_references:
+        return
+    tenant = case.find("Tenant", before.metadata.namespace) if before.metadata.namespace else None
+    if tenant is not None and tenant.metadata.terminating:
+        return
+    for ref in before.metadata.owner_references:
+        kind = BY_NAME.get(ref.kind)
+        owner = (
+            None
+            if kind is None
+            else case.objects.get(kind, before.metadata.namespace if kind.namespaced else "", ref.name)
+        )
+        if owner is None or owner.uid != ref.uid:
+            continue
+        if owner.metadata.terminating and "foregroundDeletion" in owner.metadata.finalizers:
+            continue
+        yield Refused(OWNER_EXISTS, f"its owner {ref.kind} {ref.name} exists")
+
+
+ON_WRITE: dict[str, tuple[Rule, ...]] = {
+    "Workload": (workload_priority_class, workload_quota, workload_pending_cap, workload_regions),
+    "Region": (region_name,),
+    "Override": (override_approval,),
+}
+
+ON_DELETE: dict[str, tuple[Rule, ...]] = {
+    "PriorityClass": (priority_class_unused,),
+    "Region": (region_empty,),
+    "Node": (node_empty,),
+    "Quota": (quota_without_use,),
+}
+
+
+def admit(case: Case) -> list[Finding]:
+    """Everything the rules have to say about one write. Mirrors were admitted where they come from."""
+    if case.deleting:
+        rules: tuple[Rule, ...] = (owners_gone, *ON_DELETE.get(case.kind.name, ()))
+    elif case.after is None or _content_unchanged(case):
+        return []
+    else:
+        rules = ON_WRITE.get(case.kind.name, ())
+    return [finding for rule in rules for finding in rule(case)]
+
+
+def _content_unchanged(case: Case) -> bool:
+    """A change of metadata or status needs no new admission, or a full queue could never drain."""
+    return case.before is not None and getattr(case.before, "spec", None) == getattr(case.after, "spec", None)

@@ -1,0 +1,189 @@
+"""The audit trail: one record per commit, in the commit's own transaction, and every refusal, counted.
+
+Owns the form of a record and the log's name. A committed write is never without its record: both are one transaction.
+Refusals are summed per (principal, verb, resource, reason) and appended at least once a second, so that a flood of
+them costs one row and not one each. Never holds a body or a secret: names, identities and revisions only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from holdfast.gate.principal import Principal
+from holdfast.model import limits
+from holdfast.model.errors import Fault
+from holdfast.model.times import micro_text
+from holdfast.runtime.ports import Ports
+from holdfast.store.contract import Append, Store, Txn
+
+LOG = "audit"
+
+_log = structlog.get_logger()
+_encoder = msgspec.json.Encoder()
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """One object of a commit. `before` is the revision it replaced; 0 for a new one."""
+
+    op: str
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    before: int = 0
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    time: str
+    principal: str
+    verb: str
+    result: str
+    credential: str = ""
+    request: str = ""
+    entries: tuple[Entry, ...] = ()
+    omitted: int = 0
+    resource: str = ""
+    reason: str = ""
+    message: str = ""
+    count: int = 0
+    first: str = ""
+
+
+def record(who: Principal, now_s: float, verb: str, entries: Sequence[Entry], *, request: str = "") -> Append:
+    """The record of a commit, to be put into its transaction. The authority makes its own with this too."""
+    shown = tuple(entries[: limits.AUDIT_WRITES_SHOWN])
+    made = Record(
+        time=micro_text(now_s), principal=who.name, credential=who.credential, verb=verb, result="Committed",
+        request=request[: limits.AUDIT_TEXT_CHARS], entries=shown, omitted=len(entries) - len(shown),
+    )  # fmt: skip
+    return Append(LOG, _encoder.encode(made))
+
+
+def verbs(ops: Iterable[str]) -> str:
+    """The verb of a commit: that of its writes, or all of them where they differ."""
+    return ",".join(dict.fromkeys(ops))
+
+
+class _Sum(msgspec.Struct, gc=False):
+    first_s: float
+    last_s: float
+    count: int
+    credential: str
+    message: str
+    request: str
+
+
+class Audit:
+    """Collects refusals and keeps the log's length bounded. One per process and cell; needs no task to be started."""
+
+    def __init__(self, store: Store, ports: Ports) -> None:
+        self._store = store
+        self._ports = ports
+        self._refusals: dict[tuple[str, str, str, str], _Sum] = {}
+        self._since_trim = 0
+        self._flushing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def refused(
+        self, who: Principal | str, verb: str, resource: str, reason: str, *, message: str = "", request: str = ""
+    ) -> None:
+        """Counts a refusal; it is on disk within a second or two."""
+        name = who if isinstance(who, str) else who.name
+        credential = "" if isinstance(who, str) else who.credential
+        key = (name[:256], verb, resource, reason)
+        if key not in self._refusals and len(self._refusals) >= limits.AUDIT_REFUSALS_HELD:
+            # So many different ones within a second: the rest share one row, their number stays true.
+            key = ("*", "*", "*", reason)
+        now = self._ports.clock.now()
+        held = self._refusals.get(key)
+        if held is None:
+            text = limits.AUDIT_TEXT_CHARS
+            self._refusals[key] = _Sum(now, now, 1, credential, message[:text], request[:text])
+        else:
+            held.last_s, held.count = now, held.count + 1
+        self._wake()
+
+    def refused_by(self, fault: Fault, who: Principal, verb: str, resource: str, *, request: str = "") -> None:
+        reason = str(fault.facts.get("reason", "")) or fault.reason
+        self.refused(who, verb, resource, reason, message=fault.message, request=request)
+
+    def appended(self, records: int = 1) -> None:
+        """Tells that commits added records, so that the log is trimmed in time."""
+        self._since_trim += records
+        if self._since_trim >= limits.AUDIT_TRIM_EVERY:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._flushing is None and not self._closed:
+            self._flushing = asyncio.get_running_loop().create_task(self._flush_soon(), name="audit-flush")
+
+    async def _flush_soon(self) -> None:
+        try:
+            await self._ports.clock.sleep(limits.AUDIT_FLUSH_EVERY_S)
+            await self.flush()
+        except Fault as fault:
+            _log.warning("audit_flush_failed", reason=fault.reason, message=fault.message, held=len(self._refusals))
+        finally:
+            self._flushing = None
+        if self._refusals:
+            self._wake()
+
+    async def flush(self) -> None:
+        """Appends what was refused since the last time, and trims the log when it is due."""
+        refusals, self._refusals = self._refusals, {}
+        if refusals:
+            appends = tuple(_refusal_record(key, held) for key, held in refusals.items())
+            try:
+                await self._store.commit(Txn(appends=appends))
+            except Fault:
+                self._put_back(refusals)
+                raise
+            self._since_trim += len(appends)
+        if self._since_trim >= limits.AUDIT_TRIM_EVERY:
+            self._since_trim = 0
+            await self._store.trim_log(LOG, keep=limits.AUDIT_KEPT)
+
+    def _put_back(self, refusals: dict[tuple[str, str, str, str], _Sum]) -> None:
+        for key, held in refusals.items():
+            newer = self._refusals.get(key)
+            if newer is None:
+                self._refusals[key] = held
+            else:
+                newer.first_s, newer.count = held.first_s, newer.count + held.count
+
+    async def close(self) -> None:
+        """Writes what is left. The store must still be open."""
+        self._closed = True
+        task = self._flushing
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        with contextlib.suppress(Fault):
+            await self.flush()
+
+
+def _refusal_record(key: tuple[str, str, str, str], held: _Sum) -> Append:
+    principal, verb, resource, reason = key
+    made = Record(
+        time=micro_text(held.last_s), first=micro_text(held.first_s), principal=principal, credential=held.credential,
+        verb=verb, resource=resource, reason=reason, message=held.message, request=held.request, count=held.count,
+        result="Refused",
+    )  # fmt: skip
+    return Append(LOG, _encoder.encode(made))
+
+
+def decode_record(value: bytes) -> Record:
+    """A record as `audit` commands and the console show it."""
+    return msgspec.json.decode(value, type=Record)
+
+
+async def read(store: Store, *, after: int = 0, limit: int = 1000) -> list[tuple[int, dict[str, Any]]]:
+    """Records after a sequence number, oldest first, as plain data."""
+    return [(r.sequence, msgspec.json.decode(r.value)) for r in await store.read_log(LOG, after=after, limit=limit)]

@@ -1,0 +1,130 @@
+"""Kubernetes Events: what people see in `describe`. Aggregated, bounded, volatile, and deciding nothing.
+
+An event's name follows from what it says, so that saying it again finds the first and raises its count. Losing events
+loses nothing else: every failure here is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from holdfast.model import codec, limits
+from holdfast.model.core import Event, EventSource, ObjectReference
+from holdfast.model.errors import Fault
+from holdfast.model.kinds import BY_NAME, kind_of
+from holdfast.model.meta import Object, ObjectMeta
+from holdfast.model.times import parse_time, seconds_text
+from holdfast.model.writes import Notice
+from holdfast.runtime import metrics
+from holdfast.runtime.ports import Ports
+from holdfast.store.contract import Compare, Put, Remove, Txn
+from holdfast.store.objects import Objects
+
+KIND = BY_NAME["Event"]
+_TENANT = BY_NAME["Tenant"]
+CLUSTER_NAMESPACE = "default"
+_MAX_STEM = 200
+_MAX_MESSAGE = 1024
+
+
+def event_name(about: Object, notice: Notice, component: str) -> str:
+    said = "\0".join((about.uid, notice.reason, notice.message, component, str(notice.warning)))
+    return f"{about.metadata.name[:_MAX_STEM]}.{hashlib.blake2b(said.encode(), digest_size=8).hexdigest()}"
+
+
+def reference(about: Object) -> ObjectReference:
+    """What an event is about. Without the uid `kubectl describe` would never show it."""
+    kind, meta = kind_of(about), about.metadata
+    return ObjectReference(
+        api_version=kind.api_version, kind=kind.name, namespace=meta.namespace, name=meta.name, uid=meta.uid,
+        resource_version=meta.resource_version,
+    )  # fmt: skip
+
+
+class EventLog:
+    """One per cell and process. `run` forgets what is old; without it the count alone is bounded."""
+
+    def __init__(self, objects: Objects, ports: Ports) -> None:
+        self._objects = objects
+        self._ports = ports
+
+    async def record(self, notices: Sequence[Notice], *, component: str) -> None:
+        """Writes what was said, in one commit. Best effort: a race with another writer loses this one's count."""
+        events: dict[str, tuple[Event, int]] = {}
+        now = seconds_text(self._ports.clock.now())
+        for notice in notices[: limits.NOTICES_PER_CALL]:
+            if not notice.about.uid:
+                metrics.EVENTS_DROPPED.inc()
+                continue
+            self._say(events, notice, component, now)
+        metrics.EVENTS_DROPPED.inc(max(0, len(notices) - limits.NOTICES_PER_CALL))
+        if not events:
+            return
+        compares = tuple(Compare(key, revision) for key, (_, revision) in events.items())
+        puts = tuple(Put(key, codec.encode(event), event) for key, (event, _) in events.items())
+        try:
+            await self._objects.commit(KIND, Txn(compares, puts))
+        except Fault:
+            metrics.EVENTS_DROPPED.inc(len(events))
+
+    def _say(self, events: dict[str, tuple[Event, int]], notice: Notice, component: str, now: str) -> None:
+        about = notice.about
+        namespace = about.metadata.namespace or CLUSTER_NAMESPACE
+        name = event_name(about, notice, component)
+        key = KIND.store_key(namespace, name)
+        if key in events:
+            event, revision = events[key]
+            events[key] = replace(event, count=event.count + 1, last_timestamp=now), revision
+            return
+        held = self._objects.get(KIND, namespace, name)
+        if isinstance(held, Event):
+            meta = replace(held.metadata, resource_version="")
+            events[key] = replace(held, metadata=meta, count=held.count + 1, last_timestamp=now), held.revision
+            return
+        meta = ObjectMeta(name=name, namespace=namespace, uid=self._ports.ids.uid(), creation_timestamp=now)
+        made = Event(
+            metadata=meta, involved_object=reference(about), type="Warning" if notice.warning else "Normal",
+            reason=notice.reason, message=notice.message[:_MAX_MESSAGE], count=1, first_timestamp=now,
+            last_timestamp=now, source=EventSource(component=component), reporting_component=component,
+        )  # fmt: skip
+        events[key] = made, 0
+
+    async def run(self) -> None:
+        """For ever: every so often forgets what is old, what is too much, and what belongs to tenants that go."""
+        while True:
+            await self._ports.clock.sleep(limits.EVENT_SWEEP_EVERY_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        held = [event for event in self._objects.list(KIND)[0] if isinstance(event, Event)]
+        oldest_s = self._ports.clock.now() - limits.EVENT_TTL_S
+        gone = [event for event in held if _last_s(event) < oldest_s or self._tenant_goes(event.metadata.namespace)]
+        left = len(held) - len(gone)
+        if left > limits.EVENTS_KEPT:
+            names = {event.key for event in gone}
+            rest = sorted((e for e in held if e.key not in names), key=lambda e: (_last_s(e), e.key))
+            gone += rest[: left - limits.EVENTS_KEPT]
+        for start in range(0, len(gone), limits.BATCH):
+            keys = [KIND.store_key(e.metadata.namespace, e.metadata.name) for e in gone[start : start + limits.BATCH]]
+            try:
+                await self._objects.commit(KIND, Txn(writes=tuple(Remove(key) for key in keys)))
+            except Fault:
+                metrics.EVENTS_DROPPED.inc(len(keys))
+
+    def _tenant_goes(self, namespace: str) -> bool:
+        tenant = self._objects.get(_TENANT, "", namespace)
+        return tenant is not None and tenant.metadata.terminating
+
+
+def _last_s(event: Event) -> float:
+    """When it was last said. An event someone posted without any time is as old as its creation."""
+    for text in (event.last_timestamp, event.event_time, event.metadata.creation_timestamp):
+        if text:
+            try:
+                return parse_time(text)
+            except ValueError:
+                continue
+    return 0.0

@@ -1,0 +1,113 @@
+"""The client of everything that runs inside a cell's own process: no bytes in between, the same rules.
+
+Reads are of the published objects, shared and never copied. Writes pass the gate as the principal the client was made
+for. Placement goes to the region's authority; the global cell has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from holdfast.client.contract import Committed, Listing, Seen, Token
+from holdfast.gate.authorize import authorize_call
+from holdfast.gate.events import EventLog
+from holdfast.gate.gate import Gate
+from holdfast.gate.principal import Principal
+from holdfast.model.errors import BadRequest, Forbidden
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Object
+from holdfast.model.placement import Answers, BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
+from holdfast.model.writes import Notice, Write
+from holdfast.store.objects import ObjectChange
+
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+
+
+class Placement(Protocol):
+    """A region's authority, as those who ask it see it. Who asks has been authorized; every item is judged anew."""
+
+    async def reserve(self, who: Principal, request: ReserveRequest) -> Answers: ...
+
+    async def bind(self, who: Principal, request: BindRequest) -> Answers: ...
+
+    async def release(self, who: Principal, request: ReleaseRequest, *, token: Token | None = None) -> Answers: ...
+
+    async def renew(self, who: Principal, request: RenewRequest) -> Answers: ...
+
+
+class LocalClient:
+    def __init__(
+        self, gate: Gate, who: Principal, *, placement: Placement | None = None, events: EventLog | None = None
+    ) -> None:
+        self._gate = gate
+        self._objects = gate.objects
+        self._who = who
+        self._placement = placement
+        self._events = events if events is not None else EventLog(gate.objects, gate.ports)
+
+    @property
+    def cell(self) -> str:
+        return self._gate.cell
+
+    async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
+        return cast("O | None", self._objects.get(kind_of(kind), namespace, name))
+
+    async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
+        items, revision = self._objects.list(kind_of(kind), namespace, fields=fields)
+        return Listing(tuple(cast("list[O]", items)), revision)
+
+    def watch(
+        self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Sequence[Seen[O]]]:
+        return LocalWatch(self._objects.stream(kind_of(kind), namespace, after=after, fields=fields))
+
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+        return await self._gate.commit(self._who, writes, token=token, request="in-process")
+
+    async def reserve(self, request: ReserveRequest) -> Answers:
+        return await self._authority("reserve").reserve(self._who, request)
+
+    async def bind(self, request: BindRequest) -> Answers:
+        return await self._authority("bind").bind(self._who, request)
+
+    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+        return await self._authority("release").release(self._who, request, token=token)
+
+    async def renew(self, request: RenewRequest) -> Answers:
+        nodes = [item.node for item in request.items]
+        return await self._authority("renew", nodes).renew(self._who, request)
+
+    async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
+        await self._events.record(notices, component=component)
+
+    async def close(self) -> None:
+        """Nothing to let go: the gate and the objects belong to the cell."""
+
+    def _authority(self, verb: str, nodes: Sequence[str] = ()) -> Placement:
+        if self._placement is None:
+            raise BadRequest(f"the {self.cell} cell places nothing: ask the cell of a region")
+        refused = authorize_call(self._who, verb, nodes=nodes, cell=self.cell)
+        if refused is not None:
+            self._gate.audit.refused(self._who, verb, "placement", refused.reason, message=refused.message)
+            raise Forbidden(refused.message, facts=refused.facts)
+        return self._placement
+
+
+class LocalWatch(Generic[O]):
+    """A stream of the cell's objects as a client sees it. Like the stream, it outlives a wait that was cancelled."""
+
+    def __init__(self, stream: AsyncIterator[Sequence[ObjectChange]]) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> LocalWatch[O]:
+        return self
+
+    async def __anext__(self) -> Sequence[Seen[O]]:
+        return [_seen(change) for change in await anext(self._stream)]
+
+
+def _seen(change: ObjectChange) -> Seen[Any]:
+    if change.new is None:
+        return Seen(change.old, change.old, True, change.revision)
+    return Seen(change.new, change.old, False, change.revision)

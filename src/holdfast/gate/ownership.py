@@ -1,0 +1,162 @@
+"""Which changed fields a principal does not own (S6), by comparing an object before and after, group by group.
+
+Owns the comparison; the table itself is `model/ownership.py`. The getters of every kind are compiled once. Never
+decides whether a principal may touch an object at all: that is `gate/scope.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from holdfast.gate.principal import Principal
+from holdfast.model.kinds import ALL, Kind
+from holdfast.model.meta import Object
+from holdfast.model.ownership import COLLECT, FINALIZERS, OPERATOR, OWNERS, UNOWNED, owners
+
+# Bookkeeping that no one owns: server-side apply records, and the two fields that follow from any status write.
+_SHARED_STATUS = frozenset({"conditions", "observedGeneration"})
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One field of `spec` or `status`: its path, how to read it, its default, and who owns it."""
+
+    path: str
+    get: Any
+    default: Any
+    roles: frozenset[str]
+
+
+class Owned(msgspec.Struct, frozen=True):
+    """The compiled ownership of one kind in one sort of cell."""
+
+    creators: frozenset[str]
+    spec: tuple[Field, ...]
+    status: tuple[Field, ...]
+    status_roles: frozenset[str]
+    """Everyone who owns some part of the status: they may set conditions and observedGeneration."""
+
+
+def default_of(field: Any) -> Any:
+    """The default a struct field has, or NODEFAULT."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
+
+
+def _fields(kind: Kind, section: str, mirrored: bool) -> tuple[Field, ...]:
+    part = next((f for f in msgspec.structs.fields(kind.type) if f.name == section), None)
+    if part is None:
+        return ()
+    return tuple(
+        Field(
+            path=f"{section}.{f.encode_name}",
+            get=attrgetter(f"{section}.{f.name}"),
+            default=default_of(f),
+            roles=owners(kind.name, f"{section}.{f.encode_name}", mirrored_here=mirrored),
+        )
+        for f in msgspec.structs.fields(part.type)
+    )
+
+
+def _compile(kind: Kind, mirrored: bool) -> Owned:
+    status = _fields(kind, "status", mirrored)
+    everyone: frozenset[str] = frozenset().union(
+        owners(kind.name, "status", mirrored_here=mirrored), *(f.roles for f in status)
+    )
+    shared = tuple(
+        msgspec.structs.replace(f, roles=everyone) if f.path.rpartition(".")[2] in _SHARED_STATUS else f for f in status
+    )
+    return Owned(
+        creators=owners(kind.name, "metadata", mirrored_here=mirrored),
+        spec=_fields(kind, "spec", mirrored),
+        status=shared,
+        status_roles=everyone,
+    )
+
+
+_TABLES = {
+    mirrored: {kind.name: _compile(kind, mirrored) for kind in ALL if kind.name not in UNOWNED}
+    for mirrored in (False, True)
+}
+
+for _kind, _groups in OWNERS.items():
+    for _group in _groups:
+        if _group.count(".") > 1:
+            raise ValueError(f"{_kind}.{_group}: ownership is compared two levels deep; compare deeper ones here first")
+
+
+def owned(kind: Kind, *, mirrored_here: bool) -> Owned | None:
+    """The compiled table of a kind; None where nobody in particular owns it."""
+    return _TABLES[mirrored_here].get(kind.name)
+
+
+def not_owned(
+    who: Principal, kind: Kind, before: Object | None, after: Object, *, mirrored_here: bool
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """Every changed group that none of the principal's roles owns, with the roles that do."""
+    table = owned(kind, mirrored_here=mirrored_here)
+    if table is None:
+        return
+    roles = who.roles
+    if before is None:
+        if not roles & table.creators:
+            yield "metadata", table.creators
+        for field in (*table.spec, *table.status):
+            if not roles & field.roles and field.get(after) != field.default:
+                yield field.path, field.roles
+        return
+    yield from _metadata_not_owned(who, table, before, after, mirrored_here=mirrored_here)
+    for name, fields in (("spec", table.spec), ("status", table.status)):
+        if getattr(before, name, None) == getattr(after, name, None):
+            continue
+        for field in fields:
+            if not roles & field.roles and field.get(before) != field.get(after):
+                yield field.path, field.roles
+
+
+def _metadata_not_owned(
+    who: Principal, table: Owned, before: Object, after: Object, *, mirrored_here: bool
+) -> Iterator[tuple[str, frozenset[str]]]:
+    old, new = before.metadata, after.metadata
+    if old is new:
+        return
+    mine = bool(who.roles & table.creators)
+    for path, was, becomes in (
+        ("metadata.labels", old.labels, new.labels),
+        ("metadata.annotations", old.annotations, new.annotations),
+    ):
+        if not mine and was != becomes:
+            yield path, table.creators
+    if not mine and old.owner_references != new.owner_references:
+        # The collector takes away references to owners that are gone; it never adds one.
+        only_removed = all(ref in old.owner_references for ref in new.owner_references)
+        if not (COLLECT in who.roles and only_removed):
+            yield "metadata.ownerReferences", table.creators
+    if old.finalizers != new.finalizers and not mirrored_here:
+        yield from _finalizers_not_owned(who, mine, table, old.finalizers, new.finalizers)
+
+
+def _finalizers_not_owned(
+    who: Principal, mine: bool, table: Owned, old: tuple[str, ...], new: tuple[str, ...]
+) -> Iterator[tuple[str, frozenset[str]]]:
+    if OPERATOR in who.roles:
+        return
+    for name in old:
+        if name in new:
+            continue
+        if name in FINALIZERS:
+            role = FINALIZERS[name][0]
+            if role not in who.roles:
+                yield f"metadata.finalizers[{name}]", frozenset({role, OPERATOR})
+        elif not mine:
+            yield f"metadata.finalizers[{name}]", table.creators | {OPERATOR}
+    for name in new:
+        if name in old or mine:
+            continue
+        role = FINALIZERS.get(name, ("", 0.0))[0]
+        if role not in who.roles:
+            yield f"metadata.finalizers[{name}]", table.creators | ({role} if role else frozenset())

@@ -1,0 +1,421 @@
+"""Turns writes into one transaction: reads the published state, applies each write, and holds it against every rule.
+
+Synchronous and without effects: all reads of one plan are of one state, and each object read is compared in the
+transaction, so a plan either commits against exactly what it was checked against or not at all. Several writes to one
+object come to one stored value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from holdfast.client.contract import Token
+from holdfast.gate import admission, audit, faults, scope, stamp
+from holdfast.gate.metadata import validate_metadata, validate_observed, validate_size
+from holdfast.gate.ownership import not_owned
+from holdfast.gate.principal import Principal
+from holdfast.model import codec, limits
+from holdfast.model.errors import BadRequest, Cause, Refused, StaleToken
+from holdfast.model.kinds import ALL, BY_NAME, BY_TYPE, Kind
+from holdfast.model.meta import Key, Object
+from holdfast.model.ownership import LINK, deleters, is_mirrored_here, owners
+from holdfast.model.times import seconds_text
+from holdfast.model.validation import invalid, unsupported
+from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
+from holdfast.runtime.ports import Ports
+from holdfast.store.contract import Append, Compare, Put, Remove, Txn
+from holdfast.store.objects import Objects
+
+# Kinds that live in namespaces without a tenant: elections and events come before and outlast tenants.
+_ANY_NAMESPACE = frozenset({"Event", "Lease"})
+_TENANT = BY_NAME["Tenant"]
+_TERM = BY_NAME["Term"]
+_decoders = {kind.name: msgspec.json.Decoder(kind.type) for kind in ALL}
+_MIRRORED = {
+    cell_is_global: frozenset(
+        k.name for k in ALL if is_mirrored_here(k.name, "global" if cell_is_global else "a-region")
+    )
+    for cell_is_global in (True, False)
+}
+
+
+class Staged(msgspec.Struct, gc=False):
+    """One object of the plan: as stored, and as it will be; `after` None means that it goes."""
+
+    kind: Kind
+    key: str
+    before: Object | None
+    after: Object | None
+    value: bytes = b""
+    ops: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        return self.after is not self.before
+
+
+class Plan:
+    """One attempt at a commit. Raises the first fault; keeps every warning."""
+
+    def __init__(self, cell: str, objects: Objects, ports: Ports, who: Principal) -> None:
+        self.warnings: list[str] = []
+        self._cell = cell
+        self._objects = objects
+        self._ports = ports
+        self._who = who
+        self._now = seconds_text(ports.clock.now())
+        self._staged: dict[str, Staged] = {}
+        self._also_read: list[tuple[Kind, str, int]] = []
+        """Kind, name and revision of what the writes rest on without changing it: tenants, and the term."""
+        self._order: list[str] = []
+
+    # What the gate asks for
+
+    @property
+    def staged(self) -> Iterable[Staged]:
+        return self._staged.values()
+
+    @property
+    def changed(self) -> list[Staged]:
+        return [s for s in self._staged.values() if s.changed]
+
+    @property
+    def kind(self) -> Kind:
+        """A kind of the store that this plan commits to."""
+        return next(iter(self._staged.values())).kind
+
+    def add(self, writes: Sequence[Write], token: Token | None) -> None:
+        if token is not None:
+            self._add_token(token)
+        for write in writes:
+            match write:
+                case Create():
+                    key = self._create(write)
+                case Update():
+                    key = self._update(write)
+                case SetStatus():
+                    key = self._set_status(write)
+                case Delete():
+                    key = self._delete(write)
+            self._order.append(key)
+        if len({s.kind.ephemeral for s in self._staged.values()}) > 1:
+            raise BadRequest("events are kept apart from other objects: commit them by themselves")
+
+    def transaction(self, appends: tuple[Append, ...]) -> Txn:
+        compares = {s.key: s.before.revision if s.before is not None else 0 for s in self._staged.values()}
+        puts = tuple(Remove(s.key) if s.after is None else Put(s.key, s.value, s.after) for s in self.changed)
+        rests_on = {kind.store_key("", name): revision for kind, name, revision in self._also_read}
+        merged = rests_on | compares
+        return Txn(tuple(Compare(key, revision) for key, revision in merged.items()), puts, appends)
+
+    def results(self, revisions: dict[str, int]) -> tuple[Object | None, ...]:
+        """The objects as stored, one per write; `revisions` are those of the changed keys."""
+        return tuple(_result(self._staged[key], revisions.get(key, 0)) for key in self._order)
+
+    def entries(self) -> list[audit.Entry]:
+        return [_entry(s) for s in self.changed]
+
+    def is_current(self) -> bool:
+        """Whether what was read is still what is published: False means that planning again may help at once."""
+        written = all(s.before is self._objects.get(s.kind, _namespace(s), _name(s)) for s in self._staged.values())
+        return written and all(self._revision(kind, name) == revision for kind, name, revision in self._also_read)
+
+    def _revision(self, kind: Kind, name: str) -> int:
+        found = self._objects.get(kind, "", name)
+        return found.revision if found is not None else 0
+
+    # The four writes
+
+    def _create(self, write: Create) -> str:
+        kind = self._known(write.object)
+        given = write.object
+        mirror = self._mirrored(kind)
+        meta = given.metadata
+        if meta.resource_version and not mirror:
+            raise BadRequest("resourceVersion should not be set on objects to be created")
+        if not meta.name and meta.generate_name:
+            given = self._named(kind, given)
+            meta = given.metadata
+        self._check_home(kind, meta.name)
+        key = kind.store_key(meta.namespace, meta.name)
+        staged = self._at(kind, meta.namespace, meta.name)
+        if staged.after is not None:
+            raise faults.already_exists(kind, meta.name)
+        # replicate names its replicas' identities itself, to queue them in the commit that creates them.
+        uid = meta.uid if meta.uid and "replicate" in self._who.roles else self._ports.ids.uid()
+        if mirror:
+            after = stamp.mirrored(given, None, uid=uid, now=self._now)
+        else:
+            self._check_namespace(kind, meta.namespace, meta.name)
+            with _well_typed(kind, given):
+                after = stamp.created(kind, _defaulted(kind, given), uid=uid, now=self._now, who=self._who)
+        self._check_and_stage(staged, None, after, "create")
+        return key
+
+    def _update(self, write: Update) -> str:
+        kind = self._known(write.object)
+        given = write.object
+        meta = given.metadata
+        if write.subresource not in ("", "status"):
+            raise BadRequest(f"unknown subresource {write.subresource!r}: an update is of the object or of its status")
+        self._check_home(kind, meta.name)
+        staged = self._at(kind, meta.namespace, meta.name)
+        before = staged.after
+        if before is None:
+            raise faults.not_found(kind, meta.name)
+        if meta.uid and meta.uid != before.uid:
+            raise faults.other_uid(kind, meta.name, meta.uid, before.uid)
+        if not meta.resource_version:
+            rule = "must be specified for an update"
+            raise faults.invalid(kind, meta.name, [invalid("metadata.resourceVersion", "0x0", rule)])
+        if staged.before is None or given.revision != staged.before.revision:
+            raise faults.modified(kind, meta.name)
+        with _well_typed(kind, given):
+            if self._mirrored(kind):
+                after = stamp.mirrored(given, before, uid=before.uid, now=self._now)
+            elif write.subresource:
+                after = stamp.status_replaced(before, given, now=self._now) if kind.has_status else before
+            else:
+                after = stamp.updated(kind, before, _defaulted(kind, given))
+        self._check_and_stage(staged, before, after, write.subresource or "update")
+        return staged.key
+
+    def _set_status(self, write: SetStatus) -> str:
+        kind, before, staged = self._target(write.kind, write.key, write.uid, write.if_revision, "status")
+        known = stamp.block_types(kind)
+        wrong = [name for name in write.blocks if name not in known]
+        if wrong:
+            blocks = [
+                unsupported(f"status.{name}", name, sorted({f.encode_name for f in known.values()})) for name in wrong
+            ]
+            raise faults.invalid(kind, write.key.name, blocks)
+        observed = getattr(before.status, "observed_generation", 0)
+        mine = bool(self._who.roles & owners(kind.name, "status", mirrored_here=self._mirrored(kind)))
+        if mine and 0 < write.observed_generation < observed:
+            # Blocks of other writers know nothing of this count, so only its own writer can be behind it.
+            raise faults.older_status(kind, write.key.name, write.observed_generation, observed)
+        try:
+            after = stamp.blocks_set(kind, before, write, now=self._now)
+        except (msgspec.ValidationError, TypeError) as wrong_type:
+            raise faults.invalid(kind, write.key.name, [_type_cause(wrong_type, "status")]) from None
+        self._check_and_stage(staged, before, after, "status")
+        return staged.key
+
+    def _delete(self, write: Delete) -> str:
+        kind, before, staged = self._target(write.kind, write.key, write.uid, write.if_revision, "delete")
+        propagation = write.propagation or "Background"
+        if propagation not in stamp.PROPAGATION_FINALIZERS:
+            choices = stamp.PROPAGATION_FINALIZERS
+            raise faults.invalid(kind, write.key.name, [unsupported("propagationPolicy", propagation, choices)])
+        mirror = self._mirrored(kind)
+        allowed = deleters(kind.name, mirrored_here=mirror)
+        name = write.key.name
+        self._check_scope(kind, write.key, before, None)
+        if kind.name not in scope.FREE_KINDS and not self._who.roles & allowed:
+            raise faults.not_owner(kind, name, self._who, [("deletion", allowed)])
+        case = admission.Case(self._who, kind, before, None, self._objects, self._cell, deleting=True)
+        self._raise_findings(kind, name, [] if mirror else admission.admit(case))
+        after = None if mirror else stamp.deleted(kind, before, propagation, now=self._now)
+        self._stage(staged, after, "delete")
+        return staged.key
+
+    # Rules in order
+
+    def _check_and_stage(self, staged: Staged, before: Object | None, after: Object, op: str) -> None:
+        kind, meta = staged.kind, after.metadata
+        self._check_scope(kind, after.key, before, after)
+        if before is not None and after == before:
+            staged.ops = (*staged.ops, op)
+            return
+        value, typed = _typed(kind, after)
+        meta = typed.metadata
+        mirror = self._mirrored(kind)
+        broken = list(not_owned(self._who, kind, before, typed, mirrored_here=mirror))
+        if broken:
+            raise faults.not_owner(kind, meta.name, self._who, broken)
+        causes = list(validate_metadata(kind, meta, before.metadata if before is not None else None))
+        causes += validate_size(value)
+        findings: list[admission.Finding] = []
+        if not mirror:
+            causes += kind.validate(typed, before)
+            causes += _observed_causes(before, typed)
+            case = admission.Case(self._who, kind, before, typed, self._objects, self._cell)
+            findings = admission.admit(case)
+        self._raise_findings(kind, meta.name, [*causes, *findings])
+        goes = before is not None and meta.terminating and not meta.finalizers and not mirror
+        self._stage(staged, None if goes else typed, op, value)
+
+    def _raise_findings(self, kind: Kind, name: str, findings: Sequence[admission.Finding]) -> None:
+        causes = [f for f in findings if isinstance(f, Cause)]
+        if causes:
+            raise faults.invalid(kind, name, causes)
+        for finding in findings:
+            if isinstance(finding, Refused):
+                if finding.reason == admission.OWNER_EXISTS:
+                    raise faults.seen_too_early(kind, name, finding)
+                raise faults.refused(kind, name, finding)
+            if isinstance(finding, admission.Warned):
+                self.warnings.append(finding.text)
+
+    def _check_home(self, kind: Kind, name: str) -> None:
+        """Before anything is read, so that the answer names the right cell and not a missing object."""
+        why = scope.why_not_here(self._who, kind, self._cell)
+        if why is not None:
+            raise faults.forbidden(kind, name, why)
+
+    def _check_scope(self, kind: Kind, at: Key, before: Object | None, after: Object | None) -> None:
+        why = scope.why_not_in_scope(self._who, kind, self._cell, at.namespace, (before, after))
+        if why is not None:
+            raise faults.forbidden(kind, at.name, why)
+
+    def _check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
+        if not kind.namespaced or not namespace or kind.name in _ANY_NAMESPACE:
+            return
+        key = _TENANT.store_key("", namespace)
+        here = self._staged.get(key)
+        tenant = here.after if here is not None else self._objects.get(_TENANT, "", namespace)
+        if tenant is None:
+            raise faults.no_namespace(namespace)
+        if tenant.metadata.terminating:
+            raise faults.namespace_terminating(kind, name, namespace)
+        if here is None:
+            # A tenant that starts to go in the meantime must not be left with something nobody deletes.
+            self._also_read.append((_TENANT, namespace, tenant.revision))
+
+    # The state under the plan
+
+    def _add_token(self, token: Token) -> None:
+        term = self._objects.get(_TERM, "", token.election)
+        newest = term.revision if term is not None else 0
+        if term is None or newest > token.revision:
+            raise StaleToken(
+                f"{token.election} was won by another at revision {newest}, and this token is of {token.revision}; "
+                "stop writing and take part in the election again",
+                facts={"election": token.election, "token": token.revision, "current": newest},
+            )
+        self._also_read.append((_TERM, token.election, token.revision))
+
+    def _target(self, kind_name: str, at: Key, uid: str, if_revision: int, op: str) -> tuple[Kind, Any, Staged]:
+        kind = BY_NAME.get(kind_name)
+        if kind is None:
+            raise BadRequest(f"there is no kind {kind_name!r}")
+        self._check_home(kind, at.name)
+        staged = self._at(kind, at.namespace, at.name)
+        before = staged.after
+        if before is None:
+            raise faults.not_found(kind, at.name)
+        if not uid:
+            raise BadRequest(f"{kind.resource} {at.name!r}: the write must name the uid it means")
+        if before.uid != uid:
+            raise faults.other_uid(kind, at.name, uid, before.uid)
+        if if_revision and (staged.before is None or staged.before.revision != if_revision):
+            raise faults.modified(kind, at.name)
+        if op == "status" and not kind.has_status:
+            raise BadRequest(f"{kind.plural} have no status")
+        return kind, before, staged
+
+    def _at(self, kind: Kind, namespace: str, name: str) -> Staged:
+        key = kind.store_key(namespace, name)
+        staged = self._staged.get(key)
+        if staged is None:
+            stored = self._objects.get(kind, namespace, name)
+            staged = self._staged[key] = Staged(kind, key, stored, stored)
+        return staged
+
+    def _stage(self, staged: Staged, after: Object | None, op: str, value: bytes = b"") -> None:
+        if after is not None and after is not staged.before and not value:
+            value, after = _typed(staged.kind, after)
+        staged.after, staged.value, staged.ops = after, value, (*staged.ops, op)
+
+    def _known(self, item: Object) -> Kind:
+        kind = BY_TYPE.get(type(item))
+        if kind is None:
+            raise BadRequest(f"{type(item).__name__} is not a stored kind")
+        return kind
+
+    def _mirrored(self, kind: Kind) -> bool:
+        return kind.name in _MIRRORED[self._cell == scope.GLOBAL_CELL] and LINK in self._who.roles
+
+    def _named(self, kind: Kind, given: Object) -> Object:
+        meta = given.metadata
+        for _ in range(limits.NAME_ATTEMPTS):
+            name = stamp.generated_name(meta.generate_name, self._ports.random.choice)
+            if self._at_free(kind, meta.namespace, name):
+                break
+        return msgspec.structs.replace(given, metadata=msgspec.structs.replace(meta, name=name))
+
+    def _at_free(self, kind: Kind, namespace: str, name: str) -> bool:
+        taken = kind.store_key(namespace, name) in self._staged
+        return not taken and self._objects.get(kind, namespace, name) is None
+
+
+def _defaulted(kind: Kind, given: Object) -> Object:
+    if kind.default is None:
+        return given
+    defaulted: Object = kind.default(given)
+    return defaulted
+
+
+@contextmanager
+def _well_typed(kind: Kind, given: Object) -> Iterator[None]:
+    """Data of the wrong type trips the steps that come before the types are checked: then that is the answer."""
+    try:
+        yield
+    except (AttributeError, TypeError) as wrong:
+        _typed(kind, given)
+        raise faults.invalid(kind, str(given.metadata.name), [_type_cause(wrong, "")]) from wrong
+
+
+def _typed(kind: Kind, after: Object) -> tuple[bytes, Object]:
+    """The bytes to store and the object exactly as those bytes read: what is checked is what is stored."""
+    try:
+        value = codec.encode(after)
+        typed: Object = _decoders[kind.name].decode(value)
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as wrong:
+        raise faults.invalid(kind, after.metadata.name, [_type_cause(wrong, "")]) from None
+    return value, typed
+
+
+def _type_cause(wrong: Exception, within: str) -> Cause:
+    text, _, path = str(wrong).partition(" - at `$")
+    field = (within + path.rstrip("`")).lstrip(".")
+    return Cause(field, "FieldValueTypeInvalid", f"Invalid value: {text}")
+
+
+def _observed_causes(before: Object | None, after: Object) -> Iterable[Cause]:
+    status = getattr(after, "status", None)
+    observed = getattr(status, "observed_generation", 0)
+    if not observed or (before is not None and observed == getattr(before.status, "observed_generation", 0)):  # type: ignore[attr-defined]
+        return ()
+    return validate_observed(observed, after.metadata.generation)
+
+
+def _result(staged: Staged, revision: int) -> Object | None:
+    after = staged.after
+    if after is None or not staged.changed or not revision:
+        return after
+    if after.metadata.resource_version == str(revision):
+        return after
+    return codec.stamped(after, revision)
+
+
+def _entry(staged: Staged) -> audit.Entry:
+    shown = staged.after or staged.before
+    assert shown is not None, "a changed object existed before or exists after"
+    meta = shown.metadata
+    return audit.Entry(
+        op=audit.verbs(staged.ops), kind=staged.kind.name, namespace=meta.namespace, name=meta.name, uid=meta.uid,
+        before=staged.before.revision if staged.before is not None else 0,
+    )  # fmt: skip
+
+
+def _namespace(staged: Staged) -> str:
+    return staged.key.split("/", 3)[2] if staged.kind.namespaced else ""
+
+
+def _name(staged: Staged) -> str:
+    return staged.key.rpartition("/")[2]

@@ -1,0 +1,512 @@
+"""Who may write what, where: ownership, homes, scopes, finalizers, metadata, admission; and what the audit shows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from tests.gate.conftest import (
+    OPERATOR,
+    USER,
+    World,
+    assignment,
+    binding,
+    by,
+    link_at_global,
+    node,
+    node_agent,
+    replica,
+    tenant,
+    with_meta,
+    with_spec,
+    workload,
+)
+
+from holdfast.gate.principal import HOLLOW_NODES, VIEWERS, from_identity
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment
+from holdfast.model.core import Event, Lease, ObjectReference
+from holdfast.model.endpoint import Endpoint, EndpointSpec
+from holdfast.model.errors import Conflict, Forbidden, Invalid, NotFound
+from holdfast.model.meta import Condition, ObjectMeta, OwnerReference
+from holdfast.model.node import Node
+from holdfast.model.priority_class import PriorityClass
+from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.region import Region
+from holdfast.model.replica import Replica
+from holdfast.model.tenant import Tenant
+from holdfast.model.workload import Workload
+from holdfast.model.writes import Create, Delete, SetStatus, Update
+
+# Ownership
+
+
+@pytest.mark.parametrize("role", ["assign", "workload-status", "scheduler", "replicate", "collect"])
+async def test_a_controller_cannot_write_a_spec_it_does_not_own(world: World, role: str) -> None:
+    made = await world.create(USER, workload())
+    with pytest.raises(Forbidden, match=re.escape("spec.replicas (owned by operator, user)")):
+        await world.do(by(role), Update(with_spec(made, replicas=3)), request="PUT /x")
+    last = (await world.audit())[-1]
+    assert (last.result, last.reason, last.principal) == ("Refused", "NotOwner", f"holdfast:controller:{role}")
+    assert (last.resource, last.verb, last.request, last.count) == ("workloads", "update", "PUT /x", 1)
+    assert world.get(Workload, "web", "shop") is made
+
+
+async def test_each_status_block_has_one_writer(world: World) -> None:
+    made = await world.create(USER, workload())
+    blocks: dict[str, Any] = {"summary": {"ready": 1}, "scale": {"replicas": 2}, "rollout": {"phase": "x"}}
+    owner = {"summary": "workload-status", "scale": "autoscale", "rollout": "rollout"}
+    for name, value in blocks.items():
+        for role in ("workload-status", "autoscale", "rollout", "assign"):
+            write = SetStatus("Workload", made.key, made.uid, {name: value})
+            if owner[name] == role:
+                await world.do(by(role), write)
+                await world.do(by(role), SetStatus("Workload", made.key, made.uid, {name: None}))
+            else:
+                with pytest.raises(Forbidden, match=rf"status\.{name}"):
+                    await world.do(by(role), write)
+    with pytest.raises(Forbidden, match=r"status\.summary"):
+        await world.do(OPERATOR, SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}}))
+
+
+async def test_conditions_belong_to_those_who_own_some_of_the_status(world: World) -> None:
+    made = await world.create(USER, workload())
+    said = SetStatus("Workload", made.key, made.uid, conditions=(Condition(type="Rolled", status="True"),))
+    await world.do(by("rollout"), said)
+    said = SetStatus("Workload", made.key, made.uid, conditions=(Condition(type="Rolled", status="False"),))
+    with pytest.raises(Forbidden, match=r"status\.conditions"):
+        await world.do(by("assign"), said)
+
+
+async def test_creating_needs_the_metadata_and_only_owned_spec_fields(north: World) -> None:
+    with pytest.raises(Forbidden):
+        await north.create(by("replicate", "north"), node())
+    with pytest.raises(Forbidden, match=re.escape("spec.unschedulable (owned by operator)")):
+        await north.create(node_agent(), with_spec(node(), unschedulable=True))
+    made = await north.create(node_agent(), node())
+    cordoned = await north.do(OPERATOR, Update(with_spec(made, unschedulable=True)))
+    with pytest.raises(Forbidden, match="unschedulable"):
+        await north.do(node_agent(), Update(with_spec(cordoned, unschedulable=False)))
+    with pytest.raises(Forbidden, match=re.escape("spec.capacity")):
+        await north.do(OPERATOR, Update(with_spec(cordoned, capacity={"cpu": "9"})))
+
+
+async def test_no_role_writes_nothing(world: World) -> None:
+    viewer = from_identity("eve", (VIEWERS,), credential="token:eve")
+    made = await world.create(USER, workload())
+    for write in (Create(workload("b")), Update(made), Delete("Workload", made.key, made.uid)):
+        with pytest.raises(Forbidden):
+            await world.do(viewer, write)
+
+
+# Homes and mirrors
+
+
+async def test_regions_refuse_writes_to_global_kinds(north: World) -> None:
+    with pytest.raises(Forbidden, match="write it to the global cell"):
+        await north.create(USER, workload())
+    with pytest.raises(Forbidden, match="write it to the global cell"):
+        await north.create(OPERATOR, tenant("x"))
+
+
+async def test_the_global_cell_refuses_regional_kinds(world: World) -> None:
+    with pytest.raises(Forbidden, match="write it to the cell of its region"):
+        await world.create(OPERATOR, node())
+    slice_ = Endpoint(
+        metadata=ObjectMeta(name="web.north", namespace="shop"), spec=EndpointSpec(workload="web", region="north")
+    )
+    with pytest.raises(Forbidden, match="region's cell"):
+        await world.create(by("serve"), slice_)
+    await world.create(link_at_global(), slice_)
+    with pytest.raises(Forbidden, match="belongs to region 'north'"):
+        await world.create(link_at_global("south"), with_meta(slice_, name="web.south"))
+
+
+async def test_mirrors_keep_the_identity_of_the_original(north: World) -> None:
+    link = by("link", "north")
+    original = with_meta(
+        assignment(), uid="original", generation=4, creation_timestamp="2026-01-01T00:00:00Z", resource_version="77",
+        finalizers=("holdfast.dev/assignments",),
+    )  # fmt: skip
+    copy = await north.create(link, original)
+    assert (copy.uid, copy.metadata.generation) == ("original", 4)
+    going = with_meta(copy, deletion_timestamp="2026-02-01T00:00:00Z", generation=5)
+    copy = await north.do(link, Update(going))
+    assert copy.metadata.terminating and copy.metadata.generation == 5
+    bare = await north.do(link, Update(with_meta(copy, finalizers=())))
+    assert bare is not None, "a copy goes when the link says so, not by itself"
+    assert await north.do(link, Update(bare)) is bare
+    with pytest.raises(Forbidden):
+        await north.do(by("collect", "north"), Delete("Assignment", copy.key, copy.uid))
+    assert await north.do(link, Delete("Assignment", copy.key, copy.uid)) is None
+    assert north.get(Assignment, "web.north.normal", "shop") is None
+
+
+async def test_mirrors_need_no_tenant_but_everything_else_does(north: World) -> None:
+    await north.create(by("link", "north"), with_meta(assignment(), namespace="unknown"))
+    with pytest.raises(NotFound, match=re.escape('namespaces "unknown" not found')):
+        await north.create(by("replicate", "north"), with_meta(replica(), namespace="unknown"))
+
+
+# Nodes, regions, tenants
+
+
+async def test_an_agent_writes_only_its_own_node(north: World) -> None:
+    mine = await north.create(node_agent("n1"), node("n1"))
+    other = await north.create(node_agent("n2"), node("n2"))
+    await north.do(node_agent("n1"), SetStatus("Node", mine.key, mine.uid, {"execution": {"epoch": 1}}))
+    with pytest.raises(Forbidden, match="belongs to node 'n2'"):
+        await north.do(node_agent("n1"), SetStatus("Node", other.key, other.uid, {"execution": {"epoch": 1}}))
+    last = (await north.audit())[-1]
+    assert (last.principal, last.reason, last.result) == ("holdfast:node:north:n1", "WrongNode", "Refused")
+    with pytest.raises(Forbidden):
+        await north.create(node_agent("n1"), node("n3"))
+    with pytest.raises(Forbidden):
+        await north.do(node_agent("n1"), Delete("Node", other.key, other.uid))
+    with pytest.raises(Forbidden, match="belongs to region 'south'"):
+        await north.create(node_agent("n4", "south"), node("n4"))
+    assert await north.do(node_agent("n1"), Delete("Node", mine.key, mine.uid)) is None
+
+
+async def test_an_agent_writes_only_what_is_placed_on_its_node(north: World) -> None:
+    here, there = await north.plant(replica("r1", on="n1")), await north.plant(replica("r2", on="n2"))
+    nowhere = await north.plant(replica("r3"))
+    ran = {"execution": {"phase": "Running", "attempt": 1}}
+    await north.do(node_agent(), SetStatus("Replica", here.key, here.uid, ran))
+    for item in (there, nowhere):
+        with pytest.raises(Forbidden, match="speaks for node 'n1' only"):
+            await north.do(node_agent(), SetStatus("Replica", item.key, item.uid, ran))
+    bound, elsewhere = await north.plant(binding("b1", "n1")), await north.plant(binding("b2", "n2"))
+    await north.do(node_agent(), SetStatus("Binding", bound.key, bound.uid, {"phase": "Stopped"}))
+    with pytest.raises(Forbidden):
+        await north.do(node_agent(), SetStatus("Binding", elsewhere.key, elsewhere.uid, {"phase": "Stopped"}))
+    with pytest.raises(Forbidden, match=r"status\.placement"):
+        await north.do(
+            node_agent(), SetStatus("Replica", here.key, here.uid, {"placement": {"node": "n1", "attempt": 5}})
+        )
+
+
+async def test_a_hollow_host_speaks_for_its_prefix(north: World) -> None:
+    host = from_identity("holdfast:hollow:north:hollow-", (HOLLOW_NODES,), credential="x")
+    await north.create(host, node("hollow-17"))
+    with pytest.raises(Forbidden):
+        await north.create(host, node("n1"))
+
+
+async def test_a_region_reports_only_on_itself(world: World) -> None:
+    made = await world.create(by("assign"), assignment("north"))
+    await world.do(link_at_global("north"), SetStatus("Assignment", made.key, made.uid, {"serving": 1}))
+    with pytest.raises(Forbidden, match="belongs to region 'north'"):
+        await world.do(link_at_global("south"), SetStatus("Assignment", made.key, made.uid, {"serving": 9}))
+    region = world.get(Region, "north")
+    await world.do(link_at_global(), SetStatus("Region", region.key, region.uid, {"report": {"nodes": 3}}))
+    with pytest.raises(Forbidden):
+        await world.do(link_at_global("south"), SetStatus("Region", region.key, region.uid, {"report": {"nodes": 9}}))
+    with pytest.raises(Forbidden):
+        await world.create(link_at_global(), workload())
+
+
+async def test_users_stay_in_their_tenants(world: World) -> None:
+    await world.create(OPERATOR, tenant("bank"))
+    with pytest.raises(Forbidden, match="only in its own tenants"):
+        await world.create(USER, workload(namespace="bank"))
+    theirs = await world.create(OPERATOR, workload(namespace="bank"))
+    with pytest.raises(Forbidden):
+        await world.do(USER, Delete("Workload", theirs.key, theirs.uid))
+    with pytest.raises(Forbidden):
+        await world.do(USER, Update(theirs))
+
+
+async def test_events_and_leases(world: World) -> None:
+    def event(namespace: str) -> Event:
+        about = ObjectReference(kind="Workload", name="web")
+        return Event(metadata=ObjectMeta(name="e", namespace=namespace), involved_object=about)
+
+    await world.create(USER, event("shop"))
+    with pytest.raises(Forbidden):
+        await world.create(USER, event("bank"))
+    lease = Lease(metadata=ObjectMeta(name="l", namespace="holdfast-system"))
+    with pytest.raises(Forbidden):
+        await world.create(USER, lease)
+    made = await world.create(by("assign"), lease)
+    assert made.metadata.generation == 0
+    records = len(await world.audit())
+    await world.do(by("assign"), Update(with_spec(made, holder_identity="me")))
+    assert len(await world.audit()) == records, "renewing a lease is a heartbeat, not an act"
+
+
+# Namespaces
+
+
+async def test_the_namespace_must_exist_and_stay(world: World) -> None:
+    with pytest.raises(NotFound, match=re.escape('namespaces "nowhere" not found')):
+        await world.create(OPERATOR, workload(namespace="nowhere"))
+    shop = world.get(Tenant, "shop")
+    held = await world.create(USER, workload())
+    await world.do(OPERATOR, Delete("Tenant", shop.key, shop.uid))
+    with pytest.raises(Forbidden, match="being terminated") as refused:
+        await world.create(USER, workload("late"))
+    assert refused.value.facts["causes"][0].reason == "NamespaceTerminating"
+    await world.do(USER, Update(with_spec(held, replicas=0)))
+
+
+async def test_a_create_races_with_the_end_of_its_tenant(world: World) -> None:
+    """The tenant's revision is part of the transaction: it cannot start to go between the check and the commit."""
+    shop = world.get(Tenant, "shop")
+    objects, real = world.objects, world.objects.commit
+
+    async def delete_first(kind: Any, txn: Any) -> Any:
+        objects.commit = real  # type: ignore[method-assign]
+        await world.do(OPERATOR, Delete("Tenant", shop.key, shop.uid))
+        return await real(kind, txn)
+
+    objects.commit = delete_first  # type: ignore[method-assign]
+    with pytest.raises(Forbidden, match="being terminated"):
+        await world.create(USER, workload())
+
+
+# Deletion and finalizers
+
+
+async def test_deletion_without_and_with_finalizers(world: World) -> None:
+    quota = await world.create(
+        OPERATOR, Quota(metadata=ObjectMeta(name="quota", namespace="shop"), spec=QuotaSpec({"cpu": 8}))
+    )
+    assert await world.do(OPERATOR, Delete("Quota", quota.key, quota.uid)) is None
+    made = await world.create(USER, workload())
+    going = await world.do(USER, Delete("Workload", made.key, made.uid))
+    assert going.metadata.terminating
+    again = await world.do(USER, Delete("Workload", made.key, made.uid))
+    assert again is going
+    assert await world.do(by("assign"), Update(with_meta(going, finalizers=()))) is None
+    assert world.get(Workload, "web", "shop") is None
+    with pytest.raises(NotFound):
+        await world.do(USER, Delete("Workload", made.key, made.uid))
+
+
+async def test_deletion_names_an_identity(world: World) -> None:
+    made = await world.create(USER, workload())
+    with pytest.raises(Conflict, match="UID in precondition"):
+        await world.do(USER, Delete("Workload", made.key, "another"))
+
+
+@pytest.mark.parametrize(("policy", "finalizer"), [("Foreground", "foregroundDeletion"), ("Orphan", "orphan")])
+async def test_propagation(world: World, policy: str, finalizer: str) -> None:
+    made = await world.create(USER, workload())
+    going = await world.do(USER, Delete("Workload", made.key, made.uid, propagation=policy))
+    assert going.metadata.finalizers == ("holdfast.dev/assignments", finalizer)
+    with pytest.raises(Invalid):
+        await world.do(USER, Delete("Workload", made.key, made.uid, propagation="Sideways"))
+
+
+async def test_who_deletes(world: World, north: World) -> None:
+    made = await world.create(by("assign"), assignment())
+    for who in (USER, by("grant"), link_at_global()):
+        with pytest.raises(Forbidden):
+            await world.do(who, Delete("Assignment", made.key, made.uid))
+    assert await world.do(by("assign"), Delete("Assignment", made.key, made.uid)) is None
+    rep = await north.create(by("replicate", "north"), replica())
+    with pytest.raises(Forbidden):
+        await north.do(by("scheduler", "north"), Delete("Replica", rep.key, rep.uid))
+    assert (await north.do(USER, Delete("Replica", rep.key, rep.uid))).metadata.terminating
+
+
+async def test_finalizers_are_removed_by_their_owner(world: World) -> None:
+    made = await world.create(USER, workload())
+    with pytest.raises(
+        Forbidden, match=re.escape("metadata.finalizers[holdfast.dev/assignments] (owned by assign, operator)")
+    ):
+        await world.do(USER, Update(with_meta(made, finalizers=())))
+    with pytest.raises(Forbidden):
+        await world.do(by("collect"), Update(with_meta(made, finalizers=())))
+    bare = await world.do(by("assign"), Update(with_meta(made, finalizers=())))
+    back = await world.do(by("assign"), Update(with_meta(bare, finalizers=("holdfast.dev/assignments",))))
+    assert await world.do(OPERATOR, Update(with_meta(back, finalizers=())))
+
+
+async def test_finalizers_must_be_known_or_qualified_and_none_is_added_late(world: World) -> None:
+    made = await world.create(USER, workload())
+    with pytest.raises(Invalid, match="domain qualified"):
+        await world.do(USER, Update(with_meta(made, finalizers=(*made.metadata.finalizers, "mine"))))
+    mine = await world.do(USER, Update(with_meta(made, finalizers=(*made.metadata.finalizers, "example.com/mine"))))
+    going = await world.do(USER, Delete("Workload", mine.key, mine.uid))
+    with pytest.raises(Invalid, match="no new finalizers can be added"):
+        await world.do(USER, Update(with_meta(going, finalizers=(*going.metadata.finalizers, "example.com/late"))))
+    left = await world.do(USER, Update(with_meta(going, finalizers=("holdfast.dev/assignments",))))
+    assert left.metadata.finalizers == ("holdfast.dev/assignments",)
+
+
+# Metadata and validation
+
+
+async def test_every_cause_is_reported_at_once(world: World) -> None:
+    bad = with_meta(
+        workload(replicas=-1), name="Bad_Name", labels={"-": "x"}, annotations={"/": "y"},
+        owner_references=(OwnerReference(api_version="v1", kind="Region", name="", uid="u"),),
+    )  # fmt: skip
+    bad = with_spec(bad, template=msgspec.structs.replace(bad.spec.template, command=()))
+    with pytest.raises(Invalid) as refused:
+        await world.create(USER, bad)
+    fields = {cause.field for cause in refused.value.causes}
+    assert {
+        "metadata.name",
+        "metadata.labels",
+        "metadata.annotations",
+        "spec.replicas",
+        "spec.template.command",
+    } <= fields
+    assert "metadata.ownerReferences[0].name" in fields
+    assert refused.value.message.startswith('Workload.holdfast.dev "Bad_Name" is invalid: [')
+    assert "spec.template.command: Required value" in refused.value.message
+
+
+async def test_names_scope_and_size(world: World) -> None:
+    for item in (
+        with_meta(workload(), name=""),
+        with_meta(workload(), name="../x"),
+        with_meta(workload(), namespace=""),
+    ):
+        with pytest.raises(Invalid):
+            await world.create(OPERATOR, item)
+    with pytest.raises(Invalid, match="cluster-scoped"):
+        await world.create(OPERATOR, with_meta(tenant("x"), namespace="shop"))
+    with pytest.raises(Invalid, match=r"Too long: .* 262144"):
+        await world.create(USER, with_meta(workload(), annotations={"a": "x" * 300_000}))
+    with pytest.raises(Invalid, match="Too long"):
+        await world.create(OPERATOR, with_spec(tenant("big"), description="x" * (limits.MAX_OBJECT_BYTES + 1)))
+
+
+async def test_one_controller_among_owners(world: World) -> None:
+    refs = tuple(
+        OwnerReference(api_version="v1", kind="Region", name=f"o{i}", uid=f"u{i}", controller=True) for i in range(2)
+    )
+    with pytest.raises(Invalid, match="only one owner can be the controller"):
+        await world.create(USER, with_meta(workload(), owner_references=refs))
+
+
+# Admission
+
+
+async def test_a_workload_names_an_existing_class(world: World) -> None:
+    with pytest.raises(Invalid) as refused:
+        await world.create(USER, workload(priority_class_name="golden"))
+    assert refused.value.causes[0].reason == "FieldValueNotSupported"
+    assert '"standard"' in refused.value.message
+
+
+async def test_warnings(world: World) -> None:
+    said: list[str] = []
+    await world.do(USER, Create(workload()), warnings=said)
+    assert said == [
+        "tenant shop has no Quota: its replicas will wait with reason NoGrant until an operator creates one"
+    ]
+    await world.create(
+        OPERATOR, Quota(metadata=ObjectMeta(name="quota", namespace="shop"), spec=QuotaSpec({"cpu": "4"}))
+    )
+    await world.do(USER, Create(workload("big", replicas=6)), warnings=said)
+    assert said == ["the quota of tenant shop holds 4 of these 6 replicas; the others will wait"]
+
+
+async def test_quota_sanity_and_pending_cap(world: World) -> None:
+    spec = QuotaSpec(hard={"cpu": "4"}, pending_cap=5)
+    await world.create(OPERATOR, Quota(metadata=ObjectMeta(name="quota", namespace="shop"), spec=spec))
+    huge = with_spec(workload(), template=msgspec.structs.replace(workload().spec.template, resources={"cpu": "5"}))
+    with pytest.raises(Invalid, match="one replica exceeds the whole quota of tenant shop, which is 4"):
+        await world.create(USER, huge)
+    made = await world.create(USER, workload(replicas=3))
+    with pytest.raises(Forbidden, match="5 replicas waiting, 3 wait already and this adds 3"):
+        await world.create(USER, workload("more", replicas=3))
+    with pytest.raises(Forbidden):
+        await world.do(USER, Update(with_spec(made, replicas=6)))
+    await world.do(by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"bound": 3}}))
+    await world.create(USER, workload("more", replicas=3))
+
+
+async def test_what_is_used_is_not_deleted(world: World, north: World) -> None:
+    made = await world.create(USER, workload())
+    standard, region = world.get(PriorityClass, "standard"), world.get(Region, "north")
+    with pytest.raises(Forbidden, match="1 workloads use it, shop/web among them"):
+        await world.do(OPERATOR, Delete("PriorityClass", standard.key, standard.uid))
+    held = await world.create(by("assign"), assignment())
+    with pytest.raises(Forbidden, match=re.escape("shop/web.north.normal")):
+        await world.do(OPERATOR, Delete("Region", region.key, region.uid))
+    await world.do(by("assign"), Delete("Assignment", held.key, held.uid), Update(with_meta(made, finalizers=())))
+    await world.do(USER, Delete("Workload", made.key, made.uid))
+    assert await world.do(OPERATOR, Delete("PriorityClass", standard.key, standard.uid)) is None
+    assert await world.do(OPERATOR, Delete("Region", region.key, region.uid)) is None
+
+    machine = await north.create(node_agent(), node())
+    await north.plant(binding())
+    with pytest.raises(Forbidden, match="drain it first"):
+        await north.do(node_agent(), Delete("Node", machine.key, machine.uid))
+    said: list[str] = []
+    assert await north.do(OPERATOR, Delete("Node", machine.key, machine.uid), warnings=said) is None
+    assert "attest" in said[0] and north.get(Node, "n1") is None
+
+
+async def test_a_region_is_not_called_global(world: World) -> None:
+    with pytest.raises(Invalid, match="stands for the global cell"):
+        await world.create(OPERATOR, with_meta(world.get(Region, "north"), name="global", resource_version=""))
+
+
+# Audit
+
+
+async def test_a_commit_and_its_record_are_one_transaction(world: World) -> None:
+    made = await world.create(USER, workload())
+    await world.do(OPERATOR, Update(with_spec(made, replicas=2)), Create(workload("b")), request="PATCH /w")
+    record = (await world.audit())[-1]
+    assert (record.principal, record.credential, record.result) == ("ann", "token:ann", "Committed")
+    assert (record.verb, record.request, record.time) == ("update,create", "PATCH /w", "2027-01-15T08:00:00.000000Z")
+    assert [(e.op, e.kind, e.name, e.before) for e in record.entries] == [
+        ("update", "Workload", "web", made.revision),
+        ("create", "Workload", "b", 0),
+    ]
+    assert record.entries[0].uid == made.uid
+
+
+async def test_a_refused_compare_leaves_no_record(world: World) -> None:
+    made = await world.create(USER, workload())
+    await world.do(USER, Update(with_spec(made, replicas=2)))
+    count = len(await world.audit())
+    with pytest.raises(Conflict):
+        await world.do(USER, Update(with_spec(made, replicas=3)))
+    assert len(await world.audit()) == count
+
+
+async def test_refusals_are_summed_and_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(50):
+        world.gate.audit.refused("mallory", "list", "workloads", "Unauthorized")
+    record = (await world.audit())[-1]
+    assert (record.principal, record.count, record.result) == ("mallory", 50, "Refused")
+    monkeypatch.setattr(limits, "AUDIT_REFUSALS_HELD", 3)
+    for number in range(10):
+        world.gate.audit.refused(f"m{number}", "list", "workloads", "Unauthorized")
+    tail = (await world.audit())[-4:]
+    assert [(r.principal, r.count) for r in tail] == [("m0", 1), ("m1", 1), ("m2", 1), ("*", 7)]
+
+
+async def test_refusals_reach_the_log_by_themselves_and_the_log_is_trimmed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "AUDIT_KEPT", 5)
+    monkeypatch.setattr(limits, "AUDIT_TRIM_EVERY", 10)
+    for number in range(12):
+        world.gate.audit.refused(f"m{number}", "list", "workloads", "Unauthorized")
+    async with asyncio.timeout(5):
+        while b"Refused" not in (log := await world.store.read_log("audit"))[-1].value or len(log) > 5:
+            await asyncio.sleep(0.005)
+    assert len(log) == 5
+
+
+async def test_replicas_are_the_replicators(north: World) -> None:
+    made = await north.create(by("replicate", "north"), replica())
+    assert made.metadata.finalizers == ("holdfast.dev/release",)
+    going = await north.do(by("replicate", "north"), Delete("Replica", made.key, made.uid))
+    with pytest.raises(Forbidden):
+        await north.do(by("replicate", "north"), Update(with_meta(going, finalizers=())))
+    assert await north.do(by("release", "north"), Update(with_meta(going, finalizers=()))) is None
+    assert north.get(Replica, "web-north-0", "shop") is None
