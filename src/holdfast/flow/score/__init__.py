@@ -1,0 +1,89 @@
+"""The soft preferences: each gives 0 to 100, whole numbers, and a policy weighs them. The weighted sum decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.flow.ask import Ask
+from holdfast.flow.filter.spread import Skew
+from holdfast.flow.score import (
+    balance,
+    cost,
+    evictions,
+    fragmentation,
+    locality,
+    packing,
+    spread,
+    taints,
+    warm,
+)
+from holdfast.flow.score.standing import Standing
+from holdfast.flow.scratch import Scratch
+from holdfast.flow.snapshot import Counts
+from holdfast.model.decision import ScorePart
+from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
+
+__all__ = ["Board", "Scored"]
+
+Score = Callable[[Standing], Counts]
+
+SCORES: dict[ScoreName, Score] = {
+    ScoreName.LOCALITY: locality.score,
+    ScoreName.COST: cost.score,
+    ScoreName.FRAGMENTATION: fragmentation.score,
+    ScoreName.WARM: warm.score,
+    ScoreName.BALANCE: balance.score,
+    ScoreName.PACKING: packing.score,
+    ScoreName.SPREAD: spread.score,
+    ScoreName.TAINTS: taints.score,
+    ScoreName.EVICTIONS: evictions.score,
+}
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """Per candidate: the weighted sum without its zone's part, and the values it is made of."""
+
+    total: Counts
+    values: tuple[Counts, ...]
+
+
+class Board:
+    """Scores candidates for one ask. Weights of zero are left out."""
+
+    def __init__(self, scratch: Scratch, ask: Ask, rules: Rules, skew: Skew) -> None:
+        self._scratch = scratch
+        self._ask = ask
+        self._skew = skew
+        self._known: dict[str, Counts] = {}
+        self._weighted: tuple[WeightedScore, ...] = tuple(s for s in rules.scores if s.weight)
+        self._spread_weight = next((s.weight for s in self._weighted if s.name is ScoreName.SPREAD), 0)
+
+    def score(self, slots: NDArray[np.intp] | None = None, level: Counts | int = 0) -> Scored:
+        at = Standing(self._scratch, self._ask, self._skew, self._known, slots=slots, level=level)
+        total: Counts = np.zeros(at.size, dtype=np.int64)
+        values: list[Counts] = []
+        for weighted in self._weighted:
+            value = SCORES[weighted.name](at)
+            values.append(value)
+            total += value * weighted.weight
+        return Scored(total, tuple(values))
+
+    def zone_points(self, zone: int) -> int:
+        """What the zone adds to the weighted sum of each of its nodes, as of now."""
+        if not self._spread_weight:
+            return 0
+        return self._spread_weight * spread.zone_points(self._skew.above_fewest(zone))
+
+    def parts(self, scored: Scored, index: int, zone: int) -> tuple[ScorePart, ...]:
+        """The values behind one candidate's sum, its zone's part included."""
+        parts = []
+        for weighted, values in zip(self._weighted, scored.values, strict=True):
+            value = int(values[index])
+            if weighted.name is ScoreName.SPREAD:
+                value += spread.zone_points(self._skew.above_fewest(zone))
+            parts.append(ScorePart(name=weighted.name.value, value=value, weight=weighted.weight))
+        return tuple(parts)

@@ -1,0 +1,45 @@
+"""Which policy revision a region decides by at this moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.flow.scratch import override_active
+from holdfast.model.override import Override, OverrideKind
+from holdfast.model.scheduler_policy import PolicyRevision, PromotionStage, Rules
+
+BUILT_IN = "builtin"
+
+
+class ActivePolicy(msgspec.Struct, frozen=True):
+    revision: str
+    sequence: int
+    rules: Rules
+
+
+def active_policy(
+    revisions: Iterable[PolicyRevision], overrides: Iterable[Override], region: str, now: float
+) -> ActivePolicy:
+    """A pinned revision, if an override pins one that is known here; else the highest sequence that is active, or in
+    canary for this region; else the built-in rules."""
+    known = {revision.metadata.name: revision for revision in revisions}
+    for override in sorted(overrides, key=lambda o: o.metadata.name):
+        spec = override.spec
+        here = spec.kind is OverrideKind.PIN_POLICY and spec.scope.region in ("", region)
+        if here and spec.policy_revision in known and override_active(override, now):
+            return _policy(known[spec.policy_revision])
+    in_force = [r for r in known.values() if not r.metadata.terminating and _acts_here(r, region)]
+    newest = max(in_force, key=lambda r: (r.spec.sequence, r.metadata.name), default=None)
+    return _policy(newest) if newest is not None else ActivePolicy(BUILT_IN, 0, Rules())
+
+
+def _acts_here(revision: PolicyRevision, region: str) -> bool:
+    if revision.spec.stage is PromotionStage.ACTIVE:
+        return True
+    return revision.spec.stage is PromotionStage.CANARY and region in revision.spec.regions
+
+
+def _policy(revision: PolicyRevision) -> ActivePolicy:
+    return ActivePolicy(revision.metadata.name, revision.spec.sequence, revision.spec.rules)

@@ -1,0 +1,83 @@
+"""What like replicas ask of a node, read once from their SchedulingRequest: amounts, rules, and who needs a place."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.flow.snapshot.claim import Claim, Labels
+from holdfast.model.binding import DeviceClaim
+from holdfast.model.placement_rules import Placement
+from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI
+from holdfast.model.scheduling_request import Member, SchedulingRequest
+from holdfast.model.template import Template, requests
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """`bound` is how many members of the request have a place already; gangs count them."""
+
+    namespace: str
+    name: str
+    workload: str
+    template: Template
+    placement: Placement
+    members: tuple[Member, ...]
+    amounts: dict[str, int]
+    labels: Labels
+    fixed_ports: tuple[int, ...]
+    open_ports: int
+    reclaimable: bool
+    dedicated: bool
+    bound: int
+    gang_min: int
+
+    @property
+    def gpu_milli(self) -> int:
+        return self.amounts.get(GPU, 0)
+
+    @property
+    def whole_gpus(self) -> int:
+        """How many whole GPUs; 0 for a share of one."""
+        return self.gpu_milli // WHOLE_GPU_MILLI
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a placement changes a node by more than a plain subtraction, so that nothing is scored ahead."""
+        return bool(self.gpu_milli or self.fixed_ports)
+
+    def claim(self, node: str, member: Member, devices: tuple[DeviceClaim, ...]) -> Claim:
+        """What one member would take from a node."""
+        return Claim(
+            node=node,
+            namespace=self.namespace,
+            replica_uid=member.uid,
+            workload=self.workload,
+            labels=self.labels,
+            amounts=tuple(self.amounts.items()),
+            reclaimable=self.reclaimable,
+            devices=tuple((d.id, d.milli) for d in devices),
+            ports=self.fixed_ports,
+            open_ports=self.open_ports,
+        )
+
+
+def ask_of(request: SchedulingRequest, members: tuple[Member, ...] | None = None, *, bound: int = 0) -> Ask:
+    """The ask of all members, or of those given (the ones without a place)."""
+    spec = request.spec
+    template = spec.template
+    fixed = tuple(port.port for port in template.ports if port.port)
+    return Ask(
+        namespace=request.metadata.namespace,
+        name=request.metadata.name,
+        workload=spec.workload,
+        template=template,
+        placement=spec.placement,
+        members=spec.members if members is None else members,
+        amounts=requests(template),
+        labels=tuple(sorted(template.labels.items())),
+        fixed_ports=fixed,
+        open_ports=len(template.ports) - len(fixed),
+        reclaimable=spec.reclaimable,
+        dedicated=spec.dedicated,
+        bound=bound,
+        gang_min=spec.gang.min_available if spec.gang is not None else 0,
+    )

@@ -1,0 +1,168 @@
+"""Why nodes refused, in words and numbers: the histogram people read, with the nearest miss named.
+
+Also which events can cure which reason, so that a waiting request is woken by them and not by others.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import numpy as np
+
+from holdfast.flow.ask import Ask
+from holdfast.flow.filter import labels, resources, taints
+from holdfast.flow.filter.refusal import code_of, reasons_in
+from holdfast.flow.scratch import Scratch
+from holdfast.flow.snapshot import Codes
+from holdfast.model import limits
+from holdfast.model.placement_rules import Expression, Operator
+from holdfast.model.quantity import GPU, amount_text
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduling_request import RefusalCount
+
+
+class Wake(enum.StrEnum):
+    """Events that may cure a reason; written to `status.wakeOn`."""
+
+    NODE_ADDED = "NodeAdded"
+    NODE_CHANGED = "NodeChanged"
+    CAPACITY_FREED = "CapacityFreed"
+    REPLICA_PLACED = "ReplicaPlaced"
+    GRANT_CHANGED = "GrantChanged"
+    OVERRIDE_CHANGED = "OverrideChanged"
+    POLICY_CHANGED = "PolicyChanged"
+    REQUEST_CHANGED = "RequestChanged"
+
+
+_ALWAYS = (Wake.NODE_ADDED, Wake.POLICY_CHANGED, Wake.REQUEST_CHANGED)
+_FREED = (Wake.CAPACITY_FREED, Wake.NODE_CHANGED)
+_CURES: dict[str, tuple[Wake, ...]] = {
+    **dict.fromkeys(
+        (
+            Reason.INSUFFICIENT_CPU, Reason.INSUFFICIENT_MEMORY, Reason.INSUFFICIENT_RESOURCE,
+            Reason.INSUFFICIENT_DEVICES, Reason.DEVICE_TAKEN, Reason.PORT_TAKEN, Reason.PORTS_EXHAUSTED,
+            Reason.ANTI_AFFINITY_VIOLATED, Reason.GANG_INCOMPLETE,
+        ),
+        _FREED,
+    ),
+    **dict.fromkeys((Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED),
+                    (Wake.GRANT_CHANGED, Wake.CAPACITY_FREED)),
+    Reason.SPREAD_VIOLATED: (*_FREED, Wake.REPLICA_PLACED),
+    Reason.AFFINITY_NOT_MET: (Wake.REPLICA_PLACED, Wake.NODE_CHANGED),
+    Reason.NODE_AVOIDED: (Wake.OVERRIDE_CHANGED, Wake.NODE_CHANGED),
+}  # fmt: skip
+
+
+def wake_on(reasons: Iterable[str]) -> tuple[str, ...]:
+    """The events that may cure any of these reasons, sorted. A new node, rules or request may cure anything."""
+    events = set(_ALWAYS)
+    for reason in reasons:
+        events.update(_CURES.get(reason, (Wake.NODE_CHANGED,)))
+    return tuple(sorted(event.value for event in events))
+
+
+def histogram(scratch: Scratch, ask: Ask, why: Codes, *, explained: bool) -> tuple[RefusalCount, ...]:
+    """One row per reason, the commonest first. `explained` adds some nodes by name and a message."""
+    found = reasons_in(why)
+    if not explained:
+        return tuple(RefusalCount(reason=reason, nodes=count) for reason, count in found.items())
+    if not scratch.snapshot.node_count:
+        return (RefusalCount(reason=Reason.NO_NODES, message=Reason.NO_NODES.says),)
+    rows = []
+    for reason, count in found.items():
+        slots = np.flatnonzero(why == code_of(reason))
+        names = sorted(scratch.snapshot.name(slot) for slot in slots.tolist())
+        rows.append(
+            RefusalCount(
+                reason=reason,
+                nodes=count,
+                examples=tuple(names[: limits.REASON_NODES_SHOWN]),
+                message=_message(scratch, ask, reason, slots.tolist()),
+            )
+        )
+    return tuple(rows)
+
+
+def summary(refusals: Iterable[RefusalCount], pending: int) -> str:
+    """One line for an event: how many wait, and the reasons with their counts."""
+    parts = [f"{r.nodes} nodes {r.reason}" + (f" ({r.message})" if r.message else "") for r in refusals]
+    return f"{pending} replica{'s' if pending != 1 else ''} without a place: " + ("; ".join(parts) or "no reason known")
+
+
+def _message(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) -> str:
+    match reason:
+        case Reason.INSUFFICIENT_CPU | Reason.INSUFFICIENT_MEMORY | Reason.INSUFFICIENT_RESOURCE:
+            return _shortfall(scratch, ask, reason, slots)
+        case Reason.INSUFFICIENT_DEVICES:
+            return _devices(scratch, ask, slots)
+        case Reason.LABELS_DO_NOT_MATCH:
+            return "needs " + ", ".join(_expression_text(e) for e in labels.expressions_of(ask))
+        case Reason.TAINT_NOT_TOLERATED:
+            return _taint(scratch, ask, slots)
+        case Reason.ZONE_NOT_ALLOWED:
+            there = sorted({scratch.snapshot.zone(slot) for slot in slots})
+            return f"allows zones {', '.join(ask.placement.zones)}; these are in {', '.join(there)}"
+        case Reason.POOL_NOT_ALLOWED:
+            pools = sorted({scratch.snapshot.static.pool.at(slot) for slot in slots})
+            return f"allows pools {', '.join(ask.placement.pools)}; these are in {', '.join(pools)}"
+        case Reason.NODE_AVOIDED:
+            first = scratch.avoidances(ask)[0]
+            return f"override {first.metadata.name}: {first.spec.reason}"
+        case Reason.PORT_TAKEN:
+            return f"needs port {', '.join(str(p) for p in ask.fixed_ports)}"
+        case Reason.DRIVER_MISSING:
+            return f"needs the {ask.template.driver.value} driver"
+        case Reason.RESIDENCY_VIOLATED:
+            return f"region {scratch.snapshot.region} is not one the workload's rules allow"
+        case _:
+            return reason.says
+
+
+def _shortfall(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) -> str:
+    """The resource that fails, what is needed, and the node that comes nearest."""
+    for name, amount in ask.amounts.items():
+        if resources.reason_for(name) is not reason:
+            continue
+        free = resources.free_of(scratch, ask, name)
+        short = [slot for slot in slots if free[slot] < amount]
+        if short:
+            best = min(short, key=lambda slot: (-int(free[slot]), scratch.snapshot.name(slot)))
+            left = amount_text(name, max(0, int(free[best])))
+            return f"needs {amount_text(name, amount)} {name}, best free {left} on node {scratch.snapshot.name(best)}"
+    return reason.says
+
+
+def _devices(scratch: Scratch, ask: Ask, slots: list[int]) -> str:
+    wanted = f"{amount_text(GPU, ask.gpu_milli)} gpu"
+    if ask.template.gpu_models:
+        wanted += f" of model {' or '.join(ask.template.gpu_models)}"
+    if not ask.whole_gpus:
+        return f"needs {wanted} on one device; none of these nodes has one with that much free"
+    usable = scratch.gpu_usable(ask).sum(axis=0)
+    best = min(slots, key=lambda slot: (-int(usable[slot]), scratch.snapshot.name(slot)))
+    if not usable[best]:
+        return f"needs {wanted}, none is free on these nodes"
+    return f"needs {wanted}, best free {int(usable[best])} on node {scratch.snapshot.name(best)}"
+
+
+def _taint(scratch: Scratch, ask: Ask, slots: list[int]) -> str:
+    found = sorted(
+        {
+            f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+            for slot in slots
+            if (taint := taints.untolerated(scratch.snapshot.static.taints.at(slot), ask.placement.tolerations))
+        }
+    )
+    return f"does not tolerate {', '.join(found[: limits.REASON_NODES_SHOWN])}"
+
+
+def _expression_text(expression: Expression) -> str:
+    values = expression.values
+    match expression.operator:
+        case Operator.IN if len(values) == 1:
+            return f"{expression.key}={values[0]}"
+        case Operator.EXISTS | Operator.DOES_NOT_EXIST:
+            return f"{expression.key} {expression.operator}"
+        case _:
+            return f"{expression.key} {expression.operator} ({', '.join(values)})"

@@ -1,0 +1,39 @@
+"""Near, or not near, replicas of the tenant's other workloads, found by their template's labels.
+
+A workload's own replicas never count here: how they keep apart is a spread rule.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.flow.ask import Ask
+from holdfast.flow.filter.refusal import Refusal
+from holdfast.flow.scratch import Scratch
+from holdfast.flow.snapshot import Bools
+from holdfast.model.placement_rules import AffinityRule
+from holdfast.model.reasons import Reason
+
+
+def refuse(scratch: Scratch, ask: Ask) -> list[Refusal]:
+    refusals: list[Refusal] = []
+    for rule in ask.placement.affinity:
+        if rule.preferred:
+            continue
+        near = near_nodes(scratch, ask, rule)
+        reason = Reason.ANTI_AFFINITY_VIOLATED if rule.apart else Reason.AFFINITY_NOT_MET
+        refusals.append((reason, near if rule.apart else ~near))
+    return refusals
+
+
+def near_nodes(scratch: Scratch, ask: Ask, rule: AffinityRule) -> Bools:
+    """Nodes with a matching replica on them, or, by zone, in the same zone as one."""
+    wanted = rule.workload_labels.items()
+    near: Bools = np.zeros(len(scratch.snapshot.static.live), dtype=np.bool_)
+    for workload, labels, counts in scratch.groups(ask.namespace):
+        if workload != ask.workload and wanted <= dict(labels).items():
+            near[list(counts)] = True
+    if rule.topology == "zone":
+        zones = scratch.snapshot.static.zone.ids
+        near = np.isin(zones, zones[near])
+    return near

@@ -1,0 +1,13 @@
+"""Whether the node's agent has the driver that the template needs."""
+
+from __future__ import annotations
+
+from holdfast.flow.ask import Ask
+from holdfast.flow.filter.refusal import Refusal
+from holdfast.flow.scratch import Scratch
+from holdfast.model.reasons import Reason
+
+
+def refuse(scratch: Scratch, ask: Ask) -> list[Refusal]:
+    driver = ask.template.driver.value
+    return [(Reason.DRIVER_MISSING, scratch.snapshot.static.drivers.where(lambda there: driver not in there))]

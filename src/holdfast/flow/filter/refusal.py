@@ -1,0 +1,47 @@
+"""What a gate answers: reasons, each with the nodes it refuses. A node's first refusal is the one that is reported."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.flow.snapshot import Bools, Codes
+from holdfast.model.reasons import Reason
+
+Refusal = tuple[Reason, Bools]
+
+ACCEPTED = 0
+NO_NODE = 255
+"""The code of a slot that holds no node."""
+
+_REASONS: tuple[Reason, ...] = tuple(Reason)
+_CODES: dict[Reason, int] = {reason: index + 1 for index, reason in enumerate(_REASONS)}
+if len(_REASONS) >= NO_NODE:
+    raise AssertionError("reasons no longer fit one byte; widen Codes")
+
+
+_BY_VALUE: dict[str, Reason] = {reason.value: reason for reason in _REASONS}
+
+
+def named(value: str) -> Reason:
+    return _BY_VALUE[value]
+
+
+def code_of(reason: Reason) -> int:
+    return _CODES[reason]
+
+
+def reason_of(code: int) -> Reason:
+    return _REASONS[code - 1]
+
+
+def mark(why: Codes, refusals: list[Refusal]) -> None:
+    """Writes each reason on the nodes that nothing refused before."""
+    for reason, refused in refusals:
+        why[refused & (why == ACCEPTED)] = _CODES[reason]
+
+
+def reasons_in(why: Codes) -> dict[Reason, int]:
+    """How many nodes each reason refused, the commonest first, equal ones by name."""
+    counts = np.bincount(why, minlength=NO_NODE + 1)
+    found = [(int(counts[code]), reason_of(code)) for code in np.flatnonzero(counts).tolist() if 0 < code < NO_NODE]
+    return {reason: count for count, reason in sorted(found, key=lambda pair: (-pair[0], pair[1].value))}

@@ -1,0 +1,235 @@
+"""Places like replicas, one after another, rescoring only what each placement touched.
+
+One heap per zone holds the candidates by score without the zone's part; a placement moves its zone's part, and one
+node's entry. The outcome is exactly that of scoring every node anew for every replica (tests/flow/test_plan.py).
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from holdfast.flow import filter as gates
+from holdfast.flow.ask import Ask
+from holdfast.flow.plan.tie import TIE_BITS, TIE_MAX, tie_numbers
+from holdfast.flow.score import Board, Scored
+from holdfast.flow.scratch import Scratch
+from holdfast.flow.snapshot import Codes, Counts, Snapshot
+from holdfast.model import limits
+from holdfast.model.binding import DeviceClaim
+from holdfast.model.decision import ScorePart
+from holdfast.model.scheduler_policy import Rules
+from holdfast.model.scheduling_request import Member
+
+
+class Proposal(msgspec.Struct, frozen=True, gc=False):
+    """Where one member should go, and how close the next best node came."""
+
+    member: Member
+    node: str
+    devices: tuple[DeviceClaim, ...]
+    score: int
+    scores: tuple[ScorePart, ...]
+    runner_up: str = ""
+    runner_up_score: int = 0
+
+
+class _Entry(NamedTuple):
+    """Ordered so that the best comes first. `at` is where its table of scores has it."""
+
+    minus_key: int
+    name: str
+    slot: int
+    at: int
+    level: int
+
+
+class _Place(NamedTuple):
+    slot: int
+    devices: tuple[DeviceClaim, ...]
+
+
+class LikePlan(NamedTuple):
+    """`why` is each node's refusal after the last placement; None when every member was placed."""
+
+    proposals: list[Proposal]
+    places: list[_Place]
+    feasible: int
+    first_why: Codes
+    last_why: Codes | None
+
+
+class _Field:
+    """The candidates of one ask while its members are being placed."""
+
+    def __init__(self, scratch: Scratch, ask: Ask, rules: Rules, skew: gates.Skew, *, seed: int, codes: Codes) -> None:
+        self._scratch, self._ask, self._skew = scratch, ask, skew
+        self._snapshot = scratch.snapshot
+        self._board = Board(scratch, ask, rules, skew)
+        self._ties = tie_numbers(self._snapshot, seed)
+        self._tables: list[Scored] = [self._board.score()]
+        if len(ask.members) > 1 and not ask.one_by_one:
+            self._tables.append(self._board.score(level=1))
+        self._ahead: dict[int, tuple[Scored, int]] = {}
+        self._taken: dict[int, int] = {}
+        self._parked: list[tuple[int, _Entry]] = []
+        self._heaps = self._first_heaps(codes, len(ask.members) + 1)
+
+    def next(self, member: Member, *, last: bool) -> tuple[Proposal, _Place] | None:
+        """Places one member on the best node there is now; None when no node takes it."""
+        zone = self._best_zone()
+        if zone is None:
+            return None
+        entry = heappop(self._heaps[zone])
+        scored, index = self._scored(entry)
+        score = self._total(entry, zone)
+        parts = self._board.parts(scored, index, zone)
+        other = self._best_zone()
+        runner_up = self._heaps[other][0] if other is not None else None
+        runner_up_score = self._total(runner_up, other) if runner_up is not None and other is not None else 0
+        devices = self._scratch.place(self._ask, entry.slot)
+        if self._skew.add(entry.slot):
+            self._unpark()
+        if not last:
+            self._push_next(entry, zone)
+        proposal = Proposal(
+            member, entry.name, devices, score, parts, runner_up.name if runner_up is not None else "", runner_up_score
+        )
+        return proposal, _Place(entry.slot, devices)
+
+    def _best_zone(self) -> int | None:
+        best: tuple[int, str] | None = None
+        chosen: int | None = None
+        for zone, heap in self._heaps.items():
+            if not heap or not self._skew.zone_open(zone):
+                continue
+            while heap and not self._skew.node_open(heap[0].slot):
+                self._parked.append((zone, heappop(heap)))
+            if not heap:
+                continue
+            rank = (heap[0].minus_key - (self._board.zone_points(zone) << TIE_BITS), heap[0].name)
+            if best is None or rank < best:
+                best, chosen = rank, zone
+        return chosen
+
+    def _total(self, entry: _Entry, zone: int) -> int:
+        return (-entry.minus_key >> TIE_BITS) + self._board.zone_points(zone)
+
+    def _first_heaps(self, codes: Codes, wanted: int) -> dict[int, list[_Entry]]:
+        """The best few of each zone are enough: no plan takes more nodes than it has members, and one runner-up."""
+        ok = np.flatnonzero(codes == 0)
+        keys = ((self._tables[0].total << TIE_BITS) + (TIE_MAX - self._ties))[ok]
+        zones = self._snapshot.static.zone.ids[ok]
+        name = self._snapshot.name
+        heaps: dict[int, list[_Entry]] = {}
+        for zone in self._skew.zones:
+            here = np.flatnonzero(zones == zone)
+            there = keys[here]
+            if len(here) > wanted:
+                best = there >= np.partition(there, len(here) - wanted)[len(here) - wanted]
+                here, there = here[best], there[best]
+            heap = [
+                _Entry(-key, name(slot), slot, slot, 0)
+                for key, slot in zip(there.tolist(), ok[here].tolist(), strict=True)
+            ]
+            heapify(heap)
+            heaps[zone] = heap
+        return heaps
+
+    def _push_next(self, entry: _Entry, zone: int) -> None:
+        """The same node again, as it stands with what it was just given."""
+        slot = entry.slot
+        left = self._scratch.fits(self._ask, slot)
+        if left < 1:
+            return
+        level = self._taken[slot] = self._taken.get(slot, 0) + 1
+        if level < len(self._tables):
+            index, scored = slot, self._tables[level]
+        else:
+            known = self._ahead.get(slot)
+            if known is not None and level - known[1] < len(known[0].total):
+                scored, from_level = known
+            else:
+                many = 1 if self._ask.one_by_one else min(limits.PLANNER_LEVELS_AHEAD, left)
+                scored = self._board.score(np.full(many, slot, dtype=np.intp), np.arange(many, dtype=np.int64))
+                from_level = level
+                self._ahead[slot] = (scored, level)
+            index = level - from_level
+        key = (int(scored.total[index]) << TIE_BITS) + TIE_MAX - int(self._ties[slot])
+        heappush(self._heaps[zone], _Entry(-key, entry.name, slot, index, level))
+
+    def _scored(self, entry: _Entry) -> tuple[Scored, int]:
+        if entry.level < len(self._tables):
+            return self._tables[entry.level], entry.at
+        return self._ahead[entry.slot][0], entry.at
+
+    def _unpark(self) -> None:
+        for zone, entry in self._parked:
+            heappush(self._heaps[zone], entry)
+        self._parked.clear()
+
+
+def _place_one(
+    scratch: Scratch, ask: Ask, rules: Rules, skew: gates.Skew, *, seed: int, codes: Codes
+) -> tuple[Proposal, _Place]:
+    """The same choice for a single replica without spread limits: two scans instead of heaps."""
+    snapshot, board = scratch.snapshot, Board(scratch, ask, rules, skew)
+    scored = board.score()
+    zones = snapshot.static.zone
+    points: Counts = np.zeros(len(zones.values), dtype=np.int64)
+    for zone in skew.zones:
+        points[zone] = board.zone_points(zone)
+    totals = scored.total + points[zones.ids]
+    keys = (totals << TIE_BITS) + (TIE_MAX - tie_numbers(snapshot, seed))
+    keys[codes != 0] = -1
+    slot = _first(snapshot, keys)
+    keys[slot] = -1
+    other = _first(snapshot, keys)
+    beaten = keys[other] >= 0
+    parts = board.parts(scored, slot, int(zones.ids[slot]))
+    devices = scratch.place(ask, slot)
+    proposal = Proposal(
+        ask.members[0],
+        snapshot.name(slot),
+        devices,
+        int(totals[slot]),
+        parts,
+        snapshot.name(other) if beaten else "",
+        int(totals[other]) if beaten else 0,
+    )
+    return proposal, _Place(slot, devices)
+
+
+def _first(snapshot: Snapshot, keys: Counts) -> int:
+    """The slot with the highest key; of equal ones, the first by name."""
+    equal = np.flatnonzero(keys == keys.max()).tolist()
+    return equal[0] if len(equal) == 1 else min(equal, key=snapshot.name)
+
+
+def place_like(scratch: Scratch, ask: Ask, rules: Rules, seed: int) -> LikePlan:
+    """Places as many members as fit, in the order they are listed, and takes their places from `scratch`."""
+    among = gates.eligible(scratch, ask, rules)
+    skew = gates.skew_of(scratch, ask, rules, among)
+    codes = gates.why(scratch, ask, rules, among)
+    feasible = int((codes == 0).sum())
+    proposals: list[Proposal] = []
+    places: list[_Place] = []
+    if feasible and len(ask.members) == 1 and not skew.limited:
+        proposal, place = _place_one(scratch, ask, rules, skew, seed=seed, codes=codes)
+        proposals.append(proposal)
+        places.append(place)
+    elif feasible:
+        field = _Field(scratch, ask, rules, skew, seed=seed, codes=codes)
+        for number, member in enumerate(ask.members, 1):
+            found = field.next(member, last=number == len(ask.members))
+            if found is None:
+                break
+            proposals.append(found[0])
+            places.append(found[1])
+    last = None
+    if len(proposals) < len(ask.members):
+        last = gates.why(scratch, ask, rules, among, skew)
+    return LikePlan(proposals, places, feasible, codes, last)

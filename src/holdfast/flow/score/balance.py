@@ -1,0 +1,13 @@
+"""Prefers nodes that keep the most free of whatever they would be shortest of: load spreads evenly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.flow.score.standing import Standing
+from holdfast.flow.snapshot import Counts
+
+
+def score(at: Standing) -> Counts:
+    points: Counts = 100 - at.used_percent.max(axis=0)
+    return np.clip(points, 0, 100)

@@ -1,0 +1,21 @@
+"""Prefers nodes where firm work crowds the least reclaimable work, as that is what would be evicted next."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.flow.score.standing import Standing
+from holdfast.flow.snapshot import Counts
+from holdfast.flow.snapshot.frozen import percent
+
+
+def score(at: Standing) -> Counts:
+    return at.once("evictions", _score)
+
+
+def _score(at: Standing) -> Counts:
+    snapshot = at.scratch.snapshot
+    if at.ask.reclaimable:
+        return np.full(len(snapshot.static.live), 100, dtype=np.int64)
+    share: Counts = percent(snapshot.reclaimable, snapshot.capacity, snapshot.static.largest).max(axis=0)
+    return np.clip(100 - share, 0, 100)

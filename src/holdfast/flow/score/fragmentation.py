@@ -1,0 +1,27 @@
+"""Prefers places that leave usable room: resources free in equal measure, and GPUs whole for those who need them.
+
+Work without GPUs counts half on nodes with free ones; a share of a GPU counts half where it would break a whole one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.flow.score.standing import Standing
+from holdfast.flow.snapshot import Counts
+from holdfast.model.quantity import WHOLE_GPU_MILLI
+
+
+def score(at: Standing) -> Counts:
+    used = at.used_percent
+    unevenness: Counts = used.max(axis=0) - used.min(axis=0)
+    even = np.clip(100 - unevenness, 0, 100)
+    free = at.scratch.gpu_free
+    if not free.size or at.ask.whole_gpus:
+        return even
+    if at.ask.gpu_milli:
+        begun = at.scratch.gpu_usable(at.ask) & (free < WHOLE_GPU_MILLI)
+        divisor: Counts = np.where(begun.any(axis=0), 1, 2)
+    else:
+        divisor = np.where((free > 0).any(axis=0), 2, 1)
+    return even // at.pick(divisor)

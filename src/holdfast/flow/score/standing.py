@@ -1,0 +1,91 @@
+"""How candidates would stand if the replica went there: what every score is computed from.
+
+A candidate is a slot and a level: how many like replicas are put there first. So one piece of code scores all nodes
+at once, and the next few placements on one node at once, and both come to the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.flow.ask import Ask
+from holdfast.flow.filter.spread import Skew
+from holdfast.flow.scratch import Scratch
+from holdfast.flow.snapshot import Counts
+from holdfast.flow.snapshot.frozen import percent
+
+T = TypeVar("T")
+
+
+class Standing:
+    """`slots` None means every slot. `known` holds what does not change while like replicas are placed."""
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        ask: Ask,
+        skew: Skew,
+        known: dict[str, Counts],
+        *,
+        slots: NDArray[np.intp] | None = None,
+        level: Counts | int = 0,
+    ) -> None:
+        self.scratch = scratch
+        self.ask = ask
+        self._skew = skew
+        self._known = known
+        self._slots = slots
+        self._level = level
+        self._used_percent: Counts | None = None
+
+    def once(self, name: str, compute: Callable[[Standing], Counts]) -> Counts:
+        """A score that depends on the slot alone; computed for all slots the first time."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = compute(self)
+        return self.pick(found)
+
+    def pick(self, per_slot: Counts) -> Counts:
+        return per_slot if self._slots is None else per_slot[..., self._slots]
+
+    @property
+    def used_percent(self) -> Counts:
+        """[resource, candidate]: the share in use with the replica there, of CPU, memory and all it asks for."""
+        if self._used_percent is None:
+            scratch = self.scratch
+            rows, amounts = self._rows()
+            if self._slots is None:
+                capacity, room = scratch.snapshot.capacity[rows], scratch.room[rows]
+            else:
+                cells = np.ix_(np.array(rows), self._slots) if isinstance(rows, list) else (rows, self._slots)
+                capacity, room = scratch.snapshot.capacity[cells], scratch.room[cells]
+            used = capacity - room + amounts[:, None] * (self._level + 1)
+            self._used_percent = percent(used, capacity, scratch.snapshot.static.largest)
+        return self._used_percent
+
+    @property
+    def own(self) -> Counts:
+        """How many replicas of the same workload each candidate would have before this one."""
+        if self._slots is None:
+            counts: Counts = np.zeros(self.scratch.room.shape[1], dtype=np.int64)
+            nodes = self._skew.nodes
+            if nodes:
+                counts[list(nodes)] = list(nodes.values())
+            return counts + self._level
+        there = [self._skew.nodes.get(slot, 0) for slot in self._slots.tolist()]
+        return np.array(there, dtype=np.int64) + self._level
+
+    @property
+    def size(self) -> int:
+        return self.scratch.room.shape[1] if self._slots is None else len(self._slots)
+
+    def _rows(self) -> tuple[list[int] | slice, Counts]:
+        """CPU and memory always have the first two rows; a slice of just those copies nothing."""
+        wanted = dict(self.scratch.rows(self.ask))
+        rows = sorted({0, 1} | wanted.keys())
+        amounts: Counts = np.array([wanted.get(row, 0) for row in rows], dtype=np.int64)
+        return (slice(0, 2) if len(rows) == 2 else rows), amounts

@@ -1,0 +1,162 @@
+"""The planner's working copy of a snapshot: what is left after the proposals made so far in this plan.
+
+Only what claims change is copied. Every `place` can be undone, so that a gang that does not fit leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from holdfast.flow.ask import Ask
+from holdfast.flow.snapshot import Bools, Counts, Snapshot
+from holdfast.flow.snapshot.claim import Labels
+from holdfast.model.binding import DeviceClaim
+from holdfast.model.override import Override, OverrideKind
+from holdfast.model.quantity import WHOLE_GPU_MILLI
+from holdfast.model.times import parse_time
+
+_ENDLESS = 2**31
+
+
+class Scratch:
+    """`room` is what reclaimable work may take; firm work must fit `firm_room` as well (Snapshot.free)."""
+
+    def __init__(self, snapshot: Snapshot, now: float) -> None:
+        self.snapshot = snapshot
+        self.now = now
+        self.room: Counts = snapshot.free(reclaimable=True)
+        self.firm_room: Counts = snapshot.capacity - snapshot.firm - snapshot.nominated - snapshot.held
+        self.gpu_free: Counts = snapshot.gpu_free.copy() if snapshot.gpu_free.size else snapshot.gpu_free
+        self.ports_free: Counts = snapshot.ports_free.copy()
+        self._ports: dict[int, frozenset[int]] = {}
+        self._placed: dict[tuple[str, str], dict[Labels, dict[int, int]]] = {}
+        self._avoidances: tuple[Override, ...] = tuple(
+            o for o in snapshot.overrides
+            if o.spec.kind in (OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION)
+            and o.spec.scope.region in ("", snapshot.region)
+            and override_active(o, now)
+        )  # fmt: skip
+
+    def avoidances(self, ask: Ask) -> list[Override]:
+        """The active overrides that keep this work away from some part of the region."""
+        return [
+            o for o in self._avoidances
+            if o.spec.scope.tenant in ("", ask.namespace) and o.spec.scope.workload in ("", ask.workload)
+        ]  # fmt: skip
+
+    def rows(self, ask: Ask) -> list[tuple[int, int]]:
+        """(row, amount) of every resource asked for that any node has ever offered."""
+        resources = self.snapshot.resources
+        return [(resources[name], amount) for name, amount in ask.amounts.items() if name in resources]
+
+    def ports(self, slot: int) -> frozenset[int]:
+        changed = self._ports.get(slot)
+        return self.snapshot.ports[slot] if changed is None else changed
+
+    def changed_ports(self) -> Mapping[int, frozenset[int]]:
+        return self._ports
+
+    def groups(self, namespace: str) -> Iterator[tuple[str, Labels, Mapping[int, int]]]:
+        """(workload, labels, count per slot) of everything a tenant has placed or been proposed."""
+        placed = self.snapshot.placed
+        for key in placed:
+            if key[0] == namespace and key not in self._placed:
+                for labels, counts in placed[key].items():
+                    yield key[1], labels, counts
+        for key, groups in self._placed.items():
+            if key[0] == namespace:
+                for labels, counts in groups.items():
+                    yield key[1], labels, counts
+
+    def counts(self, namespace: str, workload: str) -> dict[int, int]:
+        """How many replicas of a workload each slot has, whatever their revision."""
+        key = (namespace, workload)
+        groups = self._placed.get(key) or self.snapshot.placed.get(key) or {}
+        total: dict[int, int] = {}
+        for counts in groups.values():
+            for slot, count in counts.items():
+                total[slot] = total.get(slot, 0) + count
+        return total
+
+    def fits(self, ask: Ask, slot: int) -> int:
+        """How many more like replicas one node could take by resources, devices and ports."""
+        left = _ENDLESS
+        for row, amount in self.rows(ask):
+            free = int(self.room[row, slot])
+            if not ask.reclaimable:
+                free = min(free, int(self.firm_room[row, slot]))
+            left = min(left, free // amount)
+        if ask.open_ports:
+            left = min(left, int(self.ports_free[slot]) // ask.open_ports)
+        if ask.fixed_ports and not self.ports(slot).isdisjoint(ask.fixed_ports):
+            return 0
+        if ask.gpu_milli and left > 0:
+            return 1 if self.choose_devices(ask, slot) else 0
+        return max(left, 0)
+
+    def gpu_usable(self, ask: Ask) -> Bools:
+        """[device, slot]: devices of a wanted model with enough free for one share, or free as a whole."""
+        static = self.snapshot.static
+        need = ask.gpu_milli if not ask.whole_gpus else WHOLE_GPU_MILLI
+        usable: Bools = self.gpu_free >= need
+        if ask.template.gpu_models:
+            wanted = [i for i, model in enumerate(static.gpu_models) if model in ask.template.gpu_models]
+            usable = usable & np.isin(static.gpu_model, wanted)
+        return usable & (static.gpu_model >= 0)
+
+    def choose_devices(self, ask: Ask, slot: int) -> tuple[DeviceClaim, ...]:
+        """Whole GPUs in the node's order; a share goes where the least is left over. Empty when it does not fit."""
+        static = self.snapshot.static
+        ids, free = static.gpu_ids[slot], self.gpu_free[:, slot].tolist()
+        models = ask.template.gpu_models
+        wanted = [i for i in range(len(ids)) if not models or static.gpu_models[static.gpu_model[i, slot]] in models]
+        if ask.whole_gpus:
+            whole = [i for i in wanted if free[i] >= WHOLE_GPU_MILLI][: ask.whole_gpus]
+            return tuple(DeviceClaim(id=ids[i]) for i in whole) if len(whole) == ask.whole_gpus else ()
+        share = min(((free[i], i) for i in wanted if free[i] >= ask.gpu_milli), default=None)
+        return (DeviceClaim(id=ids[share[1]], milli=ask.gpu_milli),) if share is not None else ()
+
+    def place(self, ask: Ask, slot: int) -> tuple[DeviceClaim, ...]:
+        """Takes what one replica asks for from the node; says which devices."""
+        devices = self.choose_devices(ask, slot) if ask.gpu_milli else ()
+        self._take(ask, slot, devices, 1)
+        return devices
+
+    def undo(self, ask: Ask, slot: int, devices: tuple[DeviceClaim, ...]) -> None:
+        self._take(ask, slot, devices, -1)
+
+    def _take(self, ask: Ask, slot: int, devices: tuple[DeviceClaim, ...], sign: int) -> None:
+        for row, amount in self.rows(ask):
+            self.room[row, slot] -= sign * amount
+            if not ask.reclaimable:
+                self.firm_room[row, slot] -= sign * amount
+        if devices:
+            ids = self.snapshot.static.gpu_ids[slot]
+            for device in devices:
+                self.gpu_free[ids.index(device.id), slot] -= sign * device.milli
+        if ask.open_ports:
+            self.ports_free[slot] -= sign * ask.open_ports
+        if ask.fixed_ports:
+            there, mine = self.ports(slot), frozenset(ask.fixed_ports)
+            self._ports[slot] = there | mine if sign > 0 else there - mine
+        key = (ask.namespace, ask.workload)
+        groups = self._placed.get(key)
+        if groups is None:
+            known = self.snapshot.placed.get(key, {})
+            groups = self._placed[key] = {labels: dict(counts) for labels, counts in known.items()}
+        counts = groups.setdefault(ask.labels, {})
+        counts[slot] = counts.get(slot, 0) + sign
+        if not counts[slot]:
+            del counts[slot]
+
+
+def override_active(override: Override, now: float) -> bool:
+    """Whether it acts at this moment. Without a deadline from the server it ends a time-to-live after its creation."""
+    if override.metadata.terminating or override.status.phase not in ("", "Active"):
+        return False
+    if override.status.expires_at:
+        return now < parse_time(override.status.expires_at)
+    created = override.metadata.creation_timestamp
+    return not created or now < parse_time(created) + override.spec.ttl_seconds

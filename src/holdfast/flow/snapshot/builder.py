@@ -1,0 +1,243 @@
+"""Keeps the columns up to date, one object at a time, and freezes them into snapshots.
+
+Every change costs what it touches, never what exists. Objects of different kinds may arrive in any order: a claim on
+a node that is not known yet waits for it, and a claim outlives its node. The hash is a sum over objects, so it does
+not depend on the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.flow.snapshot.claim import Claim, ClaimKey, claim_of_binding, claim_of_reservation, stamp_of, stamp_text
+from holdfast.flow.snapshot.frozen import Snapshot
+from holdfast.flow.snapshot.nodes import NodeTable
+from holdfast.flow.snapshot.usage import UsageTable
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.hold import Hold
+from holdfast.model.meta import Object
+from holdfast.model.node import Node
+from holdfast.model.override import Override
+from holdfast.model.quantity import Amounts, add, amounts
+from holdfast.model.region import Region
+
+_MASK = 2**64 - 1
+
+
+class _Sources(msgspec.Struct):
+    """Everything known of one claim. The strongest counts, so a Binding and its Reservation are one claim."""
+
+    binding: Claim | None = None
+    reservation: Claim | None = None
+    assumed: Claim | None = None
+    counted: Claim | None = None
+
+    def strongest(self) -> Claim | None:
+        if self.binding is not None:
+            return self.binding
+        if self.reservation is not None:
+            if self.assumed is None or self.reservation.workload:
+                return self.reservation
+            # A reservation does not name its workload; what this process assumed of the same claim does.
+            return msgspec.structs.replace(self.reservation, workload=self.assumed.workload, labels=self.assumed.labels)
+        return self.assumed
+
+
+class SnapshotBuilder:
+    """Not shared between tasks without care: callers apply changes and freeze on one loop, without awaiting between."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._residency: tuple[str, ...] | None = None
+        self._nodes = NodeTable()
+        self._usage = UsageTable(self._nodes)
+        self._claims: dict[ClaimKey, _Sources] = {}
+        self._uids: dict[str, dict[ClaimKey, None]] = {}
+        self._holds: dict[str, Hold] = {}
+        self._overrides: dict[str, Override] = {}
+        self._tenant_use: dict[str, Amounts] = {}
+        self._assumed = 0
+        self._hash = 0
+
+    def upsert(self, item: Object) -> None:
+        """Takes in the newest state of a Node, Binding, Reservation, Hold, Override or Region."""
+        match item:
+            case Node():
+                self._put_node(item)
+            case Binding():
+                self._put_claim(ClaimKey(*_names(item)), "binding", claim_of_binding(item))
+            case Reservation():
+                self._put_claim(ClaimKey(*_names(item)), "reservation", claim_of_reservation(item))
+            case Hold():
+                self._put_hold(item.metadata.name, item)
+            case Override():
+                self._overrides[item.metadata.name] = item
+            case Region():
+                if item.metadata.name == self._region:
+                    self._residency = item.spec.residency
+            case _:
+                raise TypeError(f"a snapshot has no place for {type(item).__name__} {item.key}")
+
+    def delete(self, item: Object) -> None:
+        match item:
+            case Node():
+                self._drop_node(item.metadata.name)
+            case Binding():
+                self._put_claim(ClaimKey(*_names(item)), "binding", None)
+            case Reservation():
+                self._put_claim(ClaimKey(*_names(item)), "reservation", None)
+            case Hold():
+                self._put_hold(item.metadata.name, None)
+            case Override():
+                self._overrides.pop(item.metadata.name, None)
+            case Region():
+                if item.metadata.name == self._region:
+                    self._residency = None
+            case _:
+                raise TypeError(f"a snapshot has no place for {type(item).__name__} {item.key}")
+
+    def assume(self, key: ClaimKey, claim: Claim) -> None:
+        """Counts a proposal as if it were committed, until the Binding shows up or `forget` is called."""
+        stamp = stamp_text(f"assumed/{key.namespace}/{key.name}/{claim.node}")
+        self._put_claim(key, "assumed", msgspec.structs.replace(claim, stamp=stamp))
+
+    def forget(self, key: ClaimKey) -> None:
+        """Drops the assumption alone; harmless when there is none."""
+        if key in self._claims:
+            self._put_claim(key, "assumed", None)
+
+    def has_claim(self, replica_uid: str) -> bool:
+        """Whether the replica holds, or is assumed to hold, a place."""
+        return replica_uid in self._uids
+
+    def assumes(self, key: ClaimKey) -> bool:
+        """Whether the claim still rests on an assumption."""
+        sources = self._claims.get(key)
+        return sources is not None and sources.assumed is not None
+
+    def total_capacity(self) -> Amounts:
+        """Of all nodes, schedulable or not: what tenants' shares are measured against."""
+        return {name: int(self._nodes.capacity[row].sum()) for name, row in self._nodes.resources.items()}
+
+    def tenant_use(self) -> dict[str, Amounts]:
+        """What each tenant's claims add up to, assumptions included."""
+        return {tenant: dict(use) for tenant, use in self._tenant_use.items()}
+
+    def node(self, name: str) -> Node | None:
+        return self._nodes.node(name)
+
+    def overrides(self) -> tuple[Override, ...]:
+        return tuple(self._overrides[name] for name in sorted(self._overrides))
+
+    def freeze(self, revision: int) -> Snapshot:
+        """The state now, as of `revision`; later changes do not reach it."""
+        nodes, usage = self._nodes, self._usage
+        top = nodes.top
+        return Snapshot(
+            revision=revision,
+            hash=f"{self._hash:016x}",
+            region=self._region,
+            residency=self._residency,
+            overrides=self.overrides(),
+            static=nodes.freeze(),
+            slots=nodes.frozen_slots(),
+            resources=dict(nodes.resources),
+            capacity=nodes.capacity[:, :top].copy(),
+            firm=usage.firm[:, :top].copy(),
+            reclaimable=usage.reclaimable[:, :top].copy(),
+            held=usage.held[:, :top].copy(),
+            nominated=usage.nominated[:, :top].copy(),
+            gpu_free=usage.gpu_free[:, :top].copy(),
+            ports=tuple(usage.ports[:top]),
+            ports_free=usage.ports_free[:top].copy(),
+            placed=usage.freeze_placed(),
+            assumed=self._assumed,
+        )
+
+    def _put_node(self, node: Node) -> None:
+        name = node.metadata.name
+        old = self._nodes.node(name)
+        if old is not None:
+            self._stamp(-stamp_of("Node", old))
+        self._stamp(stamp_of("Node", node))
+        shape_changed = self._nodes.put(node)
+        if shape_changed:
+            self._usage.refill(name)
+
+    def _drop_node(self, name: str) -> None:
+        old = self._nodes.node(name)
+        if old is None:
+            return
+        self._stamp(-stamp_of("Node", old))
+        self._usage.clear(name)
+        self._nodes.drop(name)
+
+    def _put_hold(self, name: str, hold: Hold | None) -> None:
+        old = self._holds.pop(name, None)
+        if old is not None:
+            self._stamp(-stamp_of("Hold", old))
+            self._usage.put_hold(old.spec.node, name, None)
+        if hold is None:
+            return
+        self._holds[name] = hold
+        self._stamp(stamp_of("Hold", hold))
+        drawn = hold.status.draw is not None and bool(hold.status.draw.replica_uid)
+        if not drawn:  # a drawn hold is covered by the claim that drew it
+            self._usage.put_hold(hold.spec.node, name, tuple(amounts(hold.spec.resources).items()))
+
+    def _put_claim(self, key: ClaimKey, source: str, claim: Claim | None) -> None:
+        sources = self._claims.get(key)
+        if sources is None:
+            if claim is None:
+                return
+            sources = self._claims[key] = _Sources()
+        if source == "assumed":
+            self._assumed += (claim is not None) - (sources.assumed is not None)
+        setattr(sources, source, claim)
+        old, new = sources.counted, sources.strongest()
+        if new is None:
+            del self._claims[key]
+        if old is new:
+            return
+        sources.counted = new
+        if old is not None:
+            self._count(key, old, -1)
+        if new is not None:
+            self._count(key, new, 1)
+
+    def _count(self, key: ClaimKey, claim: Claim, sign: int) -> None:
+        self._stamp(sign * claim.stamp)
+        if sign > 0:
+            self._usage.put(key, claim)
+        else:
+            self._usage.drop(key, claim)
+        if not claim.live:
+            return
+        use = self._tenant_use.setdefault(claim.namespace, {})
+        add(use, dict(claim.amounts), times=sign)
+        keys = self._uids.setdefault(claim.replica_uid, {})
+        if sign > 0:
+            keys[key] = None
+        else:
+            keys.pop(key, None)
+        if not keys:
+            del self._uids[claim.replica_uid]
+        if not use:
+            del self._tenant_use[claim.namespace]
+
+    def _stamp(self, amount: int) -> None:
+        self._hash = (self._hash + amount) & _MASK
+
+
+def built(region: str, items: Iterable[Object], *, revision: int = 0) -> Snapshot:
+    """A snapshot of exactly these objects: for replays and what-if questions."""
+    builder = SnapshotBuilder(region)
+    for item in items:
+        builder.upsert(item)
+    return builder.freeze(revision)
+
+
+def _names(item: Object) -> tuple[str, str]:
+    return item.metadata.namespace, item.metadata.name

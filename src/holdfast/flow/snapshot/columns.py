@@ -1,0 +1,77 @@
+"""Columns of interned values: one small integer per node, so that a test runs once per distinct value, not per node.
+
+`ids` is parallel to the snapshot's slots. Values are only appended, so a frozen column may share the list with the
+builder it came from; a compaction starts a new list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Column(Generic[T]):
+    """Frozen: one value per slot, held as an index into `values`."""
+
+    __slots__ = ("ids", "values")
+
+    def __init__(self, values: list[T], ids: NDArray[np.int32]) -> None:
+        self.values = values
+        self.ids = ids
+
+    def at(self, slot: int) -> T:
+        return self.values[int(self.ids[slot])]
+
+    def where(self, test: Callable[[T], bool]) -> NDArray[np.bool_]:
+        """Which slots hold a value that passes; `test` is called once per distinct value."""
+        return np.array([test(value) for value in self.values], dtype=np.bool_)[self.ids]
+
+    def numbers(self, measure: Callable[[T], int]) -> NDArray[np.int64]:
+        """The measure of every slot's value, again taken once per distinct value."""
+        return np.array([measure(value) for value in self.values], dtype=np.int64)[self.ids]
+
+
+class GrowingColumn(Generic[T]):
+    """The builder's side. Slot `i` keeps its place; empty slots hold the value `empty`."""
+
+    __slots__ = ("_empty", "_index", "_values", "ids")
+
+    def __init__(self, empty: T, slots: int) -> None:
+        self._empty = empty
+        self._values: list[T] = [empty]
+        self._index: dict[T, int] = {empty: 0}
+        self.ids: NDArray[np.int32] = np.zeros(slots, dtype=np.int32)
+
+    def put(self, slot: int, value: T) -> bool:
+        """Whether the slot's value changed."""
+        index = self._index.get(value)
+        if index is None:
+            index = self._index[value] = len(self._values)
+            self._values.append(value)
+        if self.ids[slot] == index:
+            return False
+        self.ids[slot] = index
+        return True
+
+    def clear(self, slot: int) -> None:
+        self.ids[slot] = 0
+
+    def grow(self, slots: int) -> None:
+        self.ids = np.concatenate([self.ids, np.zeros(slots - len(self.ids), dtype=np.int32)])
+
+    def freeze(self, slots: int) -> Column[T]:
+        """A copy of the first slots. Values nobody holds any more are forgotten once they outnumber the slots."""
+        if len(self._values) > 2 * len(self.ids) + 16:
+            self._compact()
+        return Column(self._values, self.ids[:slots].copy())
+
+    def _compact(self) -> None:
+        old = self._values
+        self._values, self._index = [self._empty], {self._empty: 0}
+        for slot, index in enumerate(self.ids.tolist()):
+            self.put(slot, old[index])

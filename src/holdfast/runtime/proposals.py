@@ -1,0 +1,209 @@
+"""Proposals on their way: assumed in the snapshot, sent to the authority, and settled by its answers.
+
+What always holds: an assumption ends when its record is seen, when the answer is no, or when an accepted place does not
+show up within `limits.ASSUMED_TTL_S`. A call without an answer is settled by reading the claim, never by guessing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from holdfast.client.contract import Client
+from holdfast.flow.plan import AskPlan, Proposal
+from holdfast.flow.snapshot import Claim, ClaimKey, SnapshotBuilder
+from holdfast.model import limits
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.errors import Ambiguous, Fault
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.placement import Answer, ReserveRequest, Result
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import Member, RefusalCount
+from holdfast.runtime import metrics
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.request_queue import RequestQueue, Waiting
+
+_IN_FLIGHT = float("inf")
+_GONE = frozenset({Reason.REPLICA_GONE, Reason.REPLICA_TERMINATING, Reason.TEMPLATE_CHANGED})
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """The proposals of one request in one batch; `claims` names the assumption of each."""
+
+    waiting: Waiting
+    outcome: AskPlan
+    request: ReserveRequest
+    claims: tuple[ClaimKey, ...]
+
+
+class Proposals:
+    """`refused` is told of every request that got a no, or no answer, with the reasons."""
+
+    def __init__(
+        self,
+        client: Client,
+        ports: Ports,
+        builder: SnapshotBuilder,
+        queue: RequestQueue,
+        *,
+        refused: Callable[[Waiting, tuple[RefusalCount, ...]], None],
+    ) -> None:
+        self._client = client
+        self._ports = ports
+        self._builder = builder
+        self._queue = queue
+        self._refused = refused
+        self._assumed: dict[ClaimKey, float] = {}
+        """Until when each assumption lasts; without end while its answer is awaited."""
+        self._log = structlog.get_logger().bind(controller="scheduler", cell=client.cell)
+
+    def assume(self, key: ClaimKey, claim: Claim) -> None:
+        self._builder.assume(key, claim)
+        self._assumed[key] = _IN_FLIGHT
+
+    def settled(self, key: ClaimKey) -> None:
+        """The record is there; the snapshot has dropped the assumption."""
+        if self._assumed.get(key, _IN_FLIGHT) != _IN_FLIGHT:
+            del self._assumed[key]
+
+    def expire(self, now: float) -> None:
+        """Ends assumptions whose record never came: the watch is behind, or the place was given up at once."""
+        metrics.SCHEDULER_ASSUMED.set(len(self._assumed))
+        for key in [key for key, until in self._assumed.items() if until <= now]:
+            self._forget(key)
+            metrics.SCHEDULER_ASSUMED_EXPIRED.inc()
+            self._log.warning("assumption_expired", claim=f"{key.namespace}/{key.name}")
+
+    async def send(self, batch: list[Sent]) -> None:
+        """Sends every request of a batch at once; each is settled by itself."""
+        await asyncio.gather(*(self._send(sent) for sent in batch))
+
+    async def _send(self, sent: Sent) -> None:
+        try:
+            answers = await self._client.reserve(sent.request)
+        except Ambiguous as fault:
+            metrics.SCHEDULER_FAULTS.labels(fault.reason).inc()
+            await self._read_back(sent)
+        except Fault as fault:
+            metrics.SCHEDULER_FAULTS.labels(fault.reason).inc()
+            self._log.info(
+                "proposals_failed", request=str(sent.waiting.key), reason=fault.reason, message=fault.message
+            )
+            self._give_up(sent, fault.message)
+        except Exception:
+            self._log.exception("proposals_failed", request=str(sent.waiting.key), reason="Failed")
+            self._give_up(sent, "the call to the authority failed")
+        else:
+            await self._settle(sent, answers.answers)
+
+    def _give_up(self, sent: Sent, message: str) -> None:
+        """Nothing was answered and nothing can have happened: the whole request waits and tries again."""
+        for key in sent.claims:
+            self._forget(key)
+        self._refused(sent.waiting, (RefusalCount(reason=Reason.WAITING, message=message),))
+
+    async def _settle(self, sent: Sent, answers: tuple[Answer, ...]) -> None:
+        refusals: dict[str, list[tuple[Proposal, Answer]]] = {}
+        for proposal, key, answer in zip(sent.outcome.proposals, sent.claims, answers, strict=True):
+            metrics.SCHEDULER_ANSWERS.labels(answer.result.value, answer.reason).inc()
+            if answer.result is Result.ACCEPTED:
+                self._keep(key)
+                sent.waiting.attempts = 0
+                if sent.request.decision is not None:
+                    sent.waiting.decision = sent.request.decision.metadata.name
+            elif answer.result is Result.ALREADY or answer.reason == Reason.INTENT_MISMATCH:
+                self._adopt(sent, proposal, key, answer)
+            else:
+                self._forget(key)
+                if answer.reason in _GONE:
+                    sent.waiting.gone[proposal.member.uid] = None
+                elif answer.reason == Reason.STALE_ATTEMPT:
+                    await self._ask_attempt(sent.waiting, proposal.member)
+                else:
+                    refusals.setdefault(answer.reason, []).append((proposal, answer))
+        if refusals:
+            self._refused(sent.waiting, _counted(refusals))
+
+    def _keep(self, key: ClaimKey) -> None:
+        """Accepted: the assumption stands until its record is seen, which may have been already."""
+        if key in self._assumed:
+            if self._builder.assumes(key):
+                self._assumed[key] = self._ports.clock.monotonic() + limits.ASSUMED_TTL_S
+            else:
+                del self._assumed[key]
+
+    def _forget(self, key: ClaimKey) -> None:
+        self._assumed.pop(key, None)
+        self._builder.forget(key)
+
+    def _adopt(self, sent: Sent, proposal: Proposal, key: ClaimKey, answer: Answer) -> None:
+        """Someone placed it before, perhaps ourselves: take over the place that is on record."""
+        self._forget(key)
+        if self._builder.has_claim(proposal.member.uid) or not answer.node:
+            return
+        stored = ClaimKey(key.namespace, answer.binding or answer.reservation or key.name)
+        self.assume(stored, sent.outcome.ask.claim(answer.node, proposal.member, answer.devices))
+        self._keep(stored)
+
+    async def _ask_attempt(self, waiting: Waiting, member: Member) -> None:
+        """The member was released since: read the replica, as only it says whether another place is wanted."""
+        try:
+            replica = await self._client.get(Replica, member.name, waiting.request.metadata.namespace)
+        except Fault:
+            return  # the next try gets the same answer and asks again
+        if replica is None or replica.uid != member.uid or stage(replica) is not Stage.QUEUED:
+            waiting.gone[member.uid] = None
+            return
+        waiting.hints[member.uid] = replica.status.placement.attempt
+        waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
+
+    async def _read_back(self, sent: Sent) -> None:
+        """No answer: each claim is looked up by the name its intent gives it.
+
+        What is not there is proposed again later; if the lost call still arrives, the authority answers the repeated
+        intent with what it stored.
+        """
+        missing = False
+        for proposal, key in zip(sent.outcome.proposals, sent.claims, strict=True):
+            if await self._on_record(key, proposal.member):
+                self._keep(key)
+            else:
+                self._forget(key)
+                missing = True
+        if missing:
+            message = "the authority's answer was lost; what it did not commit is proposed again"
+            self._refused(sent.waiting, (RefusalCount(reason=Reason.WAITING, message=message),))
+
+    async def _on_record(self, key: ClaimKey, member: Member) -> bool:
+        backoff = Backoff(self._ports.random)
+        for _ in range(limits.READ_BACK_ATTEMPTS):
+            try:
+                binding = await self._client.get(Binding, key.name, key.namespace)
+                reservation = None if binding else await self._client.get(Reservation, key.name, key.namespace)
+            except Fault:
+                await self._ports.clock.sleep(backoff.next_s())
+                continue
+            found = binding or reservation
+            return found is not None and found.spec.intent.replica_uid == member.uid
+        return False
+
+
+def _counted(refusals: dict[str, list[tuple[Proposal, Answer]]]) -> tuple[RefusalCount, ...]:
+    """The authority's refusals as a histogram: how many nodes, which, and its own words for the first."""
+    rows = []
+    for reason, pairs in refusals.items():
+        nodes = sorted({proposal.node for proposal, _ in pairs})
+        rows.append(
+            RefusalCount(
+                reason=reason,
+                nodes=len(nodes),
+                examples=tuple(nodes[: limits.REASON_NODES_SHOWN]),
+                message=pairs[0][1].message,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-row.nodes, row.reason)))

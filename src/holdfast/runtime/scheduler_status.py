@@ -1,0 +1,144 @@
+"""Tells people what waits and why: SchedulingRequest.status and events. Advisory: losing a write costs a line of text.
+
+A request that was placed at the first try is never written to. One that waits is written to after each try in vain,
+and once more when nothing in it waits any longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from holdfast.client.contract import Client
+from holdfast.flow.explain import summary
+from holdfast.model import limits
+from holdfast.model.errors import Conflict, Fault, Final
+from holdfast.model.meta import Key
+from holdfast.model.reasons import Reason
+from holdfast.model.writes import Notice, SetStatus
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.request_queue import RequestQueue, Waiting
+
+_COMPONENT = "scheduler"
+
+
+class StatusReporter:
+    """`pending` says how many members of a request have no place, by the scheduler's own view."""
+
+    def __init__(self, client: Client, ports: Ports, queue: RequestQueue, pending: Callable[[Waiting], int]) -> None:
+        self._client = client
+        self._ports = ports
+        self._queue = queue
+        self._pending = pending
+        self._marked: dict[Key, None] = {}
+        self._something = asyncio.Event()
+        self._log = structlog.get_logger().bind(controller=_COMPONENT, cell=client.cell)
+
+    def mark(self, key: Key) -> None:
+        """The request's status may be out of date."""
+        self._marked[key] = None
+        self._something.set()
+
+    async def run(self) -> None:
+        backoff = Backoff(self._ports.random)
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            while self._marked:
+                keys = list(self._marked)[: limits.STATUS_WRITES_PER_COMMIT]
+                for key in keys:
+                    del self._marked[key]
+                if await self._reported(keys):
+                    backoff.reset()
+                else:
+                    for key in keys:
+                        self._marked[key] = None
+                    await self._ports.clock.sleep(backoff.next_s())
+
+    async def _reported(self, keys: list[Key]) -> bool:
+        try:
+            return await self._report(keys)
+        except Exception:
+            # Reporting is advisory: a mistake in it must not stop later reports, and these are not worth repeating.
+            self._log.exception("status_report_failed", requests=len(keys))
+            return True
+
+    async def _report(self, keys: list[Key]) -> bool:
+        """Whether these are dealt with; what is gone or was overtaken is."""
+        writes: list[SetStatus] = []
+        notices: list[Notice] = []
+        for key in keys:
+            waiting = self._queue.get(key)
+            write = self._write(waiting) if waiting is not None else None
+            if waiting is None or write is None:
+                continue
+            writes.append(write)
+            notices.extend(self._notice(waiting))
+        if not writes:
+            return True
+        try:
+            await self._client.commit(writes)
+        except (Final, Conflict):
+            await self._one_by_one(writes)
+        except Fault as fault:
+            self._log.info("status_write_failed", reason=fault.reason, message=fault.message, requests=len(writes))
+            return False
+        if notices:
+            await self._announce(notices)
+        return True
+
+    async def _one_by_one(self, writes: list[SetStatus]) -> None:
+        """One of them names a request that is gone, and takes the others with it: each by itself, then."""
+        for write in writes:
+            try:
+                await self._client.commit([write])
+            except Fault as fault:
+                self._log.info("status_write_dropped", request=str(write.key), reason=fault.reason)
+
+    async def _announce(self, notices: list[Notice]) -> None:
+        try:
+            await self._client.notify(notices, component=_COMPONENT)
+        except Fault as fault:
+            self._log.info("notices_dropped", reason=fault.reason, notices=len(notices))
+
+    def _write(self, waiting: Waiting) -> SetStatus | None:
+        request = waiting.request
+        pending = self._pending(waiting)
+        blocks: dict[str, Any] = {"pending": pending}
+        if pending:
+            blocks |= {
+                "attempts": waiting.attempts,
+                "position": waiting.position,
+                "reasons": waiting.refusals,
+                "wakeOn": waiting.wake_on,
+                "nextTryAt": waiting.next_try_at,
+            }
+        else:
+            blocks |= {"attempts": 0, "position": 0, "reasons": (), "wakeOn": (), "nextTryAt": ""}
+        if waiting.decision:
+            blocks["decision"] = waiting.decision
+        status = request.status
+        now = {
+            "pending": status.pending, "attempts": status.attempts, "position": status.position,
+            "reasons": status.reasons, "wakeOn": status.wake_on, "nextTryAt": status.next_try_at,
+            "decision": status.decision,
+        }  # fmt: skip
+        if all(now[name] == value for name, value in blocks.items() if name != "decision"):
+            return None
+        return SetStatus(
+            "SchedulingRequest", request.key, request.uid, blocks, observed_generation=request.metadata.generation
+        )
+
+    def _notice(self, waiting: Waiting) -> list[Notice]:
+        reasons = tuple(refusal.reason for refusal in waiting.refusals) if self._pending(waiting) else ()
+        if reasons == waiting.announced:
+            return []
+        waiting.announced = reasons
+        if not reasons:
+            return []
+        message = summary(waiting.refusals, self._pending(waiting))
+        return [Notice(waiting.request, Reason.CANNOT_PLACE, message, warning=True)]

@@ -1,0 +1,151 @@
+"""What the scheduler sees: feeds the snapshot and the queue from the informers, and names what changes may cure.
+
+Handlers do nothing but bookkeeping, in the order of the changes; a lost event is made good by the informers' resync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.flow.explain import Wake
+from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
+from holdfast.flow.snapshot.claim import LIVE_PHASES
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.hold import Hold
+from holdfast.model.node import Node, why_not_schedulable
+from holdfast.model.override import Override
+from holdfast.model.region import Region
+from holdfast.model.scheduler_policy import PolicyRevision
+from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.runtime.informer import Changed, Informers
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.request_queue import RequestQueue
+
+
+class SchedulerWatch:
+    """`settled` is called for every claim that is now on record, `changed` whenever something may be worth a look."""
+
+    def __init__(
+        self,
+        informers: Informers,
+        ports: Ports,
+        builder: SnapshotBuilder,
+        queue: RequestQueue,
+        *,
+        settled: Callable[[ClaimKey], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._ports = ports
+        self._builder = builder
+        self._queue = queue
+        self._settled = settled
+        self._changed = changed
+        self._claims = (informers.of(Node), informers.of(Binding), informers.of(Reservation))
+        informers.of(Node).on_change(self._on_nodes)
+        informers.of(Binding).on_change(self._on_claims)
+        informers.of(Reservation).on_change(self._on_claims)
+        informers.of(Hold).on_change(self._on_holds)
+        informers.of(SchedulingRequest).on_change(self._on_requests)
+        informers.of(Region).on_change(self._on_regions)
+        informers.of(Override).on_change(self._on_overrides)
+        informers.of(PolicyRevision).on_change(self._wake_with(Wake.POLICY_CHANGED))
+        informers.of(GrantCopy).on_change(self._wake_with(Wake.GRANT_CHANGED))
+
+    @property
+    def revision(self) -> int:
+        """The newest revision that reached the snapshot."""
+        return max(informer.revision for informer in self._claims)
+
+    def _on_nodes(self, changes: Sequence[Changed[Node]]) -> None:
+        events: dict[str, None] = {}
+        for new, old in changes:
+            self._apply(new, old)
+            if new is None:
+                continue
+            if old is None:
+                events[Wake.NODE_ADDED] = None
+            elif _node_changed(new, old):
+                events[Wake.NODE_CHANGED] = None
+        self._wake(events)
+
+    def _on_claims(self, changes: Sequence[Changed[Any]]) -> None:
+        events: dict[str, None] = {}
+        for new, old in changes:
+            self._apply(new, old)
+            item = new if new is not None else old
+            if item is None:
+                continue
+            key = ClaimKey(item.metadata.namespace, item.metadata.name)
+            if new is not None and (isinstance(new, Binding) or new.status.phase in LIVE_PHASES):
+                # What was assumed is on record; the assumption must not outlive the record.
+                self._builder.forget(key)
+                self._settled(key)
+            if old is None:
+                events[Wake.REPLICA_PLACED] = None
+            elif new is None or _released(new, old):
+                events[Wake.CAPACITY_FREED] = None
+                self._member_lost_place(item.spec.intent.replica_uid)
+        self._wake(events)
+
+    def _member_lost_place(self, uid: str) -> None:
+        waiting = self._queue.of_member(uid)
+        if waiting is not None and not self._builder.has_claim(uid):
+            waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
+            self._changed()
+
+    def _on_holds(self, changes: Sequence[Changed[Hold]]) -> None:
+        for new, old in changes:
+            self._apply(new, old)
+        self._wake({Wake.CAPACITY_FREED: None})
+
+    def _on_requests(self, changes: Sequence[Changed[SchedulingRequest]]) -> None:
+        now = self._ports.clock.monotonic()
+        due = False
+        for new, old in changes:
+            if new is not None:
+                due |= self._queue.put(new, now)
+            elif old is not None:
+                self._queue.drop(old)
+        if due:
+            self._changed()
+
+    def _on_regions(self, changes: Sequence[Changed[Region]]) -> None:
+        for new, old in changes:
+            self._apply(new, old)
+        if any(new is None or old is None or new.spec != old.spec for new, old in changes):
+            self._wake({Wake.NODE_CHANGED: None})
+
+    def _on_overrides(self, changes: Sequence[Changed[Override]]) -> None:
+        for new, old in changes:
+            self._apply(new, old)
+        self._wake({Wake.OVERRIDE_CHANGED: None, Wake.POLICY_CHANGED: None})
+
+    def _apply(self, new: Any, old: Any) -> None:
+        if new is not None:
+            self._builder.upsert(new)
+        elif old is not None:
+            self._builder.delete(old)
+
+    def _wake_with(self, event: Wake) -> Callable[[Sequence[Changed[Any]]], None]:
+        return lambda changes: self._wake({event: None})
+
+    def _wake(self, events: dict[str, None]) -> None:
+        if events and self._queue.wake(events, self._ports.clock.monotonic()):
+            self._changed()
+
+
+def _node_changed(new: Node, old: Node) -> bool:
+    """Whether more could fit than before: a heartbeat changes nothing."""
+    return (
+        new.spec != old.spec
+        or new.metadata.labels != old.metadata.labels
+        or why_not_schedulable(new) != why_not_schedulable(old)
+    )
+
+
+def _released(new: Any, old: Any) -> bool:
+    if isinstance(new, Binding):
+        return bool(new.spec.quota_released and not old.spec.quota_released)
+    return bool(new.status.phase != old.status.phase)

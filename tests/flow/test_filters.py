@@ -1,0 +1,269 @@
+"""Every gate by itself: which nodes it refuses, and the reason and words people read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+import making
+from holdfast.flow.explain import summary, wake_on
+from holdfast.flow.plan import AskPlan, ask_of, plan
+from holdfast.flow.snapshot.builder import built
+from holdfast.model.binding import Binding, BindingSpec, CapacityClass, DeviceClaim, Intent
+from holdfast.model.hold import DrawBlock, Hold, HoldSpec, HoldStatus
+from holdfast.model.meta import Object
+from holdfast.model.node import Contact, Device, Node
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.placement_rules import (
+    AffinityRule,
+    Expression,
+    Operator,
+    Placement,
+    SpreadRule,
+    Taint,
+    TaintEffect,
+    Toleration,
+)
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduler_policy import FilterName, Rules
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Driver, Port, Template
+
+NOW = 1_800_000_000.0
+
+
+def request(replicas: int = 1, *, namespace: str = "acme", template: Any = None, **spec: Any) -> SchedulingRequest:
+    given = {"command": ("x",), "resources": {"cpu": "1"}, **(template or {})}
+    members = tuple(Member(name=f"web-{i}", uid=f"u{i}") for i in range(replicas))
+    spec = {"workload": "web", **spec}
+    return SchedulingRequest(
+        metadata=making.meta("web", namespace),
+        spec=SchedulingRequestSpec(
+            assignment="web.here.normal", revision="1", template=Template(**given), members=members, **spec
+        ),
+    )
+
+
+def planned(nodes: list[Object], asked: SchedulingRequest, rules: Rules | None = None) -> AskPlan:
+    return plan(built("here", nodes), [ask_of(asked)], rules or Rules(), NOW, 1).asks[0]
+
+
+def refused(nodes: list[Object], asked: SchedulingRequest, rules: Rules | None = None) -> dict[str, int]:
+    return {r.reason: r.nodes for r in planned(nodes, asked, rules).refusals}
+
+
+def labelled(name: str, labels: dict[str, str], **spec: Any) -> Node:
+    item = making.node(name, **spec)
+    return msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, labels=labels))
+
+
+def bound(name: str, node: str, *, workload: str = "db", labels: Any = None, **spec: Any) -> Binding:
+    return Binding(
+        metadata=making.meta(f"{name}.1", "acme"),
+        spec=BindingSpec(
+            replica=name, intent=Intent(replica_uid=f"uid-{name}", template_hash="h", attempt=1), node=node,
+            template=Template(labels=labels or {}), workload=workload, **spec,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (making.node("n", unschedulable=True), Reason.NODE_CORDONED),
+        (making.node("n", drain=True), Reason.NODE_DRAINING),
+        (making.node("n", contact=Contact.LAPSED), Reason.NODE_UNREACHABLE),
+        (making.node("n", epoch=0), Reason.NODE_FENCED),
+        (making.node("n", drivers=("hollow",)), Reason.DRIVER_MISSING),
+        (making.node("n", tenant="acme"), Reason.TENANCY_VIOLATED),
+        (making.node("n", taints=(Taint(key="a"),)), Reason.TAINT_NOT_TOLERATED),
+        (making.node("n", taints=(Taint(key="a", effect=TaintEffect.NO_EXECUTE),)), Reason.TAINT_NOT_TOLERATED),
+        (making.node("n", taints=(Taint(key="a", effect=TaintEffect.PREFER_NO_SCHEDULE),)), None),
+        (making.node("n", capacity={"cpu": "500m", "memory": "1Gi"}), Reason.INSUFFICIENT_CPU),
+    ],
+)
+def test_what_a_node_is(node: Node, reason: Reason | None) -> None:
+    assert refused([node], request()) == ({reason: 1} if reason else {})
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        (Placement(regions=("here",)), None),
+        (Placement(regions=("there",)), Reason.RESIDENCY_VIOLATED),
+        (Placement(excluded_regions=("here",)), Reason.RESIDENCY_VIOLATED),
+        (Placement(residency=("eu",)), Reason.RESIDENCY_VIOLATED),
+        (Placement(zones=("other",)), Reason.ZONE_NOT_ALLOWED),
+        (Placement(zones=("z",)), None),
+        (Placement(pools=("gpu",)), Reason.POOL_NOT_ALLOWED),
+        (Placement(node_selector={"disk": "ssd"}), None),
+        (Placement(node_selector={"disk": "hdd"}), Reason.LABELS_DO_NOT_MATCH),
+        (Placement(node_selector={"none": "x"}), Reason.LABELS_DO_NOT_MATCH),
+        (Placement(expressions=(Expression("disk", Operator.IN, ("hdd", "ssd")),)), None),
+        (Placement(expressions=(Expression("disk", Operator.NOT_IN, ("ssd",)),)), Reason.LABELS_DO_NOT_MATCH),
+        (Placement(expressions=(Expression("none", Operator.NOT_IN, ("ssd",)),)), None),
+        (Placement(expressions=(Expression("disk", Operator.EXISTS),)), None),
+        (Placement(expressions=(Expression("disk", Operator.DOES_NOT_EXIST),)), Reason.LABELS_DO_NOT_MATCH),
+        (Placement(expressions=(Expression("cores", Operator.GT, ("8",)),)), None),
+        (Placement(expressions=(Expression("cores", Operator.LT, ("8",)),)), Reason.LABELS_DO_NOT_MATCH),
+        (Placement(tolerations=(Toleration(key="a", value="1"),)), None),
+    ],
+)
+def test_what_a_workload_allows(rules: Placement, reason: Reason | None) -> None:
+    node = labelled("n", {"disk": "ssd", "cores": "16"})
+    assert refused([node], request(placement=rules)) == ({reason: 1} if reason else {})
+
+
+def test_residency_needs_a_tag_the_region_has() -> None:
+    asked = request(placement=Placement(residency=("eu", "ch")))
+    assert not refused([making.node(), making.region("here", residency=("ch",))], asked)
+    assert refused([making.node(), making.region("here", residency=("us",))], asked) == {Reason.RESIDENCY_VIOLATED: 1}
+
+
+def test_dedicated_tenants_use_their_own_nodes_only() -> None:
+    nodes = [making.node("mine", tenant="acme"), making.node("shared"), making.node("theirs", tenant="rival")]
+    made = planned(nodes, request(2, dedicated=True))
+    assert {p.node for p in made.proposals} == {"mine"}
+    assert {p.node for p in planned(nodes, request(2)).proposals} == {"shared"}
+
+
+@pytest.mark.parametrize(
+    ("scope", "status", "avoided"),
+    [
+        (OverrideScope(region="here", zone="z"), OverrideStatus(expires_at="2099-01-01T00:00:00Z"), True),
+        (OverrideScope(region="here", zone="z"), OverrideStatus(expires_at="2020-01-01T00:00:00Z"), False),
+        (OverrideScope(region="here", zone="y"), OverrideStatus(expires_at="2099-01-01T00:00:00Z"), False),
+        (OverrideScope(region="there", zone="z"), OverrideStatus(expires_at="2099-01-01T00:00:00Z"), False),
+        (OverrideScope(region="here", zone="z"), OverrideStatus(phase="Ended"), False),
+        (OverrideScope(region="here", zone="z", tenant="rival"), OverrideStatus(phase="Active"), False),
+    ],
+)
+def test_avoided_zones(scope: OverrideScope, status: OverrideStatus, avoided: bool) -> None:
+    meta = making.meta("o", creation_timestamp="2027-01-15T07:59:59Z")
+    override = Override(meta, OverrideSpec(OverrideKind.AVOID_ZONE, scope, "smoke in the hall"), status)
+    made = planned([making.node("n"), override], request())
+    assert bool(made.unplaced) is avoided
+    if avoided:
+        assert made.refusals[0].message == "override o: smoke in the hall"
+
+
+def test_capacity_is_counted_by_class() -> None:
+    """Firm work stays out of held capacity; reclaimable work may use it; neither displaces the other."""
+    node = making.node("n", capacity={"cpu": "8", "memory": "32Gi"})
+    hold = Hold(making.meta("h"), HoldSpec(budget="b", node="n", resources={"cpu": "4"}))
+    loose = bound("loose", "n", resources={"cpu": "3"}, capacity_class=CapacityClass.RECLAIMABLE)
+    firm = bound("firm", "n", resources={"cpu": "1"})
+
+    def fit(*items: Object, reclaimable: bool) -> int:
+        return len(planned([node, *items], request(20, reclaimable=reclaimable)).proposals)
+
+    assert fit(reclaimable=False) == 8
+    assert fit(hold, reclaimable=False) == 4
+    assert fit(hold, reclaimable=True) == 8
+    assert fit(hold, firm, reclaimable=False) == 3
+    assert fit(hold, firm, loose, reclaimable=False) == 3, "three of the reclaimable lie inside the hold"
+    assert fit(firm, loose, reclaimable=True) == 4
+    drawn = msgspec.structs.replace(hold, status=HoldStatus(draw=DrawBlock(replica_uid="x")))
+    assert fit(drawn, reclaimable=False) == 8, "what was drawn is counted as its claim"
+
+
+def test_a_binding_whose_quota_was_released_still_holds_the_node() -> None:
+    node = making.node("n", capacity={"cpu": "2", "memory": "32Gi"})
+    lost = bound("web-0", "n", workload="web", resources={"cpu": "2"}, quota_released=True)
+    assert refused([node, lost], request()) == {Reason.INSUFFICIENT_CPU: 1}
+
+
+def test_gpus_by_shape_and_model() -> None:
+    node = making.node("n", devices=(Device("a", model="x"), Device("b", model="y"), Device("c", model="x")))
+    shared = bound("s", "n", resources={"gpu": "300m"}, devices=(DeviceClaim("a", 300),))
+
+    def devices(gpu: str, *models: str) -> list[tuple[str, int]]:
+        made = planned([node, shared], request(template={"resources": {"gpu": gpu}, "gpu_models": models}))
+        return [(d.id, d.milli) for p in made.proposals for d in p.devices]
+
+    assert devices("1") == [("b", 1000)]
+    assert devices("2") == [("b", 1000), ("c", 1000)]
+    assert devices("3") == []
+    assert devices("1", "x") == [("c", 1000)]
+    assert devices("700m") == [("a", 700)], "where the least is left over"
+    assert devices("800m", "x") == [("c", 800)]
+    made = planned([node, shared], request(template={"resources": {"gpu": "3"}}))
+    assert made.refusals[0].reason == Reason.INSUFFICIENT_DEVICES
+    assert made.refusals[0].message == "needs 3 gpu, best free 2 on node n"
+
+
+def test_ports() -> None:
+    node = making.node("n", port_range=(20000, 20002))
+    fixed = request(2, template={"ports": (Port("http", 8080),)})
+    made = planned([node], fixed)
+    assert len(made.proposals) == 1
+    assert {r.reason for r in made.refusals} == {Reason.PORT_TAKEN}
+    assert refused([node, bound("x", "n", ports={"a": 8080})], fixed) == {Reason.PORT_TAKEN: 1}
+    many = request(5, template={"ports": (Port("a"), Port("b"))})
+    made = planned([node], many)
+    assert len(made.proposals) == 1
+    assert made.refusals[0].reason == Reason.PORTS_EXHAUSTED
+
+
+def test_spread_over_zones_counts_only_usable_zones() -> None:
+    nodes = [making.node("a", zone="a"), making.node("b", zone="b"), making.node("c", zone="c", unschedulable=True)]
+    rules = Placement(spread=(SpreadRule(topology="zone", max_skew=1),))
+    made = planned(nodes, request(6, placement=rules))
+    assert sorted(p.node for p in made.proposals) == ["a", "a", "a", "b", "b", "b"]
+    full = making.node("b", zone="b", capacity={"cpu": "1", "memory": "1Gi"})
+    made = planned([nodes[0], full], request(6, placement=rules))
+    assert sorted(p.node for p in made.proposals) == ["a", "a", "b"], "a full zone holds the others back"
+    assert {r.reason: r.nodes for r in made.refusals} == {Reason.SPREAD_VIOLATED: 1, Reason.INSUFFICIENT_CPU: 1}
+
+
+def test_affinity_to_other_workloads() -> None:
+    nodes = [making.node("a", zone="a"), making.node("a2", zone="a"), making.node("b", zone="b")]
+    there = bound("db-0", "a", labels={"app": "db"})
+
+    def places(**rule: Any) -> set[str]:
+        rules = Placement(affinity=(AffinityRule(workload_labels={"app": "db"}, **rule),))
+        return {p.node for p in planned([*nodes, there], request(6, placement=rules)).proposals}
+
+    assert places() == {"a"}
+    assert places(topology="zone") == {"a", "a2"}
+    assert places(apart=True) == {"a2", "b"}
+    assert places(apart=True, topology="zone") == {"b"}
+    assert places(preferred=True) == {"a", "a2", "b"}
+
+
+def test_policy_turns_off_only_what_guards_no_promise() -> None:
+    bare = Rules(filters=())
+    assert not refused([making.node("n", taints=(Taint(key="a"),))], request(), bare)
+    assert refused([making.node("n", unschedulable=True)], request(), bare) == {Reason.NODE_CORDONED: 1}
+    assert refused([making.node("n")], request(placement=Placement(zones=("q",))), bare) == {Reason.ZONE_NOT_ALLOWED: 1}
+    assert refused([making.node("n")], request(template={"resources": {"cpu": "99"}}), bare)
+    only = Rules(filters=(FilterName.TAINTS,))
+    assert refused([making.node("n", taints=(Taint(key="a"),))], request(), only) == {Reason.TAINT_NOT_TOLERATED: 1}
+
+
+def test_the_histogram_names_nodes_needs_and_the_nearest_miss() -> None:
+    nodes = [
+        making.node("full", capacity={"cpu": "1", "memory": "1Gi"}),
+        making.node("nearly", capacity={"cpu": "2500m", "memory": "1Gi"}),
+        making.node("dirty", capacity={"cpu": "9", "memory": "1Gi"}, taints=(Taint(key="old", value="yes"),)),
+    ]
+    made = planned(nodes, request(2, template={"resources": {"cpu": "4"}}))
+    first, second = made.refusals
+    assert (first.reason, first.nodes, first.examples) == (Reason.INSUFFICIENT_CPU, 2, ("full", "nearly"))
+    assert first.message == "needs 4 cpu, best free 2500m on node nearly"
+    assert second.message == "does not tolerate old=yes:NoSchedule"
+    assert summary(made.refusals, 2).startswith("2 replicas without a place: 2 nodes InsufficientCpu (needs 4 cpu")
+    assert [e.reason for e in made.entries()] == [Reason.INSUFFICIENT_CPU] * 2
+    assert planned([], request()).refusals[0].reason == Reason.NO_NODES
+    asked = request(template={"driver": Driver.OCI, "bundle": "/b"})
+    assert planned(nodes[:1], asked).refusals[0].message == "needs the oci driver"
+
+
+def test_wake_ups_follow_reasons() -> None:
+    assert "GrantChanged" in wake_on([Reason.QUOTA_EXCEEDED])
+    assert "CapacityFreed" in wake_on([Reason.INSUFFICIENT_CPU])
+    assert "CapacityFreed" not in wake_on([Reason.LABELS_DO_NOT_MATCH])
+    assert "ReplicaPlaced" in wake_on([Reason.AFFINITY_NOT_MET])
+    assert {"NodeAdded", "PolicyChanged"} <= set(wake_on([]))

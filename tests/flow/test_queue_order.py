@@ -1,0 +1,133 @@
+"""Who is planned next, which policy decides, and how long to wait."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+import making
+from holdfast.flow.active_policy import BUILT_IN, active_policy
+from holdfast.flow.queue_order import backoff_s, dominant_share, in_order, raised_ranks, wake_pause_s
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PromotionStage, QueueKey, Rules
+from holdfast.model.scheduling_request import Member, RefusalCount, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+from holdfast.runtime.request_queue import NEVER, RequestQueue
+
+ALL_KEYS = tuple(QueueKey)
+
+
+def request(name: str, tenant: str = "acme", *, age: str = "2026-01-01T00:00:00Z", **spec: Any) -> SchedulingRequest:
+    spec = {"workload": name, "assignment": "a", "revision": "1", "template": Template(), **spec}
+    return SchedulingRequest(making.meta(name, tenant, creation_timestamp=age), SchedulingRequestSpec(**spec))
+
+
+def names(requests: list[SchedulingRequest], keys: tuple[QueueKey, ...] = ALL_KEYS, **more: Any) -> list[str]:
+    given = {"shares": {}, "ranks": {}, **more}
+    shuffled = random.Random(3).sample(requests, len(requests))
+    return [r.metadata.name for r in in_order(shuffled, keys, given["shares"], given["ranks"])]
+
+
+def test_rank_then_deadline_then_fairness_then_age() -> None:
+    asked = [
+        request("old", age="2025-01-01T00:00:00Z"),
+        request("new", age="2026-06-01T00:00:00Z"),
+        request("greedy", "rich", age="2024-01-01T00:00:00Z"),
+        request("due", deadline="2026-02-01T00:00:00Z"),
+        request("due-first", deadline="2026-01-15T00:00:00Z"),
+        request("vip", rank=10, age="2026-07-01T00:00:00Z"),
+    ]
+    shares = {"rich": 900_000, "acme": 10}
+    assert names(asked, shares=shares) == ["vip", "due-first", "due", "old", "new", "greedy"]
+    assert names(asked, (QueueKey.AGE,), shares=shares)[0] == "greedy"
+    assert names(asked, shares=shares, ranks={("rich", "greedy"): 99})[0] == "greedy"
+
+
+def test_equal_requests_go_by_name() -> None:
+    assert names([request(n) for n in "dbca"]) == list("abcd")
+
+
+def test_the_dominant_share_is_the_largest() -> None:
+    assert dominant_share({"cpu": 10, "memory": 300}, {"cpu": 100, "memory": 1000}) == 300_000
+    assert dominant_share({"gpu": 10}, {"cpu": 100}) == 0
+    assert dominant_share({}, {}) == 0
+
+
+def test_an_override_raises_a_rank_while_it_lasts() -> None:
+    spec = OverrideSpec(OverrideKind.RAISE_PRIORITY, OverrideScope(tenant="acme", workload="w"), "x", rank=50)
+    item = Override(making.meta("o", creation_timestamp="2026-01-01T00:00:00Z"), spec)
+    assert raised_ranks([item], 1_767_225_600.0 + 10) == {("acme", "w"): 50}
+    assert raised_ranks([item], 1_767_225_600.0 + 4000) == {}
+
+
+def test_backoff_doubles_and_is_bounded() -> None:
+    assert [backoff_s(n, 1.0) for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
+    assert backoff_s(1000, 1.0) == 60
+    assert backoff_s(1, 0.0) == 0.5
+    assert wake_pause_s(0) == wake_pause_s(1) == 0.05
+    assert wake_pause_s(100) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ([], BUILT_IN),
+        ([("r1", 1, PromotionStage.ACTIVE, ())], "r1"),
+        ([("r1", 1, PromotionStage.ACTIVE, ()), ("r2", 2, PromotionStage.ACTIVE, ())], "r2"),
+        ([("r1", 1, PromotionStage.ACTIVE, ()), ("r2", 2, PromotionStage.SHADOW, ("here",))], "r1"),
+        ([("r1", 1, PromotionStage.ACTIVE, ()), ("r2", 2, PromotionStage.CANARY, ("here",))], "r2"),
+        ([("r1", 1, PromotionStage.ACTIVE, ()), ("r2", 2, PromotionStage.CANARY, ("there",))], "r1"),
+        ([("r1", 1, PromotionStage.DRAFT, ())], BUILT_IN),
+    ],
+)
+def test_the_newest_policy_in_force_decides(stages: list[Any], expected: str) -> None:
+    revisions = [
+        PolicyRevision(making.meta(name), PolicyRevisionSpec("p", Rules(), sequence, stage, regions))
+        for name, sequence, stage, regions in stages
+    ]
+    assert active_policy(revisions, [], "here", 0.0).revision == expected
+
+
+def test_a_pinned_policy_wins() -> None:
+    revisions = [
+        PolicyRevision(making.meta(name), PolicyRevisionSpec("p", Rules(), sequence))
+        for name, sequence in (("r1", 1), ("r2", 2))
+    ]
+    pin = Override(making.meta("pin"), OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r1"))
+    assert active_policy(revisions, [pin], "here", 0.0).revision == "r1"
+    missing = Override(making.meta("pin"), OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r9"))
+    assert active_policy(revisions, [missing], "here", 0.0).revision == "r2"
+
+
+def test_a_request_waits_is_woken_and_never_forgotten() -> None:
+    queue = RequestQueue(random.Random(1))
+    item = request("w", members=(Member("w-0", "u0"),))
+    assert queue.put(item, 0.0)
+    (waiting,) = queue.due(0.0)
+    pause_s = queue.in_vain(waiting, (RefusalCount(reason="InsufficientCpu"),), 0.0)
+    waiting.wake_on = ("CapacityFreed",)
+    assert not queue.due(pause_s - 0.01) and queue.due(pause_s)
+    assert not queue.wake(["GrantChanged"], 0.01)
+    assert queue.wake(["CapacityFreed"], 0.01)
+    assert not queue.due(0.01) and queue.due(0.06), "an event may not make it spin"
+    waiting.due_at = NEVER
+    queue.resync(9.0)
+    assert queue.due(9.0), "a resync looks at everything"
+    newer = making.again(item, spec=request("w", members=(Member("w-1", "u1"),)).spec)
+    waiting.due_at = NEVER
+    assert queue.put(newer, 10.0) and queue.due(10.0)
+    assert queue.of_member("u0") is None and queue.of_member("u1") is waiting
+    queue.drop(newer)
+    assert len(queue) == 0 and queue.next_due() == NEVER and queue.of_member("u1") is None
+
+
+def test_hints_raise_an_attempt_and_never_lower_it() -> None:
+    queue = RequestQueue(random.Random(1))
+    queue.put(request("w", members=(Member("w-0", "u0", 3), Member("w-1", "u1", 1))), 0.0)
+    (waiting,) = queue.due(0.0)
+    waiting.hints = {"u0": 2, "u1": 4}
+    assert [m.attempt for m in waiting.members()] == [3, 4]
+    waiting.gone["u0"] = None
+    assert [m.uid for m in waiting.members()] == ["u1"]

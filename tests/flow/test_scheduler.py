@@ -1,0 +1,316 @@
+"""The scheduler's loop against a real store, gate and authority, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from tests.authority.cell import TENANT, Cell
+from tests.runtime.virtual import VirtualClock, run, until
+
+from holdfast.client.contract import Client
+from holdfast.gate.gate import Gate
+from holdfast.gate.local import LocalClient
+from holdfast.gate.principal import controller
+from holdfast.model.binding import Binding
+from holdfast.model.core import Event
+from holdfast.model.decision import Decision
+from holdfast.model.errors import Ambiguous, Unavailable
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.placement import Answers, ReleaseAction, ReserveRequest
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import (
+    PolicyRevision,
+    PolicyRevisionSpec,
+    PromotionStage,
+    Rules,
+    ScoreName,
+    WeightedScore,
+)
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.workload import Gang
+from holdfast.runtime.informer import Informers
+from holdfast.runtime.scheduler import Scheduler
+
+
+class Outlet:
+    """The way to the authority, on which calls can fail: before they happen, or after."""
+
+    def __init__(self, inner: Client) -> None:
+        self._inner = inner
+        self.faults: list[str] = []
+        self.proposed: list[ReserveRequest] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def reserve(self, request: ReserveRequest) -> Answers:
+        self.proposed.append(request)
+        fault = self.faults.pop(0) if self.faults else ""
+        if fault == "unavailable":
+            raise Unavailable("the authority is not there")
+        if fault == "lost":
+            raise Ambiguous("no answer; nothing happened")
+        answers = await self._inner.reserve(request)
+        if fault == "unheard":
+            raise Ambiguous("no answer; it happened")
+        return answers
+
+
+class Region:
+    """One regional cell with a scheduler; nodes renew their leases by themselves."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        gate = Gate("us-east", cell.objects, cell.ports)
+        who = controller("scheduler", cell="us-east")
+        self.outlet = Outlet(LocalClient(gate, who, placement=cell.authority))
+        self.informers = Informers(self.outlet, cell.ports)
+        self.scheduler = Scheduler(self.outlet, self.informers, cell.ports, "us-east")
+
+    async def keep_leases(self) -> None:
+        while True:
+            await asyncio.sleep(4.0)
+            for node in self.cell.every(Node):
+                await self.cell.renew(node.metadata.name, node.status.execution.epoch)
+
+    async def request(self, name: str, replicas: list[Replica], **spec: Any) -> None:
+        members = tuple(Member(r.metadata.name, r.uid, r.status.placement.attempt) for r in replicas)
+        spec = {"template": replicas[0].spec.template, **spec}
+        await self.cell.put(
+            SchedulingRequest(
+                ObjectMeta(name=name, namespace=TENANT, generation=1, creation_timestamp="2026-01-01T00:00:00Z"),
+                SchedulingRequestSpec(workload="web", assignment="a", revision="1", members=members, **spec),
+            )
+        )
+
+    def stored(self, name: str = "web") -> SchedulingRequest:
+        found = self.cell.objects.get(kind_of(SchedulingRequest), TENANT, name)
+        assert isinstance(found, SchedulingRequest)
+        return found
+
+    def bound(self) -> dict[str, str]:
+        return {b.spec.replica: b.spec.node for b in self.cell.every(Binding)}
+
+    async def replicas(self, count: int, **more: Any) -> list[Replica]:
+        return [await self.cell.replica(f"web-{i}", **more) for i in range(count)]
+
+
+def in_region(test: Callable[[Region], Awaitable[None]], *, nodes: int = 3) -> None:
+    async def main() -> None:
+        cell = await Cell.open(clock=VirtualClock())
+        for number in range(nodes):
+            await cell.node(f"n{number}", zone=f"z{number % 3}")
+        await cell.grant()
+        await cell.lead()
+        region = Region(cell)
+        leases = asyncio.create_task(region.keep_leases())
+        await region.informers.start()
+        await region.scheduler.start()
+        try:
+            await test(region)
+            cell.check_ledger()
+        finally:
+            await region.scheduler.stop()
+            await region.informers.stop()
+            leases.cancel()
+            await cell.close()
+
+    run(main)
+
+
+def test_places_every_member_and_records_why() -> None:
+    async def test(region: Region) -> None:
+        await region.request("web", await region.replicas(6))
+        first = region.stored().revision
+        await until(lambda: len(region.bound()) == 6)
+        assert sorted(region.bound().values()) == ["n0", "n0", "n1", "n1", "n2", "n2"]
+        (decision,) = region.cell.every(Decision)
+        assert decision.spec.policy_revision == "builtin"
+        assert (decision.spec.nodes, decision.spec.feasible) == (3, 3)
+        assert len(decision.spec.entries) == 6
+        for entry in decision.spec.entries:
+            assert entry.result == "Accepted"
+            assert entry.score == sum(part.value * part.weight for part in entry.scores)
+            assert entry.runner_up != entry.node
+        assert all(b.spec.decision == decision.metadata.name for b in region.cell.every(Binding))
+        assert region.stored().revision == first, "what was placed at once is never written to"
+
+    in_region(test)
+
+
+def test_more_than_a_batch_goes_in_several_batches() -> None:
+    async def test(region: Region) -> None:
+        for number in range(3):
+            await region.cell.change_node(f"n{number}", capacity={"cpu": "400", "memory": "400Gi"})
+        await region.request("web", await region.replicas(600))
+        await until(lambda: len(region.bound()) == 600)
+        assert max(len(r.items) for r in region.outlet.proposed) <= 256
+        counts = [list(region.bound().values()).count(f"n{i}") for i in range(3)]
+        assert max(counts) - min(counts) <= 1
+        assert all(a.result == "Accepted" for d in region.cell.every(Decision) for a in d.spec.entries)
+
+    in_region(test)
+
+
+def test_says_why_and_places_when_capacity_comes() -> None:
+    async def test(region: Region) -> None:
+        await region.request("web", await region.replicas(1, template={"resources": {"cpu": "20"}}))
+        await until(lambda: region.stored().status.pending == 1)
+        status = region.stored().status
+        assert [r.reason for r in status.reasons] == [Reason.INSUFFICIENT_CPU]
+        assert status.reasons[0].nodes == 3
+        assert status.reasons[0].message == "needs 20 cpu, best free 8 on node n0"
+        assert status.attempts >= 1 and status.next_try_at and "NodeAdded" in status.wake_on
+        await until(lambda: bool(region.cell.objects.list(kind_of(Event))[0]), within_s=5)
+        (event, *_) = region.cell.objects.list(kind_of(Event))[0]
+        assert event.reason == Reason.CANNOT_PLACE and "needs 20 cpu" in event.message
+        await asyncio.sleep(30)
+        assert not region.bound()
+        began = asyncio.get_running_loop().time()
+        await region.cell.node("big", zone="z0", capacity={"cpu": "64", "memory": "64Gi"})
+        await until(lambda: region.bound() == {"web-0": "big"})
+        assert asyncio.get_running_loop().time() - began < 5, "the new node woke it"
+        await until(lambda: region.stored().status.pending == 0)
+        assert region.stored().status.reasons == ()
+
+    in_region(test)
+
+
+def test_quota_refusals_wait_for_a_grant() -> None:
+    async def test(region: Region) -> None:
+        await region.cell.grant(limit={"cpu": "2", "memory": "1000Gi"})
+        await region.request("web", await region.replicas(4))
+        await until(lambda: len(region.bound()) == 2)
+        await until(lambda: region.stored().status.pending == 2)
+        await until(lambda: [r.reason for r in region.stored().status.reasons] == [Reason.QUOTA_EXCEEDED])
+        assert "GrantChanged" in region.stored().status.wake_on
+        await region.cell.grant()
+        await until(lambda: len(region.bound()) == 4, within_s=5)
+
+    in_region(test)
+
+
+def test_a_released_replica_is_placed_again_under_its_new_attempt() -> None:
+    async def test(region: Region) -> None:
+        (replica,) = await region.replicas(1)
+        await region.request("web", [replica])
+        await until(lambda: len(region.bound()) == 1)
+        node = region.bound()["web-0"]
+        await region.cell.release(region.cell.get_replica(), ReleaseAction.STOP)
+        await region.cell.acknowledge("web-0.1")
+        await region.cell.change_node(node, unschedulable=True)
+        await region.cell.release(region.cell.get_replica(), ReleaseAction.FREE)
+        await until(lambda: region.cell.binding("web-0.2") is not None, within_s=10)
+        assert region.bound()["web-0"] != node
+
+    in_region(test)
+
+
+def test_a_lost_answer_is_read_back() -> None:
+    async def test(region: Region) -> None:
+        region.outlet.faults = ["unheard"]
+        await region.request("web", await region.replicas(3))
+        await until(lambda: len(region.bound()) == 3)
+        await asyncio.sleep(5)
+        assert len(region.outlet.proposed) == 1, "what is on record is not proposed again"
+
+    in_region(test)
+
+
+def test_a_call_that_failed_is_made_again() -> None:
+    async def test(region: Region) -> None:
+        region.outlet.faults = ["lost", "unavailable", "lost"]
+        await region.request("web", await region.replicas(3))
+        await until(lambda: len(region.bound()) == 3)
+        intents = [item.intent for request in region.outlet.proposed for item in request.items]
+        assert len(set(intents)) == 3, "always the same three intents"
+
+    in_region(test)
+
+
+def test_two_schedulers_race_without_harm() -> None:
+    async def test(region: Region) -> None:
+        second = Region(region.cell)
+        await second.informers.start()
+        await second.scheduler.start()
+        await region.request("web", await region.replicas(20))
+        await until(lambda: len(region.bound()) == 20)
+        await second.scheduler.stop()
+        await second.informers.stop()
+        assert len(region.cell.every(Binding)) == 20
+
+    in_region(test)
+
+
+def test_a_gang_waits_until_it_fits_whole() -> None:
+    async def test(region: Region) -> None:
+        replicas = await region.replicas(4, template={"resources": {"cpu": "8"}})
+        await region.request("web", replicas, gang=Gang(min_available=4))
+        await until(lambda: region.stored().status.pending == 4)
+        assert not region.bound()
+        assert region.stored().status.reasons[0].reason == Reason.GANG_INCOMPLETE
+        assert region.stored().status.reasons[0].message == "4 members must be placed together; 3 of 4 fit"
+        await region.cell.node("n3", zone="z0")
+        await until(lambda: len(region.bound()) == 4)
+
+    in_region(test)
+
+
+def test_an_override_keeps_work_out_of_a_zone() -> None:
+    async def test(region: Region) -> None:
+        spec = OverrideSpec(OverrideKind.AVOID_ZONE, OverrideScope(region="us-east", zone="z0"), "smoke")
+        await region.cell.put(Override(ObjectMeta(name="smoke"), spec))
+        await until(lambda: region.informers.cache.get(Override, "smoke") is not None)
+        await region.request("web", await region.replicas(4))
+        await until(lambda: len(region.bound()) == 4)
+        assert set(region.bound().values()) == {"n1", "n2"}
+
+    in_region(test)
+
+
+def test_the_active_policy_decides() -> None:
+    async def test(region: Region) -> None:
+        packing = Rules(scores=(WeightedScore(name=ScoreName.PACKING, weight=1),))
+        spec = PolicyRevisionSpec(
+            policy="p", rules=packing, sequence=3, stage=PromotionStage.CANARY, regions=("us-east",)
+        )
+        elsewhere = PolicyRevisionSpec(policy="p", rules=Rules(), sequence=9, stage=PromotionStage.CANARY)
+        await region.cell.put(PolicyRevision(ObjectMeta(name="packed"), spec))
+        await region.cell.put(PolicyRevision(ObjectMeta(name="other"), elsewhere))
+        await until(lambda: len(region.informers.cache.list(PolicyRevision)) == 2)
+        await region.request("web", await region.replicas(5))
+        await until(lambda: len(region.bound()) == 5)
+        assert len(set(region.bound().values())) == 1
+        assert {b.spec.policy_revision for b in region.cell.every(Binding)} == {"packed"}
+        assert {d.spec.policy_sequence for d in region.cell.every(Decision)} == {3}
+
+    in_region(test)
+
+
+def test_finished_members_are_left_alone() -> None:
+    async def test(region: Region) -> None:
+        (replica,) = await region.replicas(1)
+        await region.request("web", [replica])
+        await until(lambda: len(region.bound()) == 1)
+        await region.cell.release(region.cell.get_replica(), ReleaseAction.STOP)
+        await region.cell.acknowledge("web-0.1")
+        gone = msgspec.structs.replace(
+            region.cell.get_replica(),
+            metadata=msgspec.structs.replace(
+                region.cell.get_replica().metadata, deletion_timestamp="2026-01-01T00:00:00Z", finalizers=("x",)
+            ),
+        )
+        await region.cell.put(gone)
+        await region.cell.release(region.cell.get_replica(), ReleaseAction.FREE)
+        await asyncio.sleep(20)
+        assert not region.bound()
+        assert len(region.outlet.proposed) <= 3
+
+    in_region(test)

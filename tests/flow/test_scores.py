@@ -1,0 +1,152 @@
+"""Every preference by itself: the value each node gets, 0 to 100."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+import making
+from holdfast.flow.plan import ask_of, plan, tie_number
+from holdfast.flow.snapshot.builder import built
+from holdfast.model.binding import Binding, BindingSpec, CapacityClass, Intent
+from holdfast.model.meta import Object
+from holdfast.model.node import Device, Node
+from holdfast.model.placement_rules import AffinityRule, Placement, Taint, TaintEffect
+from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Artifact, Template
+
+
+def request(template: Any = None, **spec: Any) -> SchedulingRequest:
+    given = {"command": ("x",), "resources": {"cpu": "1"}, **(template or {})}
+    spec = {"members": (Member("web-0", "u0"),), "workload": "web", **spec}
+    return SchedulingRequest(
+        making.meta("web", "acme"),
+        SchedulingRequestSpec(assignment="a", revision="1", template=Template(**given), **spec),
+    )
+
+
+def value(name: ScoreName, node: Node, *others: Object, asked: SchedulingRequest | None = None) -> int:
+    """What one node gets: others are made unable to take the work, but stay in the picture."""
+    rules = Rules(scores=(WeightedScore(name=name, weight=1),))
+    made = plan(built("here", [node, *others]), [ask_of(asked or request())], rules, 0.0, 1).asks[0]
+    assert made.proposals[0].node == node.metadata.name
+    (part,) = made.proposals[0].scores
+    assert part.value == made.proposals[0].score and 0 <= part.value <= 100
+    return part.value
+
+
+def bound(name: str, node: str, **spec: Any) -> Binding:
+    intent = Intent(replica_uid=f"uid-{name}", template_hash="h", attempt=1)
+    template = spec.pop("template", Template())
+    return Binding(
+        making.meta(f"{name}.1", "acme"), BindingSpec(replica=name, intent=intent, node=node, template=template, **spec)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "used_cpu", "used_memory", "expected"),
+    [
+        (ScoreName.BALANCE, "0", "0", 90),
+        (ScoreName.BALANCE, "4", "0", 50),
+        (ScoreName.BALANCE, "4", "8Gi", 20),
+        (ScoreName.PACKING, "0", "0", 5),
+        (ScoreName.PACKING, "9", "10Gi", 100),
+        (ScoreName.FRAGMENTATION, "0", "0", 90),
+        (ScoreName.FRAGMENTATION, "4", "5Gi", 100),
+        (ScoreName.FRAGMENTATION, "9", "0", 0),
+    ],
+)
+def test_resources_left(name: ScoreName, used_cpu: str, used_memory: str, expected: int) -> None:
+    node = making.node("n", capacity={"cpu": "10", "memory": "10Gi"})
+    assert value(name, node, bound("x", "n", resources={"cpu": used_cpu, "memory": used_memory})) == expected
+
+
+def test_spread_prefers_zones_and_then_nodes() -> None:
+    here, there = making.node("n", zone="a"), making.node("m", zone="b", capacity={"cpu": "500m"})
+    assert value(ScoreName.SPREAD, here, there) == 100
+    mine = bound("w1", "n", workload="web")
+    assert value(ScoreName.SPREAD, here, there, mine) == 75 // 2 + 25 // 2
+    assert value(ScoreName.SPREAD, here, there, mine, bound("w2", "m", workload="web")) == 75 + 25 // 2
+    assert value(ScoreName.SPREAD, here, there, bound("d", "n", workload="db")) == 100
+
+
+def test_disliked_taints() -> None:
+    disliked = tuple(Taint(key=k, effect=TaintEffect.PREFER_NO_SCHEDULE) for k in "abc")
+    assert [value(ScoreName.TAINTS, making.node("n", taints=disliked[:i])) for i in range(4)] == [100, 75, 50, 25]
+
+
+def test_cost() -> None:
+    def priced(name: str, price: str, **spec: Any) -> Node:
+        node = making.node(name, **spec)
+        labels = {"holdfast.dev/cost": price} if price else {}
+        return msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, labels=labels))
+
+    cheap = priced("m", "20", unschedulable=True)
+    assert value(ScoreName.COST, priced("n", "20"), cheap) == 100
+    assert value(ScoreName.COST, priced("n", "40"), cheap) == 50
+    assert value(ScoreName.COST, priced("n", ""), cheap) == 50
+    assert value(ScoreName.COST, priced("n", "free"), cheap) == 50
+    assert value(ScoreName.COST, making.node("n")) == 50
+
+
+def test_warm_artifacts() -> None:
+    node = making.node("n")
+    warm = msgspec.structs.replace(
+        node,
+        status=msgspec.structs.replace(
+            node.status, execution=msgspec.structs.replace(node.status.execution, warm=("sha256:aa", "file:b"))
+        ),
+    )
+    artifacts = (Artifact("a", "file:a", "sha256:aa"), Artifact("b", "file:b"), Artifact("c", "file:c"))
+    asked = request({"artifacts": artifacts})
+    assert value(ScoreName.WARM, warm, asked=asked) == 66
+    assert value(ScoreName.WARM, node, asked=asked) == 0
+
+
+def test_locality_follows_preferred_rules() -> None:
+    rules = (
+        AffinityRule(workload_labels={"app": "db"}, preferred=True),
+        AffinityRule(workload_labels={"app": "noisy"}, preferred=True, apart=True),
+    )
+    asked = request(placement=Placement(affinity=rules))
+    db = bound("db", "n", workload="db", template=Template(labels={"app": "db"}))
+    noisy = bound("x", "n", workload="x", template=Template(labels={"app": "noisy"}))
+    node = making.node("n")
+    assert value(ScoreName.LOCALITY, node, db, asked=asked) == 100
+    assert value(ScoreName.LOCALITY, node, asked=asked) == 50
+    assert value(ScoreName.LOCALITY, node, noisy, asked=asked) == 0
+
+
+def test_gpus_are_kept_whole_for_those_who_need_them() -> None:
+    gpus = making.node("n", capacity={"cpu": "10", "memory": "10Gi"}, devices=(Device("a"), Device("b")))
+    assert value(ScoreName.FRAGMENTATION, gpus) == 45
+    share = request({"resources": {"gpu": "500m"}})
+    assert value(ScoreName.FRAGMENTATION, gpus, asked=share) == 75 // 2
+    begun = bound("x", "n", resources={"gpu": "100m"}, devices=())
+    assert value(ScoreName.FRAGMENTATION, gpus, begun, asked=share) == 70 // 2, "not on a device: none was begun"
+
+
+def test_evictions_count_reclaimable_work_in_the_way() -> None:
+    node = making.node("n", capacity={"cpu": "10", "memory": "10Gi"})
+    loose = bound("x", "n", resources={"cpu": "4"}, capacity_class=CapacityClass.RECLAIMABLE)
+    assert value(ScoreName.EVICTIONS, node, loose) == 60
+    assert value(ScoreName.EVICTIONS, node, loose, asked=request(reclaimable=True)) == 100
+
+
+def test_ties_are_broken_by_the_stated_number() -> None:
+    nodes = [making.node(f"n{i}") for i in range(20)]
+    for seed in range(5):
+        made = plan(built("here", nodes), [ask_of(request())], Rules(), 0.0, seed).asks[0]
+        expected = sorted(nodes, key=lambda n: (tie_number(seed, n.metadata.name), n.metadata.name))
+        assert made.proposals[0].node == expected[0].metadata.name
+        assert made.proposals[0].runner_up == expected[1].metadata.name
+        assert made.proposals[0].runner_up_score == made.proposals[0].score
+    assert len({min(range(20), key=lambda i: tie_number(seed, f"n{i}")) for seed in range(30)}) > 5
+
+
+def test_amounts_beyond_any_machine_do_not_overflow() -> None:
+    node = making.node("n", capacity={"cpu": "10", "memory": "900Pi"})
+    assert value(ScoreName.BALANCE, node, bound("x", "n", resources={"memory": "450Pi"})) in (49, 50)
