@@ -1,0 +1,106 @@
+"""What an agent is told about its node: from a TOML file, with command-line options on top.
+
+Capacity that is not given is detected. Nothing here talks to the region.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.model.errors import Invalid
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Device, Node, NodeSpec, validate_node
+from holdfast.model.placement_rules import Taint
+from holdfast.model.quantity import CPU, MEMORY, Amount, amount_text
+
+# What a node keeps for itself when capacity is detected: the system, the agent and the shims need some too.
+SYSTEM_MEMORY_BYTES = 256 * 1024 * 1024
+WHOLE_MEBIBYTE = 1024 * 1024
+
+
+class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Field names are the keys of the TOML file. `url`, `ca`, `cert` and `key` reach the region's API."""
+
+    name: str
+    region: str
+    zone: str
+    state_dir: str
+    pool: str = "default"
+    address: str = "127.0.0.1"
+    capacity: dict[str, Amount] = {}
+    devices: tuple[Device, ...] = ()
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    port_range: tuple[int, int] = (20000, 20999)
+    tenant: str = ""
+    drivers: tuple[str, ...] = ("process",)
+    url: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    stop_work_on_exit: bool = False
+
+    @property
+    def tasks_dir(self) -> Path:
+        return Path(self.state_dir) / "tasks"
+
+
+def load(path: str | None = None, **options: Any) -> AgentConfig:
+    """The file's settings with `options` that are not None in their place. Raises Invalid with what to mend."""
+    settings: dict[str, Any] = {}
+    if path is not None:
+        try:
+            settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise Invalid(f"agent configuration {path} cannot be read: {error}") from error
+    settings.update({name: value for name, value in options.items() if value is not None})
+    try:
+        config = msgspec.convert(settings, AgentConfig)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"agent configuration {path or 'from options'}: {error}") from error
+    config = msgspec.structs.replace(
+        config,
+        capacity={**detect_capacity(), **config.capacity},
+        state_dir=str(Path(config.state_dir).expanduser().resolve()),
+    )
+    causes = tuple(validate_node(node_of(config), None))
+    if causes:
+        raise Invalid("; ".join(f"{cause.field}: {cause.message}" for cause in causes), causes)
+    return config
+
+
+def detect_capacity() -> dict[str, Amount]:
+    """The processors this process may use, and the machine's memory less what the system keeps."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    usable_bytes = max(WHOLE_MEBIBYTE, memory_bytes - SYSTEM_MEMORY_BYTES) // WHOLE_MEBIBYTE * WHOLE_MEBIBYTE
+    return {CPU: str(len(os.sched_getaffinity(0))), MEMORY: amount_text(MEMORY, usable_bytes)}
+
+
+def node_of(config: AgentConfig) -> Node:
+    """The Node object this agent registers."""
+    spec = NodeSpec(
+        zone=config.zone, pool=config.pool, address=config.address, capacity=config.capacity, devices=config.devices,
+        port_range=config.port_range, taints=config.taints, drivers=config.drivers, tenant=config.tenant,
+    )  # fmt: skip
+    return Node(metadata=ObjectMeta(name=config.name, labels=config.labels), spec=spec)
+
+
+def merged_node(config: AgentConfig, stored: Node) -> Node | None:
+    """The stored node brought up to the configuration, or None when it already is.
+
+    Cordon, drain, and labels and taints that others added are the operator's and stay.
+    """
+    wanted = node_of(config)
+    taints = (*stored.spec.taints, *(taint for taint in config.taints if taint not in stored.spec.taints))
+    spec = msgspec.structs.replace(
+        wanted.spec, taints=taints, unschedulable=stored.spec.unschedulable, drain=stored.spec.drain
+    )
+    labels = {**stored.metadata.labels, **config.labels}
+    if spec == stored.spec and labels == stored.metadata.labels:
+        return None
+    return msgspec.structs.replace(stored, metadata=msgspec.structs.replace(stored.metadata, labels=labels), spec=spec)

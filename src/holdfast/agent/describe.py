@@ -1,0 +1,117 @@
+"""The agent's words about a task, as the model writes them: the task itself, its execution block, its acknowledgement.
+
+Pure. Nothing here decides; it only says what `decide` and the driver know.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.decide import Acknowledge, Local, State, outcome, restart_pause_s
+from holdfast.agent.drivers.contract import Task
+from holdfast.model import times
+from holdfast.model.binding import Binding
+from holdfast.model.meta import Key
+from holdfast.model.quantity import amounts
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import ExecutionBlock, Exit, Phase
+from holdfast.model.writes import SetStatus
+
+_PROBE_REASONS = (Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED)
+
+
+def task_id(binding: Binding) -> str:
+    """Readable and unique: a recreated namesake has another uid."""
+    return f"{binding.metadata.namespace}_{binding.metadata.name}_{binding.uid}"
+
+
+def task_of(binding: Binding, run: int, config: AgentConfig) -> Task:
+    spec = binding.spec
+    return Task(
+        id=task_id(binding), run=run, namespace=binding.metadata.namespace, replica=spec.replica,
+        replica_uid=spec.intent.replica_uid, workload=spec.workload, binding=binding.metadata.name,
+        binding_uid=binding.uid, attempt=spec.intent.attempt, epoch=spec.epoch, node_epoch=spec.node_epoch,
+        template=spec.template, env=environment(binding, config), ports=spec.ports, devices=spec.devices,
+        resources=amounts(spec.resources), exclusive=spec.exclusive is not None,
+    )  # fmt: skip
+
+
+def environment(binding: Binding, config: AgentConfig) -> dict[str, str]:
+    """What the work is told. Ours win over the template's, so that an identity cannot be faked by accident."""
+    spec = binding.spec
+    env = dict(spec.template.env)
+    names = [port.name for port in spec.template.ports if port.name in spec.ports]
+    if names:
+        env["PORT"] = str(spec.ports[names[0]])
+    for name in names:
+        env[f"PORT_{name.upper().replace('-', '_')}"] = str(spec.ports[name])
+    env["HOLDFAST_REPLICA"] = spec.replica
+    env["HOLDFAST_WORKLOAD"] = spec.workload
+    env["HOLDFAST_TENANT"] = binding.metadata.namespace
+    env["HOLDFAST_REGION"] = config.region
+    env["HOLDFAST_ZONE"] = config.zone
+    env["HOLDFAST_NODE"] = config.name
+    env["HOLDFAST_ADDRESS"] = config.address
+    env["HOLDFAST_EPOCH"] = str(spec.epoch)
+    env["HOLDFAST_DEVICES"] = ",".join(claim.id for claim in spec.devices)
+    return env
+
+
+def execution_of(binding: Binding, local: Local, config: AgentConfig) -> ExecutionBlock | None:
+    """The block to report, or None when there is nothing (new) to say yet."""
+    if local.state is State.ABSENT or (local.ready is None and local.state is State.RUNNING):
+        return None
+    phase, reason, message = _words(binding, local)
+    runs = local.state is State.RUNNING
+    ready = runs and bool(local.ready)
+    return ExecutionBlock(
+        phase=phase, attempt=binding.spec.intent.attempt, ready=ready, address=config.address,
+        ports=binding.spec.ports, pid=local.pid if runs else 0, restarts=max(0, local.run - 1),
+        started_at=times.micro_text(local.started_at_s) if local.started_at_s else "",
+        ready_since=times.micro_text(local.ready_since_s) if ready else "",
+        last_exit=local.exit, reason=reason, message=message,
+    )  # fmt: skip
+
+
+def _words(binding: Binding, local: Local) -> tuple[Phase, str, str]:
+    match local.state:
+        case State.RUNNING if local.startup_passed:
+            if local.ready:
+                return Phase.RUNNING, Reason.BECAME_READY, ""
+            reason = Reason.BECAME_UNREADY if local.probe_message else Reason.STARTED
+            return Phase.RUNNING, reason, local.probe_message
+        case State.RUNNING | State.STARTING:
+            return Phase.STARTING, Reason.STARTED, local.probe_message
+        case State.STOPPING:
+            phase = Phase.BACKING_OFF if local.stop_reason in _PROBE_REASONS else Phase.STOPPING
+            return phase, local.stop_reason, local.probe_message
+        case _:
+            return _ended_words(binding, local)
+
+
+def _ended_words(binding: Binding, local: Local) -> tuple[Phase, str, str]:
+    exit_ = local.exit or Exit()
+    finished = outcome(binding, local)
+    if finished is not None:
+        return finished, exit_.reason, exit_.message
+    if local.stop_reason and local.stop_reason not in _PROBE_REASONS:
+        return Phase.STOPPED, local.stop_reason, exit_.message
+    pause_s = restart_pause_s(local.failures)
+    message = f"{exit_.message or exit_.reason}; starting again {pause_s:g} s after that"
+    return Phase.BACKING_OFF, exit_.reason or Reason.BACKING_OFF, message
+
+
+def execution_write(binding: Binding, block: ExecutionBlock) -> SetStatus:
+    key = Key(binding.metadata.namespace, binding.spec.replica)
+    return SetStatus(kind="Replica", key=key, uid=binding.spec.intent.replica_uid, blocks={"execution": block})
+
+
+def acknowledgement(binding: Binding, said: Acknowledge, now_s: float) -> SetStatus:
+    blocks = {"phase": said.phase, "last_exit": stamped(said.exit, now_s), "acknowledged_at": times.micro_text(now_s)}
+    return SetStatus(kind="Binding", key=binding.key, uid=binding.uid, blocks=blocks,
+                     observed_generation=binding.metadata.generation)  # fmt: skip
+
+
+def stamped(exit_: Exit, now_s: float) -> Exit:
+    return exit_ if exit_.at else msgspec.structs.replace(exit_, at=times.micro_text(now_s))

@@ -1,0 +1,373 @@
+"""Real processes. Each run belongs to a shim (`agent.shim`) that outlives the agent; this side starts and listens.
+
+Always: a start is on disk before its shim exists; a shim's end is learned from the kernel (pidfd), its exit from its
+record; a task stops answering as running only when its shim is gone and nothing carries its mark.
+Never: signals a pid it has not proven to be the process it means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import structlog
+
+from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
+from holdfast.agent.drivers.records import MARK, StartedRecord, TaskDir, TaskRecord, kill_marked
+from holdfast.model import limits, times
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Exit
+from holdfast.runtime.ports import Clock
+
+_SHIM = str(Path(__file__).resolve().parent.parent / "shim.py")
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
+_POLL_S = 0.02
+
+log = structlog.get_logger()
+
+
+class _Live:
+    """One living shim: `ended` is set with the exit when it is gone."""
+
+    def __init__(self, task: Task, pidfd: int, shim_pid: int) -> None:
+        self.task = task
+        self.pidfd = pidfd
+        self.shim_pid = shim_pid
+        self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self.stopping = False
+
+
+class ProcessDriver(Driver):
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root
+        self._clock = clock
+        self._live: dict[str, _Live] = {}
+        self._exits: asyncio.Queue[Ended] = asyncio.Queue()
+        root.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def name(self) -> str:
+        return "process"
+
+    # --- finding what runs -------------------------------------------------------------------------------------
+
+    async def inspect(self) -> list[Found]:
+        found = []
+        for path in sorted(self._root.iterdir()):
+            folder = TaskDir(path)
+            record = await asyncio.to_thread(folder.read)
+            if record is None and folder.shim_pid() == 0:
+                shutil.rmtree(path, ignore_errors=True)  # the agent ended before it had decided to start anything
+            if record is not None and not record.forgotten:
+                found.append(await self._find(folder, record.task))
+        return found
+
+    async def _find(self, folder: TaskDir, task: Task) -> Found:
+        """The truth about one task. A start that never got to its work is withdrawn, so that it stays that way."""
+        pidfd = folder.open_shim()
+        if pidfd is not None and folder.exit(task.run) is None:
+            started = await self._await_started(folder, task.run)
+            if started is not None:
+                self._watch(task, pidfd, folder.shim_pid())
+                return Found(task=task, pid=started.pid, started_at_s=started.at_s)
+        if pidfd is not None:
+            await self._await_end(pidfd)
+        if folder.started(task.run) is None and folder.exit(task.run) is None:
+            late = await self._withdraw(folder, task)
+            if late is not None:
+                return late
+        started = folder.started(task.run)
+        exit_ = folder.exit(task.run) or await self._lost(folder, task)
+        at_s = times.parse_time(exit_.at) if exit_.at else 0.0
+        return Found(task=task, pid=started.pid if started else 0, started_at_s=started.at_s if started else 0.0,
+                     exit=exit_, ended_at_s=at_s)  # fmt: skip
+
+    async def _withdraw(self, folder: TaskDir, task: Task) -> Found | None:
+        """Makes sure that a run without a shim stays without work; or finds the work after all.
+
+        The request to stop is written before the lock is asked: so a shim that comes later sees the request, and one
+        that took the lock earlier is seen here. Such a one may have passed the request and be starting the work.
+        """
+        folder.ask_to_stop(task.run, 0.0)
+        pidfd = folder.open_shim()
+        if pidfd is None:
+            return None
+        started = await self._await_started(folder, task.run)
+        if started is None:
+            await self._await_end(pidfd)
+            return None
+        folder.take_back_stop(task.run)
+        self._watch(task, pidfd, folder.shim_pid())
+        return Found(task=task, pid=started.pid, started_at_s=started.at_s)
+
+    async def _await_started(self, folder: TaskDir, run: int) -> StartedRecord | None:
+        give_up = self._clock.monotonic() + limits.AGENT_START_HANDSHAKE_S
+        while self._clock.monotonic() < give_up:
+            started = folder.started(run)
+            if started is not None:
+                return started
+            if folder.shim_pid() == 0:
+                return None
+            await self._clock.sleep(_POLL_S)
+        return None
+
+    async def _await_end(self, pidfd: int) -> None:
+        """Until a shim that has written its exit, or was told to stop, is gone; by force after a bound."""
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, ended.set)
+        try:
+            async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
+                await ended.wait()
+        except TimeoutError:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    async def _lost(self, folder: TaskDir, task: Task) -> Exit:
+        """The exit of a run that left no record of one."""
+        at = times.micro_text(self._clock.now())
+        started = folder.started(task.run)
+        if started is None:
+            return Exit(reason=Reason.NEVER_STARTED, message="the agent ended before the work was started", at=at)
+        if started.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+        left = await asyncio.to_thread(kill_marked, folder.id)
+        what = f"{left} of its processes were killed" if left else "none of its processes is left"
+        return Exit(
+            reason=Reason.KILLED, message=f"ended without evidence: its shim or the node went down; {what}", at=at
+        )
+
+    # --- starting ----------------------------------------------------------------------------------------------
+
+    async def start(self, task: Task) -> Started:
+        folder = TaskDir(self._root / task.id)
+        live = self._live.get(task.id)
+        if live is not None:
+            return self._already(folder, live, task)
+        try:
+            await asyncio.to_thread(folder.prepare, task, self._environment(folder, task))
+        except OSError as error:
+            raise StartFailed(Reason.START_ERROR, f"cannot prepare {folder.path}: {error}") from error
+        heard_r, heard_w = os.pipe()
+        try:
+            pid = self._spawn(folder, task.run, heard_w)
+        except OSError as error:
+            os.close(heard_r)
+            raise StartFailed(Reason.START_ERROR, f"cannot start the shim: {error}") from error
+        finally:
+            os.close(heard_w)
+        self._watch(task, os.pidfd_open(pid), pid)
+        words = await self._hear(heard_r)
+        if words.startswith("started"):
+            _, work_pid, at = words.split()
+            return Started(pid=int(work_pid), started_at_s=float(at))
+        return await self._not_started(folder, task, words)
+
+    def _already(self, folder: TaskDir, live: _Live, task: Task) -> Started:
+        started = folder.started(live.task.run)
+        if live.task.run != task.run or started is None:
+            message = f"run {live.task.run} of task {task.id} has not ended; stop it before starting run {task.run}"
+            raise StartFailed(Reason.START_ERROR, message)
+        return Started(pid=started.pid, started_at_s=started.at_s)
+
+    async def _not_started(self, folder: TaskDir, task: Task, words: str) -> Started:
+        """Waits until the shim is gone, so that its record is final, and says why there is no work."""
+        live = self._live[task.id]
+        live.stopping = True  # the caller hears of it here, not from next_exit
+        try:
+            async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
+                ended = await asyncio.shield(live.ended)
+        except TimeoutError:
+            folder.ask_to_stop(task.run, 0.0)
+            signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
+            ended = await live.ended
+        if ended.reason in (Reason.COMMAND_NOT_FOUND, Reason.START_ERROR):
+            raise StartFailed(ended.reason, ended.message)
+        raise StartFailed(Reason.START_ERROR, f"the shim of task {task.id} did not start it: {words or ended.message}")
+
+    def _environment(self, folder: TaskDir, task: Task) -> dict[str, str]:
+        """The agent's own environment is not the work's: only what every program needs is passed on."""
+        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        inherited.setdefault("PATH", os.defpath)
+        return {**inherited, **task.env, MARK: folder.id}
+
+    def _spawn(self, folder: TaskDir, run: int, heard: int) -> int:
+        argv = [sys.executable, "-I", "-S", _SHIM, str(folder.path), str(run)]
+        shim_log = str(folder.path / "shim.log")
+        actions = [
+            (os.POSIX_SPAWN_DUP2, heard, 3),
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 2, shim_log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640),
+        ]
+        defaults = [signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1]
+        return os.posix_spawn(
+            sys.executable, argv, {"PATH": os.defpath}, file_actions=actions, setsid=True, setsigmask=(),
+            setsigdef=defaults,
+        )  # fmt: skip
+
+    async def _hear(self, fd: int) -> str:
+        """The shim's first and only words; empty when it died or took too long."""
+        os.set_blocking(fd, False)
+        loop = asyncio.get_running_loop()
+        said: asyncio.Future[bytes] = loop.create_future()
+
+        def readable() -> None:
+            loop.remove_reader(fd)
+            if not said.done():
+                said.set_result(os.read(fd, 4096))
+
+        loop.add_reader(fd, readable)
+        try:
+            async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
+                return (await said).decode()
+        except TimeoutError:
+            return ""
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+
+    # --- ending ------------------------------------------------------------------------------------------------
+
+    def _watch(self, task: Task, pidfd: int, shim_pid: int) -> None:
+        live = _Live(task, pidfd, shim_pid)
+        self._live[task.id] = live
+        asyncio.get_running_loop().add_reader(pidfd, self._shim_gone, live)
+
+    def _shim_gone(self, live: _Live) -> None:
+        asyncio.get_running_loop().remove_reader(live.pidfd)
+        os.close(live.pidfd)
+        with contextlib.suppress(ChildProcessError):  # an adopted shim is somebody else's child
+            os.waitpid(live.shim_pid, os.WNOHANG)
+        folder = TaskDir(self._root / live.task.id)
+        known = folder.exit(live.task.run)
+        if known is not None:
+            self._finish(live, known)
+        else:
+            live.ended.get_loop().create_task(self._finish_lost(folder, live))
+
+    async def _finish_lost(self, folder: TaskDir, live: _Live) -> None:
+        self._finish(live, await self._lost(folder, live.task))
+
+    def _finish(self, live: _Live, exit_: Exit) -> None:
+        del self._live[live.task.id]
+        live.ended.set_result(exit_)
+        if not live.stopping:
+            self._exits.put_nowait(Ended(task_id=live.task.id, run=live.task.run, exit=exit_))
+
+    async def stop(self, task_id: str, grace_s: float) -> Exit:
+        folder = TaskDir(self._root / task_id)
+        live = self._live.get(task_id)
+        if live is None:
+            record = folder.read()
+            known = folder.exit(record.task.run) if record is not None else None
+            return known or Exit(reason=Reason.NEVER_STARTED, message="nothing of the task runs")
+        live.stopping = True
+        await asyncio.to_thread(folder.ask_to_stop, live.task.run, grace_s)
+        if not live.ended.done():
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(live.pidfd, signal.SIGUSR1)
+        try:
+            async with asyncio.timeout(grace_s + limits.KILL_BOUND_S + limits.AGENT_EXIT_DRAIN_S):
+                return await asyncio.shield(live.ended)
+        except TimeoutError:
+            # The shim itself hangs (stopped, or starved). Its death kills the work, and `_lost` the rest.
+            log.warning("shim_forced", task=task_id, shim=live.shim_pid)
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
+            return await asyncio.shield(live.ended)
+
+    async def next_exit(self) -> Ended:
+        return await self._exits.get()
+
+    async def forget(self, task_id: str) -> None:
+        await asyncio.to_thread(self._forget, task_id)
+
+    def _forget(self, task_id: str) -> None:
+        """Keeps the newest ended tasks for their logs; older ones go."""
+        folder = TaskDir(self._root / task_id)
+        record = folder.read()
+        if record is not None:
+            shutil.rmtree(folder.path / "work", ignore_errors=True)
+            folder.write(TaskRecord(task=record.task, forgotten=True))
+        ended = []
+        for path in self._root.iterdir():
+            kept = TaskDir(path).read()
+            if kept is not None and kept.forgotten:
+                ended.append(((path / "task.json").stat().st_mtime, path))
+        for _, path in sorted(ended)[: -limits.AGENT_ENDED_TASKS_KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    # --- beside the work ---------------------------------------------------------------------------------------
+
+    async def execute(self, task_id: str, command: tuple[str, ...], timeout_s: float) -> ExecResult:
+        folder = TaskDir(self._root / task_id)
+        live = self._live.get(task_id)
+        if live is None:
+            return ExecResult(code=127, output="the work does not run")
+        try:
+            process = self._beside(folder, live.task, command)
+        except (OSError, KeyError, ValueError) as error:
+            return ExecResult(code=127, output=f"{command[0]}: {error}")
+        with process:
+            return await _outcome(process, timeout_s)
+
+    def _beside(self, folder: TaskDir, task: Task, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command, env=self._environment(folder, task), cwd=task.template.working_dir or folder.path / "work",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            user=task.template.user or None,
+        )  # fmt: skip
+
+    def logs(self, task_id: str) -> Path | None:
+        return self._root / task_id / "output.log"
+
+    async def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for live in self._live.values():
+            loop.remove_reader(live.pidfd)
+            os.close(live.pidfd)
+        self._live.clear()
+
+
+async def _outcome(process: subprocess.Popen[bytes], timeout_s: float) -> ExecResult:
+    """Waits without a thread, so that any number of hanging commands costs nothing; keeps the first of the output."""
+    assert process.stdout is not None
+    out = process.stdout.fileno()
+    os.set_blocking(out, False)
+    loop = asyncio.get_running_loop()
+    pidfd = os.pidfd_open(process.pid)
+    ended = asyncio.Event()
+    kept = bytearray()
+
+    def drain() -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(out, 65536)
+            kept.extend(data[: limits.PROBE_OUTPUT_BYTES - len(kept)])
+            if not data:
+                loop.remove_reader(out)
+
+    loop.add_reader(pidfd, ended.set)
+    loop.add_reader(out, drain)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()
+        drain()
+    finally:
+        loop.remove_reader(pidfd)
+        loop.remove_reader(out)
+        os.close(pidfd)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+        code = process.wait()
+    return ExecResult(code=code, output=kept.decode(errors="replace").strip())

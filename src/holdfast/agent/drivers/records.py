@@ -1,0 +1,174 @@
+"""The process driver's records on disk, and what the kernel says of the processes they name.
+
+A record appears under its name only when whole (written aside, synced, renamed). Whether a shim lives is read from the
+lock it holds, never from a pid alone; whether a pid is still the same process, from its start time and the boot.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.drivers.contract import Task
+from holdfast.agent.shim import boot_id, read_record, start_ticks, write_record
+from holdfast.model import limits, times
+from holdfast.model.replica import Exit
+
+_FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux
+MARK = "HOLDFAST_TASK"
+
+
+class TaskRecord(msgspec.Struct, frozen=True):
+    """`task.json`: the start that was decided. Written before the run can begin."""
+
+    task: Task
+    forgotten: bool = False
+
+
+class StartedRecord(msgspec.Struct, frozen=True):
+    pid: int
+    ticks: int
+    boot: str
+    at_s: float
+
+    def alive(self) -> bool:
+        """Whether the recorded process is still that process, not a later one that got its number."""
+        return self.ticks > 0 and start_ticks(self.pid) == self.ticks and self.boot == boot_id()
+
+
+class TaskDir:
+    """One task's directory: `task.json`, `lock`, `output.log*`, `work/`, and `run-N/` for the newest run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = path.name
+
+    def read(self) -> TaskRecord | None:
+        try:
+            return msgspec.json.decode((self.path / "task.json").read_bytes(), type=TaskRecord)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def write(self, record: TaskRecord) -> None:
+        write_whole(self.path / "task.json", msgspec.json.encode(record))
+
+    def prepare(self, task: Task, env: dict[str, str]) -> None:
+        """Everything a shim needs, durable before the shim exists. Records of earlier runs go."""
+        work = self.path / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        if task.template.user:
+            work.chmod(0o777)
+        for old in self.path.glob("run-*"):
+            if old != self.run_dir(task.run):
+                for name in old.iterdir():
+                    name.unlink(missing_ok=True)
+                old.rmdir()
+        self.run_dir(task.run).mkdir(exist_ok=True)
+        argv = [*task.template.command, *task.template.args]
+        pairs = [f"{key}={value}" for key, value in env.items()]
+        words = [task.template.working_dir or str(work), task.template.user, str(limits.LOG_FILE_BYTES),
+                 str(limits.LOG_FILES_KEPT), str(len(argv)), *argv, *pairs]  # fmt: skip
+        write_whole(self.run_dir(task.run) / "launch", "\0".join(words).encode(errors="surrogateescape"))
+        self.write(TaskRecord(task))
+
+    def run_dir(self, run: int) -> Path:
+        return self.path / f"run-{run}"
+
+    def started(self, run: int) -> StartedRecord | None:
+        record = read_record(str(self.run_dir(run) / "started"))
+        if record is None:
+            return None
+        return StartedRecord(
+            pid=int(record["pid"]), ticks=int(record["ticks"]), boot=record["boot"], at_s=float(record["at"])
+        )
+
+    def exit(self, run: int) -> Exit | None:
+        record = read_record(str(self.run_dir(run) / "exit"))
+        if record is None:
+            return None
+        return Exit(code=int(record["code"]), signal=record["signal"], reason=record["reason"],
+                    message=record["message"], at=times.micro_text(float(record["at"])))  # fmt: skip
+
+    def ask_to_stop(self, run: int, grace_s: float) -> None:
+        """From here on no shim can start this run any more, and a living one knows how long it may take."""
+        self.run_dir(run).mkdir(exist_ok=True)
+        write_record(str(self.run_dir(run) / "stop"), {"grace": repr(grace_s)})
+
+    def take_back_stop(self, run: int) -> None:
+        (self.run_dir(run) / "stop").unlink(missing_ok=True)
+
+    def shim_pid(self) -> int:
+        """The process that holds the lock, asked of the kernel without taking the lock; 0 when there is none."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        finally:
+            os.close(fd)
+        return 0 if kind == fcntl.F_UNLCK else int(pid)
+
+    def open_shim(self) -> int | None:
+        """A pidfd of the living shim. The lock is asked twice, so that the pid cannot have changed hands between."""
+        for _ in range(limits.READ_BACK_ATTEMPTS):
+            pid = self.shim_pid()
+            if pid <= 0:
+                return None
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            if self.shim_pid() == pid:
+                return fd
+            os.close(fd)
+        return None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Durable and atomic: synced, renamed, and the directory synced, so that a crash shows the old or the new."""
+    part = path.with_name(path.name + ".part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(part, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def kill_marked(task_id: str) -> int:
+    """Kills every process that carries the task's mark in its environment; how many there were.
+
+    Only for a task whose shim died without doing so: the shim itself ends everything it started.
+    """
+    mark = f"{MARK}={task_id}".encode()
+    count = 0
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            fd = os.pidfd_open(int(entry))
+        except OSError:
+            continue
+        try:
+            environ = Path(f"/proc/{entry}/environ").read_bytes()
+            if mark in environ.split(b"\0"):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                count += 1
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+    return count

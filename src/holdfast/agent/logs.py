@@ -1,0 +1,136 @@
+"""Reading the logs of work on this node, from the files its shims write: the last lines, and what comes after.
+
+Reads only. A rotated file is followed without losing or repeating a line, as long as the reader keeps up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.drivers.records import TaskDir
+from holdfast.model import limits
+from holdfast.runtime.ports import Clock
+
+_FOLLOW_EVERY_S = 0.2
+_CHUNK_BYTES = 256 * 1024
+
+
+class Line(msgspec.Struct, frozen=True, gc=False):
+    """`stream` is stdout or stderr; `whole` is False for a piece of a line that goes on."""
+
+    at: str
+    stream: str
+    text: str
+    whole: bool = True
+
+
+class TaskLogs(msgspec.Struct, frozen=True):
+    """One task that left logs. The newest attempt of a replica comes first."""
+
+    namespace: str
+    replica: str
+    attempt: int
+    path: Path
+
+
+def find(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLogs]:
+    """All attempts of a replica this node still has logs of."""
+    found = []
+    for path in tasks_dir.glob(f"{namespace}_*"):
+        record = TaskDir(path).read()
+        if record is not None and (record.task.namespace, record.task.replica) == (namespace, replica):
+            changed_at = (path / "task.json").stat().st_mtime
+            found.append((changed_at, TaskLogs(namespace, replica, record.task.attempt, path / "output.log")))
+    return [logs for _, logs in sorted(found, key=lambda pair: -pair[0])]
+
+
+def files(path: Path) -> list[Path]:
+    """The log and its older parts, oldest first."""
+    numbered = [path.with_name(f"{path.name}.{index}") for index in range(limits.LOG_FILES_KEPT, 0, -1)]
+    return [part for part in (*numbered, path) if part.exists()]
+
+
+def parse(raw: bytes) -> Line:
+    at, _, rest = raw.decode(errors="replace").partition(" ")
+    tag, _, text = rest.partition(" ")
+    if tag not in ("O", "E", "o", "e"):
+        return Line(at="", stream="stdout", text=raw.decode(errors="replace"))
+    return Line(at=at, stream="stderr" if tag in "Ee" else "stdout", text=text, whole=tag.isupper())
+
+
+def tail(path: Path, lines: int) -> Iterator[Line]:
+    """The last lines over all parts, oldest first."""
+    kept: deque[bytes] = deque(maxlen=min(lines, limits.LOG_TAIL_LINES_MAX))
+    for part in files(path):
+        try:
+            with part.open("rb") as f:
+                kept.extend(line.rstrip(b"\n") for line in f)
+        except FileNotFoundError:
+            continue  # rotated away meanwhile
+    return map(parse, kept)
+
+
+async def follow(path: Path, clock: Clock, *, lines: int = 0) -> AsyncIterator[Line]:
+    """The last lines and then every new one, until the caller stops asking."""
+    reader = _Reader(path)
+    for line in reader.begin(lines):
+        yield line
+    while True:
+        for raw in reader.more():
+            yield parse(raw)
+        await clock.sleep(_FOLLOW_EVERY_S)
+
+
+class _Reader:
+    """Follows one file by its inode, so that a rename under it is seen and finished before the next file begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("rb") if path.exists() else None
+        self._rest = b""
+
+    def begin(self, lines: int) -> list[Line]:
+        """The tail, after which reading goes on from exactly its end."""
+        if self._file is None:
+            return []
+        older = [raw for part in files(self._path)[:-1] for raw in part.read_bytes().splitlines()]
+        data = self._file.read()
+        whole, _, self._rest = data.rpartition(b"\n")
+        newest = whole.split(b"\n") if whole else []
+        wanted = min(lines, limits.LOG_TAIL_LINES_MAX)
+        return [parse(raw) for raw in (older + newest)[-wanted:]] if wanted else []
+
+    def more(self) -> Iterator[bytes]:
+        if self._file is None:
+            if not self._path.exists():
+                return
+            self._file = self._path.open("rb")
+        while True:
+            data = self._file.read(_CHUNK_BYTES)
+            if data:
+                *whole, self._rest = (self._rest + data).split(b"\n")
+                yield from whole
+            elif not self._moved_on():
+                return
+
+    def _moved_on(self) -> bool:
+        """Whether there is more: written since, or in the next file after a rotation."""
+        if self._file is None:
+            return False
+        mine = os.fstat(self._file.fileno())
+        if mine.st_size > self._file.tell():
+            return True
+        try:
+            now = self._path.stat()
+        except FileNotFoundError:
+            return False
+        if (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino):
+            return False
+        self._file.close()
+        self._file = self._path.open("rb")
+        return True

@@ -1,0 +1,89 @@
+"""The agent as a whole: its state directory, drivers, probes and supervisor, and how it ends.
+
+SIGTERM and SIGINT leave the work running, to be adopted by the next agent, unless the configuration says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+from pathlib import Path
+
+import structlog
+
+from holdfast import __version__
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.drivers.contract import Driver
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.memory import FileMemory
+from holdfast.agent.probes import NetworkProber
+from holdfast.agent.supervisor import Supervisor
+from holdfast.client.contract import Client
+from holdfast.model.errors import Invalid
+from holdfast.model.template import Driver as DriverName
+from holdfast.runtime.ports import Ports, SystemPorts
+from holdfast.runtime.tasks import end
+
+log = structlog.get_logger()
+
+
+async def run_agent(config: AgentConfig, client: Client | None = None, ports: Ports | None = None) -> None:
+    """Until a signal, or until it fails. Without a client it makes its own from the configuration, and closes it."""
+    _allow_many_files()
+    ports = ports or SystemPorts()
+    memory = FileMemory(Path(config.state_dir))
+    own = client is None
+    client = client or _connect(config, ports)
+    try:
+        driver: Driver = ProcessDriver(config.tasks_dir, ports.clock)
+        drivers: dict[str, Driver] = {DriverName.PROCESS: driver}
+        supervisor = Supervisor(
+            config, client, drivers=drivers, prober=NetworkProber(driver), memory=memory, ports=ports
+        )  # fmt: skip
+        log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
+        await _until_told(supervisor, config)
+        log.info("agent_ended", node=config.name, work="stopped" if config.stop_work_on_exit else "left running")
+    finally:
+        if own:
+            await client.close()
+        memory.close()
+
+
+def _connect(config: AgentConfig, ports: Ports) -> Client:
+    from holdfast.client.http import HttpClient
+
+    if not config.url:
+        raise Invalid(f"agent {config.name} does not know its region's API; set `url`")
+    return HttpClient(config.url, ports, cell=config.region, ca=config.ca, cert=config.cert, key=config.key)
+
+
+async def _until_told(supervisor: Supervisor, config: AgentConfig) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    running = asyncio.create_task(supervisor.run(), name="agent:supervisor")
+    waiting = asyncio.create_task(_wait(told), name="agent:signal")
+    try:
+        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        elif config.stop_work_on_exit:
+            await supervisor.stop_work()
+    finally:
+        await end(running, waiting)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _allow_many_files() -> None:
+    """Each task costs a descriptor; the soft limit of 1,024 is for programs that use select."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,191 @@
+"""Telling whether work is well: startup, then readiness and liveness side by side.
+
+Each check has its own timeout and its own task, so one that hangs delays no other. What a check found is kept as the
+message people read. Deciding what follows from it is `decide`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from holdfast.agent.drivers.contract import Driver
+from holdfast.model import limits
+from holdfast.model.template import ExecProbe, HttpProbe, Probe, Probes, TcpProbe
+from holdfast.runtime.ports import Clock
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where the work is. `ports` are in the template's order: the first is what an unnamed probe asks."""
+
+    task_id: str
+    address: str
+    ports: dict[str, int] = {}
+
+    def port(self, name: str) -> int:
+        return self.ports.get(name, 0) if name else next(iter(self.ports.values()), 0)
+
+
+class Checked(msgspec.Struct, frozen=True):
+    ok: bool
+    message: str = ""
+
+
+class Prober(Protocol):
+    """How a single check is made; the simulation has its own."""
+
+    async def check(self, target: Target, probe: Probe) -> Checked:
+        """Answers within the probe's timeout, whatever the other side does."""
+
+
+class Streak:
+    """Turns single checks into a standing verdict: it changes after `success` or `failure` equal ones in a row."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._good = self._bad = 0
+        self.verdict: bool | None = None
+
+    def add(self, ok: bool) -> bool:
+        """Whether the verdict is new, or (for a failure) reached anew."""
+        self._good, self._bad = (self._good + 1, 0) if ok else (0, self._bad + 1)
+        before = self.verdict
+        if self._good >= self._probe.success_threshold:
+            self.verdict = True
+        elif self._bad >= self._probe.failure_threshold:
+            self.verdict = False
+        return self.verdict is not before
+
+
+Said = Callable[[str, bool, str], None]
+"""(startup, readiness or liveness; the verdict; the evidence)"""
+
+
+class ProbeRun:
+    """The probes of one run of one task, from its start to `stop`."""
+
+    def __init__(self, probes: Probes, target: Target, prober: Prober, clock: Clock, said: Said) -> None:
+        self._target, self._prober, self._clock, self._said = target, prober, clock, said
+        first = asyncio.create_task(self._run(probes), name=f"probes:{target.task_id}")
+        self._tasks: list[asyncio.Task[bool]] = [first]
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _run(self, probes: Probes) -> bool:
+        if probes.startup is not None and not await self._follow("startup", probes.startup):
+            return False
+        standing = [("readiness", probes.readiness), ("liveness", probes.liveness)]
+        self._tasks += [asyncio.create_task(self._follow(name, probe)) for name, probe in standing if probe is not None]
+        return True
+
+    async def _follow(self, name: str, probe: Probe) -> bool:
+        """Checks every period. Startup ends with its verdict; the others go on until cancelled."""
+        streak = Streak(probe)
+        await self._clock.sleep(probe.initial_delay_seconds)
+        while True:
+            began = self._clock.monotonic()
+            checked = await self._check(probe)
+            if streak.add(checked.ok):
+                self._said(name, bool(streak.verdict), checked.message)
+                if name == "startup":
+                    return bool(streak.verdict)
+            took_s = self._clock.monotonic() - began
+            await self._clock.sleep(max(0.0, probe.period_seconds - took_s))
+
+    async def _check(self, probe: Probe) -> Checked:
+        try:
+            return await self._prober.check(self._target, probe)
+        except Exception as error:  # a prober that breaks must not leave the work unwatched
+            return Checked(ok=False, message=f"the check itself failed: {error!r}")
+
+
+class NetworkProber(Prober):
+    """Real checks: HTTP and TCP against the node's address, commands through the driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def check(self, target: Target, probe: Probe) -> Checked:
+        try:
+            async with asyncio.timeout(probe.timeout_seconds):
+                if probe.http is not None:
+                    return await _http(target, probe.http)
+                if probe.tcp is not None:
+                    return await _tcp(target, probe.tcp)
+                if probe.exec is not None:
+                    return await self._exec(target, probe.exec, probe.timeout_seconds)
+        except TimeoutError:
+            return Checked(ok=False, message=f"{_name(target, probe)}: no answer within {probe.timeout_seconds:g} s")
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            return Checked(ok=False, message=f"{_name(target, probe)}: {error}")
+        return Checked(ok=True)
+
+    async def _exec(self, target: Target, probe: ExecProbe, timeout_s: float) -> Checked:
+        result = await self._driver.execute(target.task_id, probe.command, timeout_s)
+        return Checked(ok=result.code == 0, message=f"{' '.join(probe.command)}: code {result.code}: {result.output}")
+
+
+def _name(target: Target, probe: Probe) -> str:
+    if probe.http is not None:
+        return f"GET {probe.http.scheme.lower()}://{target.address}:{target.port(probe.http.port)}{probe.http.path}"
+    if probe.tcp is not None:
+        return f"TCP {target.address}:{target.port(probe.tcp.port)}"
+    return " ".join(probe.exec.command) if probe.exec is not None else "probe"
+
+
+async def _tcp(target: Target, probe: TcpProbe) -> Checked:
+    _, writer = await asyncio.open_connection(target.address, target.port(probe.port))
+    _drop(writer)
+    return Checked(ok=True, message=f"TCP {target.address}:{target.port(probe.port)}: connected")
+
+
+async def _http(target: Target, probe: HttpProbe) -> Checked:
+    """One GET over a fresh connection; 200 to 399 is well. Only the head of the answer is read."""
+    port = target.port(probe.port)
+    context = _unverified() if probe.scheme.upper() == "HTTPS" else None
+    reader, writer = await asyncio.open_connection(
+        target.address, port, limit=limits.PROBE_OUTPUT_BYTES * 16, ssl=context
+    )
+    try:
+        head = f"GET {probe.path} HTTP/1.1\r\nHost: {target.address}:{port}\r\nUser-Agent: holdfast-probe\r\n"
+        writer.write(f"{head}Accept: */*\r\nConnection: close\r\n\r\n".encode())
+        line = await reader.readuntil(b"\n")
+        words = line.decode("latin-1").split(maxsplit=2)
+        if len(words) < 2 or not words[0].startswith("HTTP/") or not words[1].isdigit():
+            raise ValueError(f"not an HTTP answer: {line[:80]!r}")
+        code = int(words[1])
+        ok = 200 <= code < 400
+        body = "" if ok else await _some_body(reader)
+    finally:
+        _drop(writer)
+    where = f"GET {probe.scheme.lower()}://{target.address}:{port}{probe.path}"
+    return Checked(ok=ok, message=f"{where}: {code}{': ' + body if body else ''}")
+
+
+async def _some_body(reader: asyncio.StreamReader) -> str:
+    """The first words of a failing answer, as evidence; an answer without any is evidence enough."""
+    with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        await reader.readuntil(b"\r\n\r\n")
+    data = await reader.read(limits.PROBE_OUTPUT_BYTES)
+    return " ".join(data.decode(errors="replace").split())[:200]
+
+
+def _drop(writer: asyncio.StreamWriter) -> None:
+    """Closes at once, without waiting for the other side."""
+    transport = writer.transport
+    transport.abort()
+
+
+def _unverified() -> ssl.SSLContext:
+    """A probe asks whether the work answers, not who it is: certificates of workloads are their own affair."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,132 @@
+"""The node's membership: its Node object, its lease, and what happens when the lease is fenced.
+
+Always: the lease is counted from the sending of the renewal that was answered; an epoch is remembered before it is
+used; after a fence nothing is registered before everything has stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+
+from holdfast.agent.config import AgentConfig, merged_node, node_of
+from holdfast.agent.decide import Lease
+from holdfast.agent.memory import Facts, Memory
+from holdfast.client.contract import Client
+from holdfast.model import limits
+from holdfast.model.errors import AlreadyExists, Conflict, Fault
+from holdfast.model.node import Node
+from holdfast.model.placement import Answer, RenewItem, RenewRequest, Result
+from holdfast.model.reasons import Reason
+from holdfast.model.writes import Create, Update
+from holdfast.runtime import metrics
+from holdfast.runtime.backoff import Backoff, jittered_s
+from holdfast.runtime.ports import Ports
+
+log = structlog.get_logger()
+
+
+class Registration:
+    """`changed` is called whenever the lease is another; `quiesce` returns when nothing runs on the node any more."""
+
+    def __init__(
+        self, config: AgentConfig, client: Client, memory: Memory, ports: Ports, *,
+        changed: Callable[[], None], quiesce: Callable[[], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._client = client
+        self._memory = memory
+        self._clock = ports.clock
+        self._chance = ports.random
+        self._backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.NODE_RENEW_EVERY_S / 2)
+        self._changed = changed
+        self._quiesce = quiesce
+        facts = memory.load()
+        self.lease = Lease(
+            epoch=facts.epoch, fenced_epoch=facts.fenced_epoch, until_mono_s=facts.lease_until_mono_s,
+            fenced=0 < facts.epoch <= facts.fenced_epoch,
+        )  # fmt: skip
+        self.node: Node | None = None
+
+    async def run(self) -> None:
+        while True:
+            try:
+                if self.lease.fenced:
+                    await self._register_anew()
+                if self.node is None:
+                    await self._ensure_node()
+                answered = await self._renew()
+            except (Fault, TimeoutError, OSError) as fault:
+                log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
+                answered = False
+            if answered:
+                self._backoff.reset()
+                await self._clock.sleep(jittered_s(limits.NODE_RENEW_EVERY_S, self._chance))
+            elif not self.lease.fenced:
+                await self._clock.sleep(self._backoff.next_s())
+
+    async def _ensure_node(self) -> None:
+        """Creates the Node, or brings it up to the configuration without touching what operators set."""
+        for _ in range(limits.READ_BACK_ATTEMPTS):
+            async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
+                stored = await self._client.get(Node, self._config.name)
+                wanted = node_of(self._config) if stored is None else merged_node(self._config, stored)
+                if wanted is None:
+                    self._adopt_node(stored)
+                    return
+                try:
+                    write = Create(wanted) if stored is None else Update(wanted)
+                    committed = await self._client.commit([write])
+                except (Conflict, AlreadyExists):
+                    continue
+            made = committed.objects[0]
+            self._adopt_node(made if isinstance(made, Node) else None)
+            log.info("node_registered", node=self._config.name, created=stored is None)
+            return
+        raise Conflict(f"Node {self._config.name} kept changing while it was registered")
+
+    def _adopt_node(self, node: Node | None) -> None:
+        self.node = node
+        fenced = node.status.fence.fenced_epoch if node is not None else 0
+        if fenced > self.lease.fenced_epoch:
+            self._set(msgspec.structs.replace(self.lease, fenced_epoch=fenced))
+
+    async def _renew(self) -> bool:
+        sent_mono_s = self._clock.monotonic()
+        request = RenewRequest(items=(RenewItem(node=self._config.name, epoch=self.lease.epoch),))
+        async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # a hung call must leave time for another
+            answers = await self._client.renew(request)
+        return self._heard(answers.answers[0], sent_mono_s)
+
+    def _heard(self, answer: Answer, sent_mono_s: float) -> bool:
+        if answer.result is not Result.REJECTED:
+            ttl_s = answer.ttl_seconds or limits.NODE_LEASE_TTL_S
+            epoch = answer.epoch or self.lease.epoch
+            metrics.AGENT_LEASE_LEFT.set(max(0.0, self.lease.until_mono_s - self._clock.monotonic()))
+            self._set(msgspec.structs.replace(self.lease, epoch=epoch, until_mono_s=sent_mono_s + ttl_s, fenced=False))
+            return True
+        log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,
+                    message=answer.message)  # fmt: skip
+        if answer.reason == Reason.NODE_FENCED:
+            fenced = max(self.lease.fenced_epoch, self.lease.epoch)
+            self._set(msgspec.structs.replace(self.lease, fenced_epoch=fenced, until_mono_s=0.0, fenced=True))
+        elif answer.reason == Reason.NODE_GONE:
+            self.node = None
+        return False
+
+    async def _register_anew(self) -> None:
+        """Stops everything first: under a new epoch the region takes the node as empty until it says otherwise."""
+        self._changed()
+        await self._quiesce()
+        self.node = None
+        self._set(msgspec.structs.replace(self.lease, epoch=0, until_mono_s=0.0, fenced=False))
+
+    def _set(self, lease: Lease) -> None:
+        self.lease = lease
+        self._memory.save(
+            Facts(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.until_mono_s)
+        )
+        self._changed()

@@ -1,0 +1,124 @@
+"""What the agent tells its region: status blocks, gathered for a moment and sent in one commit.
+
+Always: of several words about one object only the newest is sent, merged with what is still unsent; what the region
+already has is not sent again; one refused write never holds back the others; nothing is lost to an outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import structlog
+
+from holdfast.client.contract import Client
+from holdfast.model import limits
+from holdfast.model.errors import Conflict, Fault, Final
+from holdfast.model.meta import Key
+from holdfast.model.writes import SetStatus
+from holdfast.runtime import metrics
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.ports import Ports
+
+Address = tuple[str, Key, str]
+
+log = structlog.get_logger()
+_accepted = metrics.AGENT_REPORTS.labels(result="accepted")
+_refused = metrics.AGENT_REPORTS.labels(result="refused")
+_delayed = metrics.AGENT_REPORTS.labels(result="delayed")
+
+
+class Reports:
+    def __init__(self, client: Client, ports: Ports) -> None:
+        self._client = client
+        self._clock = ports.clock
+        self._backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
+        self._pending: dict[Address, SetStatus] = {}
+        self._sent: dict[Address, SetStatus] = {}
+        self._due = asyncio.Event()
+        self._flushing = asyncio.Lock()
+
+    def put(self, write: SetStatus) -> None:
+        address = (write.kind, write.key, write.uid)
+        merged = _over(self._pending.get(address), write)
+        if _says_nothing_new(self._sent.get(address), merged):
+            self._pending.pop(address, None)
+            return
+        self._pending[address] = merged
+        self._due.set()
+
+    def forget(self, kind: str, key: Key, uid: str) -> None:
+        """The object is gone: what was said of it need not be remembered."""
+        self._sent.pop((kind, key, uid), None)
+
+    async def run(self) -> None:
+        while True:
+            await self._due.wait()
+            await self._clock.sleep(limits.AGENT_FLUSH_EVERY_S)
+            if not await self.flush():
+                await self._clock.sleep(self._backoff.next_s())
+
+    async def flush(self) -> bool:
+        """Sends everything gathered; False when the region could not be told and it is to be tried again."""
+        async with self._flushing:
+            while self._pending:
+                batch = [self._pending[a] for a in list(self._pending)[: limits.BATCH]]
+                for write in batch:
+                    del self._pending[(write.kind, write.key, write.uid)]
+                if not await self._send(batch):
+                    return False
+            self._due.clear()
+            self._backoff.reset()
+            return True
+
+    async def _send(self, batch: list[SetStatus]) -> bool:
+        try:
+            async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
+                await self._client.commit(batch)
+        except (Final, Conflict) as refusal:
+            if len(batch) > 1:
+                return await self._send_singly(batch)
+            _refused.inc()
+            log.info("report_refused", kind=batch[0].kind, object=str(batch[0].key), reason=refusal.reason,
+                     message=refusal.message)  # fmt: skip
+            return True
+        except (Fault, TimeoutError, OSError) as fault:
+            _delayed.inc(len(batch))
+            log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
+            self._put_back(batch)
+            return False
+        except asyncio.CancelledError:
+            self._put_back(batch)
+            raise
+        _accepted.inc(len(batch))
+        for write in batch:
+            address = (write.kind, write.key, write.uid)
+            self._sent[address] = _over(self._sent.get(address), write)
+        return True
+
+    async def _send_singly(self, batch: list[SetStatus]) -> bool:
+        for index, write in enumerate(batch):
+            if not await self._send([write]):
+                self._put_back(batch[index + 1 :])
+                return False
+        return True
+
+    def _put_back(self, batch: list[SetStatus]) -> None:
+        """Under whatever was said since."""
+        for write in batch:
+            address = (write.kind, write.key, write.uid)
+            newer = self._pending.get(address)
+            self._pending[address] = write if newer is None else _over(write, newer)
+        self._due.set()
+
+
+def _over(older: SetStatus | None, newer: SetStatus) -> SetStatus:
+    if older is None:
+        return newer
+    return msgspec.structs.replace(newer, blocks={**older.blocks, **newer.blocks})
+
+
+def _says_nothing_new(sent: SetStatus | None, write: SetStatus) -> bool:
+    if sent is None:
+        return False
+    return all(name in sent.blocks and sent.blocks[name] == value for name, value in write.blocks.items())

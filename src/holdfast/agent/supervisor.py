@@ -1,0 +1,386 @@
+"""Carries out what `decide` says for every Binding of this node, and tells the region what became of it.
+
+Runs in production with real drivers and in the simulation with simulated ones. Always: one driver call at a time per
+task, a hastened stop excepted; nothing is ended for want of a Binding before the region has listed them; losing the
+region stops no committed work. Never: blocks on one task while others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.decide import (
+    Acknowledge,
+    Forget,
+    Local,
+    Now,
+    Start,
+    State,
+    Stop,
+    decide,
+    decide_unlisted,
+    failures_after,
+    wish,
+)
+from holdfast.agent.describe import acknowledgement, execution_of, execution_write, task_id, task_of
+from holdfast.agent.drivers.contract import Driver, Ended, Found, StartFailed
+from holdfast.agent.follow import follow_bindings
+from holdfast.agent.memory import Memory
+from holdfast.agent.node_report import NodeReport
+from holdfast.agent.probes import Prober
+from holdfast.agent.registration import Registration
+from holdfast.agent.reports import Reports
+from holdfast.agent.unit import Unit
+from holdfast.client.contract import Client
+from holdfast.model import limits, times
+from holdfast.model.binding import Binding
+from holdfast.model.errors import Fault
+from holdfast.model.meta import Key
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Exit, Replica
+from holdfast.runtime import metrics
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.tasks import end
+
+_BUSY = (State.STARTING, State.RUNNING, State.STOPPING)
+
+log = structlog.get_logger()
+
+
+class Supervisor:
+    """`drivers` by the name templates use. `run` returns only by cancellation, and leaves the work running."""
+
+    def __init__(
+        self, config: AgentConfig, client: Client, *, drivers: Mapping[str, Driver], prober: Prober, memory: Memory,
+        ports: Ports,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._client = client
+        self._drivers = drivers
+        self._prober = prober
+        self._clock = ports.clock
+        self._units: dict[str, Unit] = {}
+        self._listed = False
+        self._starts = asyncio.Semaphore(limits.AGENT_STARTS_IN_FLIGHT)
+        self._quiet = asyncio.Event()
+        self._calls: dict[asyncio.Task[None], None] = {}
+        self._leaving = False
+        self._reports = Reports(client, ports)
+        self._registration = Registration(
+            config, client, memory, ports, changed=self._lease_changed, quiesce=self._nothing_runs
+        )
+        self._node_report = NodeReport(self._registration, self._reports, ports.clock)
+        self._ports = ports
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        for driver in self._drivers.values():
+            for found in await driver.inspect():
+                self._adopt(driver, found)
+        loops = [
+            asyncio.create_task(self._reports.run(), name="agent:reports"),
+            asyncio.create_task(self._registration.run(), name="agent:registration"),
+            asyncio.create_task(
+                follow_bindings(self._client, self._config.name, self._ports, listed=self._see_all, changed=self._see),
+                name="agent:bindings",
+            ),
+            *(asyncio.create_task(self._hear_exits(d), name=f"agent:exits:{d.name}") for d in self._drivers.values()),
+        ]
+        try:
+            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+            for loop in loops:
+                if loop in done:
+                    loop.result()
+        finally:
+            await self._leave(loops)
+
+    async def _leave(self, loops: list[asyncio.Task[None]]) -> None:
+        self._leaving = True
+        for unit in self._units.values():
+            unit.rest()
+        await end(*loops, *self._calls)
+        for driver in self._drivers.values():
+            await driver.close()
+
+    async def stop_work(self) -> None:
+        """Ends everything that runs here, each with its own grace, and tells the region. For an agent that leaves."""
+        self._leaving = True
+        for unit in list(self._units.values()):
+            unit.rest()
+            if unit.local.state is State.RUNNING and unit.task is not None:
+                self._stop(unit, Stop(unit.task.template.termination_grace_seconds, Reason.STOPPED_AS_ASKED))
+        await self._nothing_runs()
+        await self._reports.flush()
+
+    @property
+    def running(self) -> int:
+        return sum(unit.local.state in _BUSY for unit in self._units.values())
+
+    async def _nothing_runs(self) -> None:
+        while self.running:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    # --- what is known -----------------------------------------------------------------------------------------
+
+    def _now(self) -> Now:
+        return Now(wall_s=self._clock.now(), mono_s=self._clock.monotonic())
+
+    def _adopt(self, driver: Driver, found: Found) -> None:
+        now = self._now()
+        task = found.task
+        ago_s = max(0.0, now.wall_s - (found.started_at_s or now.wall_s))
+        local = Local(
+            state=State.RUNNING, run=task.run, failures=task.run - 1, pid=found.pid, started_at_s=found.started_at_s,
+            started_mono_s=now.mono_s - ago_s, ready=None,
+        )  # fmt: skip
+        if found.exit is not None:
+            local = msgspec.structs.replace(
+                local, state=State.ENDED, exit=found.exit, ended_mono_s=now.mono_s, ready=False
+            )
+            failures = failures_after(local, found.exit, "", now)
+            local = msgspec.structs.replace(local, failures=failures)
+        unit = Unit(task.id, task.binding_uid, driver)
+        unit.task, unit.local = task, local
+        self._units[task.binding_uid] = unit
+        log.info("task_adopted", task=task.id, run=task.run, pid=found.pid, ended=found.exit is not None)
+
+    async def _see_all(self, bindings: tuple[Binding, ...]) -> None:
+        """The whole list: what is not in it is not bound here any more."""
+        first = not self._listed
+        listed = {binding.uid: binding for binding in bindings}
+        if first:
+            await self._recall([b for b in bindings if b.uid in self._units])
+        self._listed = True
+        for unit in list(self._units.values()):
+            if unit.uid not in listed:
+                unit.binding = None
+                self._act(unit)
+        for binding in bindings:
+            self._see(binding, deleted=False)
+            self._repeat(self._units[binding.uid])
+        self._refresh()
+
+    def _repeat(self, unit: Unit) -> None:
+        """Says again what the region turns out not to know, as a write that was refused is not kept."""
+        self._report(unit)
+        if unit.acknowledged and unit.binding is not None and not unit.binding.status.acknowledged_at:
+            unit.acknowledged = False
+            self._act(unit)
+
+    async def _recall(self, bindings: list[Binding]) -> None:
+        """What was last reported of adopted work, so that an agent's restart does not look like the work's."""
+        for binding in bindings:
+            unit = self._units[binding.uid]
+            unit.binding = binding
+            try:
+                replica = await self._client.get(Replica, binding.spec.replica, binding.metadata.namespace)
+            except Fault:
+                continue
+            said = replica.status.execution if replica is not None else None
+            if said is None or said.attempt != binding.spec.intent.attempt or unit.local.state is not State.RUNNING:
+                continue
+            ready_since_s = times.parse_time(said.ready_since) if said.ready_since else 0.0
+            unit.set(ready_since_s=ready_since_s, exit=said.last_exit)
+
+    def _see(self, binding: Binding, *, deleted: bool) -> None:
+        unit = self._units.get(binding.uid)
+        if unit is None:
+            if deleted:
+                return
+            driver = self._drivers.get(binding.spec.template.driver)
+            unit = self._units[binding.uid] = Unit(task_id(binding), binding.uid, driver)
+        unit.binding = None if deleted else binding
+        if unit.local.state is State.RUNNING and unit.probes is None and not deleted:
+            self._begin_probes(unit)
+        self._act(unit)
+        self._refresh()
+
+    def _lease_changed(self) -> None:
+        for unit in list(self._units.values()):
+            self._act(unit)
+        self._refresh()
+
+    async def _hear_exits(self, driver: Driver) -> None:
+        while True:
+            ended = await driver.next_exit()
+            for unit in self._units.values():
+                if unit.id == ended.task_id:
+                    self._heard_exit(unit, ended)
+                    break
+
+    def _heard_exit(self, unit: Unit, ended: Ended) -> None:
+        if unit.local.run != ended.run:
+            return
+        if unit.local.state is State.STARTING:
+            unit.early_exit = ended.exit  # it ended before the driver's answer to the start was heard
+        elif unit.local.state is State.RUNNING:
+            self._ended(unit, ended.exit, "")
+
+    def _refresh(self) -> None:
+        """The node's own word. Zombies are work that runs here though its claim is over."""
+        now, lease = self._now(), self._registration.lease
+        zombies = sum(
+            unit.local.state in _BUSY
+            and (unit.binding is None or wish(unit.binding, lease, now).reason in (Reason.FENCED, Reason.NODE_LOST))
+            for unit in self._units.values()
+        )
+        running = self.running
+        metrics.AGENT_TASKS.set(running)
+        if running == 0:
+            self._quiet.set()
+        self._node_report.say(listed=self._listed, zombies=zombies, running=running)
+
+    # --- deciding and acting -----------------------------------------------------------------------------------
+
+    def _act(self, unit: Unit) -> None:
+        if self._leaving:
+            return
+        now, lease = self._now(), self._registration.lease
+        if self._listed:
+            verdict = decide(unit.binding, unit.local, lease, now)
+        else:
+            exclusive = unit.task is not None and unit.task.exclusive
+            verdict = decide_unlisted(exclusive, unit.local, lease, now)
+        unit.look_again(verdict.again_in_s, self._act)
+        match verdict.action:
+            case Start(run=run):
+                self._start(unit, run)
+            case Stop() as stop:
+                self._stop(unit, stop)
+            case Acknowledge() as said:
+                self._acknowledge(unit, said)
+            case Forget():
+                self._forget(unit)
+            case None:
+                pass
+
+    def _call(self, unit: Unit, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"agent:{unit.id}")
+        self._calls[task] = None
+        task.add_done_callback(lambda done: self._calls.pop(done, None))
+
+    def _start(self, unit: Unit, run: int) -> None:
+        assert unit.binding is not None
+        unit.task = task_of(unit.binding, run, self._config)
+        unit.set(state=State.STARTING, run=run, stop_reason="", unwell="", probe_message="", startup_passed=False,
+                 ready=False, ready_since_s=0.0, pid=0)  # fmt: skip
+        unit.early_exit = None
+        self._report(unit)
+        self._call(unit, self._do_start(unit))
+
+    async def _do_start(self, unit: Unit) -> None:
+        task = unit.task
+        assert task is not None
+        began_mono_s = self._clock.monotonic()
+        try:
+            if unit.driver is None:
+                raise StartFailed(Reason.DRIVER_MISSING, f"this node has no driver {task.template.driver}")
+            async with self._starts:
+                started = await unit.driver.start(task)
+        except StartFailed as failure:
+            exit_ = Exit(reason=failure.reason, message=failure.message, at=times.micro_text(self._clock.now()))
+            self._ended(unit, exit_, "")
+            return
+        except Exception as error:
+            # The driver broke its contract: whether the work runs is not known, so it is ended before anything else.
+            log.exception("start_broke", task=task.id, run=task.run)
+            unit.set(state=State.STOPPING, stop_by_mono_s=self._clock.monotonic())
+            await self._stopped(unit, 0.0)
+            exit_ = Exit(reason=Reason.START_ERROR, message=str(error), at=times.micro_text(self._clock.now()))
+            self._ended(unit, exit_, "")
+            return
+        metrics.AGENT_START.observe(self._clock.monotonic() - began_mono_s)
+        log.info("task_started", task=task.id, run=task.run, pid=started.pid)
+        unit.set(state=State.RUNNING, pid=started.pid, started_at_s=started.started_at_s,
+                 started_mono_s=self._clock.monotonic())  # fmt: skip
+        if unit.early_exit is not None:
+            self._ended(unit, unit.early_exit, "")
+            return
+        self._begin_probes(unit)
+        self._act(unit)
+
+    def _begin_probes(self, unit: Unit) -> None:
+        unit.begin_probes(self._config.address, self._prober, self._clock, self._probe_said)
+        self._report(unit)
+
+    def _probe_said(self, unit: Unit) -> None:
+        self._report(unit)
+        self._act(unit)
+
+    def _stop(self, unit: Unit, stop: Stop) -> None:
+        again = unit.local.state is State.STOPPING
+        # A run that a probe condemned stays condemned, unless somebody now wants it gone for good.
+        unit.set(state=State.STOPPING, stop_by_mono_s=self._clock.monotonic() + stop.grace_s, stop_reason=stop.reason)
+        unit.end_probes()
+        if not again:
+            log.info("task_stopping", task=unit.id, reason=stop.reason, grace_s=stop.grace_s)
+        self._report(unit)
+        self._call(unit, self._do_stop(unit, stop.grace_s, unit.local.run))
+
+    async def _do_stop(self, unit: Unit, grace_s: float, run: int) -> None:
+        exit_ = await self._stopped(unit, grace_s)
+        if unit.local.state is State.STOPPING and unit.local.run == run:
+            self._ended(unit, exit_, unit.local.stop_reason)
+
+    async def _stopped(self, unit: Unit, grace_s: float) -> Exit:
+        """Tries until the driver says that nothing runs: a stop is never given up."""
+        assert unit.driver is not None
+        backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
+        while True:
+            try:
+                return await unit.driver.stop(unit.id, grace_s)
+            except Exception:
+                log.exception("stop_broke", task=unit.id, failures=backoff.failures)
+                await self._clock.sleep(backoff.next_s())
+
+    def _ended(self, unit: Unit, exit_: Exit, stop_reason: str) -> None:
+        unit.end_probes()
+        now = self._now()
+        if stop_reason in (Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED):
+            message = f"{unit.local.probe_message}; {exit_.message}"
+            exit_ = msgspec.structs.replace(exit_, reason=stop_reason, message=message)
+        failures = failures_after(unit.local, exit_, stop_reason, now)
+        unit.set(state=State.ENDED, exit=exit_, ended_mono_s=now.mono_s, stop_reason=stop_reason, failures=failures,
+                 ready=False, pid=0)  # fmt: skip
+        metrics.AGENT_EXITS.labels(reason=exit_.reason).inc()
+        log.info("task_ended", task=unit.id, run=unit.local.run, code=exit_.code, signal=exit_.signal,
+                 reason=exit_.reason, message=exit_.message)  # fmt: skip
+        self._report(unit)
+        self._act(unit)
+        self._refresh()
+
+    def _acknowledge(self, unit: Unit, said: Acknowledge) -> None:
+        if unit.acknowledged or unit.binding is None:
+            return
+        unit.acknowledged = True
+        self._report(unit)
+        self._reports.put(acknowledgement(unit.binding, said, self._clock.now()))
+        log.info("task_acknowledged", task=unit.id, phase=said.phase, reason=said.exit.reason)
+
+    def _forget(self, unit: Unit) -> None:
+        unit.rest()
+        if self._units.pop(unit.uid, None) is None:
+            return
+        if unit.last_binding is not None:
+            spec, meta = unit.last_binding.spec, unit.last_binding.metadata
+            self._reports.forget("Binding", unit.last_binding.key, unit.uid)
+            self._reports.forget("Replica", Key(meta.namespace, spec.replica), spec.intent.replica_uid)
+        if unit.driver is not None and unit.task is not None:
+            self._call(unit, unit.driver.forget(unit.id))
+
+    def _report(self, unit: Unit) -> None:
+        if unit.binding is None:
+            return
+        block = execution_of(unit.binding, unit.local, self._config)
+        if block is not None:
+            self._reports.put(execution_write(unit.binding, block))
+        self._refresh()

@@ -1,0 +1,108 @@
+"""One Binding's work on this node, as the supervisor holds it: the wish, the knowledge, its timer and its probes.
+
+Only the supervisor changes a unit. Everything decisions read is in `local`, which is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.agent.decide import Local, State
+from holdfast.agent.drivers.contract import Driver, Task
+from holdfast.agent.probes import Prober, ProbeRun, Target
+from holdfast.model.binding import Binding
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Exit
+from holdfast.runtime.ports import Clock
+
+
+class Unit:
+    def __init__(self, id_: str, uid: str, driver: Driver | None) -> None:
+        self.id = id_
+        self.uid = uid
+        self.driver = driver
+        self.task: Task | None = None
+        self.local = Local()
+        self.acknowledged = False
+        self.early_exit: Exit | None = None
+        self.probes: ProbeRun | None = None
+        self.last_binding: Binding | None = None
+        self._binding: Binding | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def binding(self) -> Binding | None:
+        return self._binding
+
+    @binding.setter
+    def binding(self, binding: Binding | None) -> None:
+        self._binding = binding
+        self.last_binding = binding or self.last_binding
+
+    def set(self, **changes: Any) -> None:
+        self.local = msgspec.structs.replace(self.local, **changes)
+
+    def look_again(self, in_s: float | None, act: Callable[[Unit], None]) -> None:
+        """At most one timer; the newest decision's."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if in_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(in_s, act, self)
+
+    def rest(self) -> None:
+        """No more timers and probes."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.end_probes()
+
+    def end_probes(self) -> None:
+        if self.probes is not None:
+            self.probes.stop()
+            self.probes = None
+
+    def begin_probes(self, address: str, prober: Prober, clock: Clock, changed: Callable[[Unit], None]) -> None:
+        """Starts watching a run that has begun. Without probes it is ready because it runs."""
+        assert self.task is not None
+        probes = self.task.template.probes
+        ports = {p.name: self.task.ports[p.name] for p in self.task.template.ports if p.name in self.task.ports}
+        target = Target(task_id=self.id, address=address, ports=ports)
+        if probes.startup is None:
+            self.set(startup_passed=True)
+            if probes.readiness is None:
+                self._set_ready(True, clock.now())
+        has_readiness = probes.readiness is not None
+
+        def said(name: str, ok: bool, message: str) -> None:
+            if self.local.state is not State.RUNNING:
+                return
+            self._probe_said(name, ok, message, clock.now(), has_readiness=has_readiness)
+            changed(self)
+
+        self.probes = ProbeRun(probes, target, prober, clock, said)
+
+    def _probe_said(self, name: str, ok: bool, message: str, now_s: float, *, has_readiness: bool) -> None:
+        if name == "startup":
+            if not ok:
+                self.set(unwell=Reason.STARTUP_FAILED, probe_message=message)
+                return
+            self.set(startup_passed=True, probe_message="")
+            if not has_readiness:
+                self._set_ready(True, now_s)
+        elif name == "liveness":
+            if not ok:
+                self.set(unwell=Reason.LIVENESS_FAILED, probe_message=message)
+        else:
+            self._set_ready(ok, now_s)
+            self.set(probe_message="" if ok else message)
+
+    def _set_ready(self, ready: bool, now_s: float) -> None:
+        """Adopted work that proves ready keeps the time since when it was."""
+        kept = self.local.ready is None and self.local.ready_since_s > 0
+        since_s = self.local.ready_since_s if kept else now_s
+        self.set(ready=ready, ready_since_s=since_s if ready else 0.0)

@@ -1,0 +1,1 @@
+"""Small programs to run on a platform: real processes with real ports, standard library only, quick to start."""

@@ -1,0 +1,48 @@
+"""search-indexer: a worker that holds an index in memory and keeps adding to it, with a port that shows how far it is.
+
+`INDEX_MEMORY_MB` (default 32) bounds the index; `INDEX_DOCUMENTS_PER_TICK` (default 50) is its pace.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from holdfast.samples.web import Sample, say
+
+MAX_BYTES = int(os.environ.get("INDEX_MEMORY_MB") or 32) * 1024 * 1024
+PER_TICK = int(os.environ.get("INDEX_DOCUMENTS_PER_TICK") or 50)
+DOCUMENT_BYTES = 4096
+TOLD_EVERY = 5000
+
+
+class Index:
+    """Bounded: when it is full, the oldest documents make room."""
+
+    def __init__(self) -> None:
+        self.documents: list[bytes] = []
+        self.indexed = 0
+
+    @property
+    def bytes(self) -> int:
+        return len(self.documents) * DOCUMENT_BYTES
+
+    def work(self) -> None:
+        for _ in range(PER_TICK):
+            document = (b"%016d" % self.indexed) * (DOCUMENT_BYTES // 16)
+            if self.bytes >= MAX_BYTES:
+                self.documents[self.indexed % len(self.documents)] = document
+            else:
+                self.documents.append(document)
+            self.indexed += 1
+        if self.indexed % TOLD_EVERY < PER_TICK:
+            say(f"search-indexer has indexed {self.indexed} documents and holds {self.bytes // 1048576} MiB")
+
+    def answer(self, path: str) -> dict[str, Any] | None:
+        return {"indexed": self.indexed, "bytes": self.bytes} if path == "/" else None
+
+
+if __name__ == "__main__":
+    index = Index()
+    sys.exit(Sample("search-indexer", warm_up_s=0.2, answer=index.answer, tick=index.work).run())

@@ -1,0 +1,155 @@
+"""The server the samples share: HTTP/1.1 over one poll loop, in a few milliseconds of start-up.
+
+`/healthz` answers while the process lives, `/readyz` once the sample says so, anything else is the sample's own JSON.
+SIGTERM ends it: the listener closes first, then the sample's last act runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+CONNECTIONS_MAX = 512
+HEAD_BYTES_MAX = 16384
+_TICK_MS = 100
+_TEXTS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
+
+
+def identity() -> dict[str, Any]:
+    """What the platform told this process about itself."""
+    names = ("workload", "tenant", "region", "zone", "node", "replica")
+    told: dict[str, Any] = {name: os.environ.get(f"HOLDFAST_{name.upper()}", "") for name in names}
+    told["epoch"] = int(os.environ.get("HOLDFAST_EPOCH") or 0)
+    told["pid"] = os.getpid()
+    return told
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+class Sample:
+    """One program: what it answers, what it does between requests, what it does last."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        warm_up_s: float = 0.0,
+        answer: Callable[[str], dict[str, Any] | None] | None = None,
+        tick: Callable[[], None] | None = None,
+        last: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.answer = answer or (lambda path: {} if path == "/" else None)
+        self.tick = tick
+        self.last = last
+        self.ready_at = time.monotonic() + float(os.environ.get("WARM_UP_SECONDS") or warm_up_s)
+        self.stopping = False
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+        address = os.environ.get("HOLDFAST_ADDRESS") or "127.0.0.1"
+        port = int(os.environ.get("PORT") or 8080)
+        _Server(self, address, port).serve()
+        if self.last is not None:
+            self.last()
+        say(f"{self.name} ended")
+        return 0
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def respond(self, path: str) -> tuple[int, dict[str, Any]]:
+        if path == "/healthz":
+            return 200, {"ok": True}
+        if path == "/readyz":
+            ready = time.monotonic() >= self.ready_at
+            return (200 if ready else 503), {"ready": ready}
+        own = self.answer(path)
+        if own is None:
+            return 404, {"error": f"{self.name} has nothing at {path}"}
+        return 200, {**identity(), **own}
+
+
+class _Server:
+    def __init__(self, sample: Sample, address: str, port: int) -> None:
+        self.sample = sample
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.listener = socket.socket(family, socket.SOCK_STREAM)
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.listener.bind((address, port))
+        self.listener.listen(128)
+        self.listener.setblocking(False)
+        self.poll = select.poll()
+        self.poll.register(self.listener, select.POLLIN)
+        self.open: dict[int, tuple[socket.socket, bytearray]] = {}
+        say(f"{sample.name} listens on {address}:{port}")
+
+    def serve(self) -> None:
+        tick_ms = _TICK_MS if self.sample.tick is not None else 1000
+        while not self.sample.stopping:
+            for fd, _ in self.poll.poll(tick_ms):
+                if fd == self.listener.fileno():
+                    self._accept()
+                else:
+                    self._read(fd)
+            if self.sample.tick is not None:
+                self.sample.tick()
+        self.listener.close()
+        for fd in list(self.open):
+            self._close(fd)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return
+        if len(self.open) >= CONNECTIONS_MAX:
+            connection.close()
+            return
+        connection.settimeout(1.0)
+        self.open[connection.fileno()] = (connection, bytearray())
+        self.poll.register(connection, select.POLLIN)
+
+    def _read(self, fd: int) -> None:
+        connection, buffer = self.open[fd]
+        try:
+            data = connection.recv(65536)
+            buffer.extend(data)
+            if not data or len(buffer) > HEAD_BYTES_MAX:
+                self._close(fd)
+                return
+            while (end := buffer.find(b"\r\n\r\n")) >= 0:
+                head = bytes(buffer[:end]).decode("latin-1")
+                del buffer[: end + 4]
+                if not self._answer(connection, head):
+                    self._close(fd)
+                    return
+        except OSError:
+            self._close(fd)
+
+    def _answer(self, connection: socket.socket, head: str) -> bool:
+        """Whether the connection stays open."""
+        words = head.split(None, 2)
+        code, body = self.sample.respond(words[1].partition("?")[0] if len(words) > 1 else "/")
+        data = json.dumps(body).encode()
+        stays = "connection: close" not in head.lower()
+        lines = (f"HTTP/1.1 {code} {_TEXTS[code]}", "Content-Type: application/json", f"Content-Length: {len(data)}",
+                 f"Connection: {'keep-alive' if stays else 'close'}", "", "")  # fmt: skip
+        connection.sendall("\r\n".join(lines).encode() + data)
+        return stays
+
+    def _close(self, fd: int) -> None:
+        connection, _ = self.open.pop(fd)
+        self.poll.unregister(fd)
+        connection.close()

@@ -1,0 +1,309 @@
+"""A region for an agent to live in: the real store, gate and client, the authority's own lease book, and drivers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
+from holdfast.agent.memory import Facts, Memory
+from holdfast.agent.probes import Checked, Prober, Target
+from holdfast.authority.leases import LeaseBook
+from holdfast.gate.gate import Gate
+from holdfast.gate.local import LocalClient
+from holdfast.gate.principal import NODES, Principal, controller, from_identity
+from holdfast.model import times
+from holdfast.model.binding import Binding, BindingSpec, Desired, Intent, claim_name
+from holdfast.model.errors import Refused, Unavailable
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import Key, Object, ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.placement import Answer, Answers, RenewRequest, Result
+from holdfast.model.replica import Exit, PlacementBlock, Replica, ReplicaSpec
+from holdfast.model.template import Port, Probe, Template, template_hash
+from holdfast.model.tenant import Tenant
+from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
+from holdfast.runtime.ports import Ports
+from holdfast.store.memory import MemoryStore
+from holdfast.store.objects import Objects
+
+REGION = "us-east"
+TENANT = "acme"
+
+
+class Desk:
+    """The part of an authority an agent talks to. Renewals are judged by the authority's own lease book."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.book = LeaseBook(15.0)
+        self.floor: dict[str, int] = {}
+        self.ports = ports
+        self.asked: list[tuple[str, int]] = []
+        self.away = False
+
+    async def renew(self, who: Principal, request: RenewRequest) -> Answers:
+        if self.away:
+            raise Unavailable("the region cannot be reached")
+        answers = []
+        for item in request.items:
+            self.asked.append((item.node, item.epoch))
+            held = self.book.held.get(item.node)
+            known = held.lease if held is not None else None
+            judged = self.book.judge(item.node, item.epoch, known, self.floor.get(item.node, 0), self.ports.clock.now())
+            if isinstance(judged, Refused):
+                answers.append(Answer(result=Result.REJECTED, reason=judged.reason, message=judged.message))
+                continue
+            self.book.record(item.node, 0, judged, self.ports.clock.monotonic())
+            answers.append(Answer(result=Result.ACCEPTED, epoch=judged.epoch, ttl_seconds=judged.ttl_s))
+        return Answers(tuple(answers))
+
+    def fence(self, node: str) -> int:
+        self.floor[node] = self.book.epoch(node)
+        return self.floor[node]
+
+
+class World:
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+        self.desk = Desk(ports)
+
+    async def start(self) -> World:
+        self.objects = Objects(MemoryStore(), MemoryStore())
+        await self.objects.start()
+        self.gate = Gate(REGION, self.objects, self.ports)
+        self.commits: list[list[Write]] = []
+        await self.write("link", Create(Tenant(metadata=ObjectMeta(name=TENANT))))
+        return self
+
+    async def close(self) -> None:
+        await self.objects.close()
+
+    def agent(self, name: str = "n1", *, placement: Any = None) -> LocalClient:
+        who = from_identity(f"holdfast:node:{REGION}:{name}", (NODES,), credential="test")
+        return Noting(self, LocalClient(self.gate, who, placement=placement or self.desk))  # type: ignore[return-value]
+
+    async def write(self, role: str, *writes: Write) -> tuple[Object | None, ...]:
+        done = await self.gate.commit(controller(role, cell=REGION), writes)
+        return done.objects
+
+    async def bind(self, name: str, template: Template, *, node: str = "n1", attempt: int = 1, **spec: Any) -> Binding:
+        """A replica placed on the node, as replicate and the authority would leave it."""
+        made = Replica(
+            metadata=ObjectMeta(name=name, namespace=TENANT),
+            spec=ReplicaSpec(workload="api", workload_uid="w", assignment="a", revision="r", template=template),
+        )
+        (replica,) = await self.write("replicate", Create(made))
+        assert replica is not None
+        claim = claim_name(name, attempt)
+        intent = Intent(replica_uid=replica.uid, template_hash=template_hash(template), attempt=attempt)
+        ports = spec.pop("ports", {})
+        binding = Binding(
+            metadata=ObjectMeta(name=claim, namespace=TENANT),
+            spec=BindingSpec(
+                replica=name, intent=intent, node=node, template=template, workload="api", ports=ports,
+                node_epoch=spec.pop("node_epoch", self.desk.book.epoch(node)), **spec,
+            ),
+        )  # fmt: skip
+        block = PlacementBlock(attempt=attempt, node=node, binding=claim, reservation=claim)
+        placed = SetStatus("Replica", Key(TENANT, name), replica.uid, blocks={"placement": block})
+        _, stored = await self.write("authority", placed, Create(binding))
+        assert isinstance(stored, Binding)
+        return stored
+
+    async def ask_to_stop(self, name: str, **more: Any) -> None:
+        binding = self.binding(name)
+        assert binding is not None
+        spec = msgspec.structs.replace(binding.spec, desired=Desired.STOP, **more)
+        await self.write("authority", Update(msgspec.structs.replace(binding, spec=spec)))
+
+    async def free(self, name: str) -> None:
+        binding = self.binding(name)
+        assert binding is not None
+        await self.write("authority", Delete("Binding", binding.key, binding.uid))
+
+    def _one(self, kind: str, name: str, namespace: str = TENANT) -> Any:
+        return self.objects.get(BY_NAME[kind], namespace, name)
+
+    def binding(self, name: str, attempt: int = 1) -> Binding | None:
+        found: Binding | None = self._one("Binding", claim_name(name, attempt))
+        return found
+
+    def replica(self, name: str) -> Replica:
+        found: Replica = self._one("Replica", name)
+        return found
+
+    def node(self, name: str = "n1") -> Node | None:
+        found: Node | None = self._one("Node", name, "")
+        return found
+
+    def phase(self, name: str) -> str:
+        block = self.replica(name).status.execution
+        return str(block.phase) if block is not None else ""
+
+    def ready(self, name: str) -> bool:
+        block = self.replica(name).status.execution
+        return block is not None and block.ready
+
+
+class Noting:
+    """The agent's client, with a note of every commit it made, and a switch that cuts it off."""
+
+    def __init__(self, world: World, client: LocalClient) -> None:
+        self._world, self._client = world, client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def commit(self, writes: Any, *, token: Any = None) -> Any:
+        if self._world.desk.away:
+            raise Unavailable("the region cannot be reached")
+        self._world.commits.append(list(writes))
+        return await self._client.commit(writes, token=token)
+
+
+class Behaviour(msgspec.Struct):
+    """How scripted work behaves: when it ends by itself, how long it takes to stop, when its probes pass."""
+
+    start_s: float = 0.02
+    run_s: float | None = None
+    code: int = 0
+    stop_s: float = 0.5
+    well: bool = True
+    fails: str = ""
+
+
+class ScriptedDriver(Driver):
+    """Work in virtual time. Outlives agents: a second supervisor on the same driver finds it."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+        self.acts: dict[str, Behaviour] = {}
+        self.tasks: dict[str, Task] = {}
+        self.found: dict[str, Found] = {}
+        self.log: list[str] = []
+        self.exits: asyncio.Queue[Ended] = asyncio.Queue()
+        self._pid = 100
+
+    @property
+    def name(self) -> str:
+        return "process"
+
+    def act(self, task: Task) -> Behaviour:
+        return self.acts.setdefault(task.replica, Behaviour())
+
+    def running(self) -> list[str]:
+        return [found.task.replica for found in self.found.values() if found.exit is None]
+
+    async def inspect(self) -> list[Found]:
+        return [self.found[name] for name in sorted(self.found)]
+
+    async def start(self, task: Task) -> Started:
+        act = self.act(task)
+        await self.ports.clock.sleep(act.start_s)
+        if act.fails:
+            raise StartFailed(act.fails, f"{task.replica} cannot be started")
+        assert task.id not in self.found or self.found[task.id].exit is not None, "started twice"
+        self._pid += 1
+        self.log.append(f"start {task.replica} run {task.run}")
+        found = Found(task=task, pid=self._pid, started_at_s=self.ports.clock.now())
+        self.found[task.id] = found
+        if act.run_s is not None:
+            asyncio.get_running_loop().call_later(act.run_s, self._end, task.id, task.run, act.code)
+        return Started(pid=found.pid, started_at_s=found.started_at_s)
+
+    def _finish(self, task_id: str, exit_: Exit) -> None:
+        self.found[task_id] = msgspec.structs.replace(self.found[task_id], exit=exit_)
+
+    def _end(self, task_id: str, run: int, code: int) -> None:
+        found = self.found.get(task_id)
+        if found is None or found.exit is not None or found.task.run != run:
+            return
+        exit_ = Exit(code=code, reason="Exited", message=f"exited with code {code}", at=self._at())
+        self._finish(task_id, exit_)
+        self.log.append(f"end {found.task.replica} run {run}")
+        self.exits.put_nowait(Ended(task_id=task_id, run=run, exit=exit_))
+
+    def _at(self) -> str:
+        return times.micro_text(self.ports.clock.now())
+
+    async def stop(self, task_id: str, grace_s: float) -> Exit:
+        found = self.found[task_id]
+        if found.exit is not None:
+            return found.exit
+        await self.ports.clock.sleep(min(grace_s, self.act(found.task).stop_s))
+        if self.found[task_id].exit is None:
+            self._finish(task_id, Exit(code=143, signal="SIGTERM", reason="StoppedAsAsked", at=self._at()))
+            self.log.append(f"stop {found.task.replica} run {found.task.run}")
+        exit_ = self.found[task_id].exit
+        assert exit_ is not None
+        return exit_
+
+    async def next_exit(self) -> Ended:
+        return await self.exits.get()
+
+    async def forget(self, task_id: str) -> None:
+        del self.found[task_id]
+
+    async def execute(self, task_id: str, command: tuple[str, ...], timeout_s: float) -> ExecResult:
+        return ExecResult(code=0, output="")
+
+    def logs(self, task_id: str) -> Path | None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+
+class ScriptedProber(Prober):
+    def __init__(self, driver: ScriptedDriver) -> None:
+        self._driver = driver
+
+    async def check(self, target: Target, probe: Probe) -> Checked:
+        well = self._driver.act(self._driver.found[target.task_id].task).well
+        return Checked(ok=well, message="200" if well else "503 from the work")
+
+
+class KeptMemory(Memory):
+    def __init__(self) -> None:
+        self.facts = Facts()
+
+    def load(self) -> Facts:
+        return self.facts
+
+    def save(self, facts: Facts) -> None:
+        self.facts = facts
+
+
+def config(name: str = "n1", state_dir: str = "/nowhere") -> AgentConfig:
+    return AgentConfig(
+        name=name, region=REGION, zone="z-a", state_dir=state_dir, capacity={"cpu": "4", "memory": "8Gi"}
+    )
+
+
+def template(*command: str, **more: Any) -> Template:
+    return Template(command=command or ("serve",), **more)
+
+
+HTTP = (Port(name="http"),)
+
+
+def task(id_: str, *command: str, run: int = 1, env: dict[str, str] | None = None, **more: Any) -> Task:
+    return Task(
+        id=id_, run=run, namespace=TENANT, replica=id_, replica_uid=f"uid-{id_}", workload="api", binding=f"{id_}.1",
+        binding_uid=f"b-{id_}", attempt=1, epoch=1, node_epoch=1, template=template(*command, **more), env=env or {},
+    )  # fmt: skip
+
+
+async def eventually(fact: Callable[[], Any], *, within_s: float = 10.0) -> Any:
+    """Polls a fact in real time, with a deadline."""
+    deadline = time.monotonic() + within_s
+    while not (found := fact()):
+        assert time.monotonic() < deadline, f"did not become true within {within_s} s"
+        await asyncio.sleep(0.01)
+    return found

@@ -1,0 +1,151 @@
+"""Single checks against real servers and commands, and what many of them come to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from agent_world import task
+
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.probes import Checked, NetworkProber, ProbeRun, Streak, Target
+from holdfast.model.template import ExecProbe, HttpProbe, Probe, Probes, TcpProbe
+from holdfast.runtime.ports import SystemClock
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 12\r\n\r\nstill waking"
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable]:
+    servers = []
+
+    async def start(answer: bytes | None) -> int:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await reader.readuntil(b"\r\n\r\n")
+                if answer is None:
+                    await asyncio.sleep(60)
+                else:
+                    writer.write(answer)
+                    await writer.drain()
+            except (OSError, asyncio.IncompleteReadError):
+                pass
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[ProcessDriver]:
+    made = ProcessDriver(tmp_path, SystemClock())
+    await made.start(task("a", "sleep", "60"))
+    yield made
+    await made.stop("a", 0.0)
+    await made.close()
+
+
+def at(port: int) -> Target:
+    return Target(task_id="a", address="127.0.0.1", ports={"http": port})
+
+
+def http(path: str = "/", **more: float) -> Probe:
+    return Probe(http=HttpProbe(path=path), timeout_seconds=0.3, **more)
+
+
+async def test_http(serve: Callable, driver: ProcessDriver) -> None:
+    prober = NetworkProber(driver)
+    good = await prober.check(at(await serve(OK)), http())
+    assert good.ok
+    bad = await prober.check(at(await serve(BUSY)), http("/readyz"))
+    assert not bad.ok and "503" in bad.message and "/readyz" in bad.message and "still waking" in bad.message
+    hung = await prober.check(at(await serve(None)), http())
+    assert not hung.ok and "no answer within 0.3 s" in hung.message
+    rude = await prober.check(at(await serve(b"SSH-2.0-nope\r\n")), http())
+    assert not rude.ok and "not an HTTP answer" in rude.message
+    endless = await prober.check(at(await serve(b"x" * 200_000)), http())
+    assert not endless.ok
+    nobody = await prober.check(at(1), http())
+    assert not nobody.ok and "127.0.0.1:1" in nobody.message
+
+
+async def test_tcp(serve: Callable, driver: ProcessDriver) -> None:
+    prober = NetworkProber(driver)
+    probe = Probe(tcp=TcpProbe(), timeout_seconds=0.3)
+    assert (await prober.check(at(await serve(OK)), probe)).ok
+    assert not (await prober.check(at(1), probe)).ok
+
+
+async def test_exec(driver: ProcessDriver) -> None:
+    prober = NetworkProber(driver)
+
+    def run(*command: str) -> Probe:
+        return Probe(exec=ExecProbe(command=command), timeout_seconds=0.3)
+
+    assert (await prober.check(at(0), run("true"))).ok
+    bad = await prober.check(at(0), run("sh", "-c", "echo why; exit 9"))
+    assert not bad.ok and "code 9" in bad.message and "why" in bad.message
+    hung = await prober.check(at(0), run("sleep", "60"))
+    assert not hung.ok and "no answer" in hung.message
+
+
+async def test_many_hanging_checks_delay_nobody(serve: Callable, driver: ProcessDriver) -> None:
+    prober = NetworkProber(driver)
+    hanging = at(await serve(None))
+    good = at(await serve(OK))
+    loop = asyncio.get_running_loop()
+    stuck = [asyncio.create_task(prober.check(hanging, Probe(http=HttpProbe(), timeout_seconds=5))) for _ in range(50)]
+    stuck += [
+        asyncio.create_task(prober.check(hanging, Probe(exec=ExecProbe(command=("sleep", "60")), timeout_seconds=5)))
+        for _ in range(10)
+    ]
+    await asyncio.sleep(0.05)
+    began = loop.time()
+    assert (await prober.check(good, Probe(http=HttpProbe(), timeout_seconds=4))).ok
+    assert loop.time() - began < 2.0
+    for one in stuck:
+        one.cancel()
+    await asyncio.gather(*stuck, return_exceptions=True)
+
+
+def test_thresholds() -> None:
+    streak = Streak(Probe(tcp=TcpProbe(), success_threshold=2, failure_threshold=3))
+    told = [(streak.add(ok), streak.verdict) for ok in (True, True, False, False, True, False, False, False, False)]
+    assert told == [
+        (False, None), (True, True), (False, True), (False, True), (False, True), (False, True), (False, True),
+        (True, False), (False, False),
+    ]  # fmt: skip
+
+
+async def test_startup_comes_first_and_a_hung_readiness_does_not_stop_liveness() -> None:
+    said: list[tuple[str, bool]] = []
+    asked: list[str] = []
+
+    class Slow:
+        async def check(self, target: Target, probe: Probe) -> Checked:
+            name = probe.exec.command[0] if probe.exec is not None else ""
+            asked.append(name)
+            if name == "readiness":
+                await asyncio.sleep(60)
+            return Checked(ok=name != "liveness" or len(asked) < 4, message=name)
+
+    def probe(name: str) -> Probe:
+        return Probe(exec=ExecProbe(command=(name,)), period_seconds=0.02, failure_threshold=1)
+
+    probes = Probes(startup=probe("startup"), readiness=probe("readiness"), liveness=probe("liveness"))
+    run = ProbeRun(probes, at(0), Slow(), SystemClock(), lambda name, ok, _: said.append((name, ok)))
+    async with asyncio.timeout(5):
+        while ("liveness", False) not in said:
+            await asyncio.sleep(0.01)
+    run.stop()
+    assert said[0] == ("startup", True) and asked[0] == "startup" and asked.count("startup") == 1
+    assert asked.count("readiness") == 1

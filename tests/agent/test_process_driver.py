@@ -1,0 +1,326 @@
+"""The process driver with real processes: starting, ending, surviving, and never twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from agent_world import eventually, task
+
+from holdfast.agent import shim
+from holdfast.agent.drivers.contract import Driver, StartFailed
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.drivers.records import StartedRecord, TaskDir
+from holdfast.model import limits
+from holdfast.runtime.ports import SystemClock
+
+HERE = Path(__file__).parent
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[ProcessDriver]:
+    made = ProcessDriver(tmp_path, SystemClock())
+    yield made
+    for name in list(made._live):
+        await made.stop(name, 0.0)
+    await made.close()
+
+
+def log_text(driver: Driver, name: str) -> str:
+    path = driver.logs(name)
+    assert path is not None
+    return path.read_text()
+
+
+async def test_starts_in_its_own_session_with_its_own_environment(driver: ProcessDriver, tmp_path: Path) -> None:
+    os.environ["AGENT_SECRET"] = "not for the work"
+    try:
+        started = await driver.start(task("a", "sh", "-c", "pwd; env; exec sleep 60", env={"PORT": "20001"}))
+    finally:
+        del os.environ["AGENT_SECRET"]
+    assert os.getsid(started.pid) == os.getpgid(started.pid) == started.pid != os.getsid(0)
+    text = await eventually(lambda: log_text(driver, "a") if "PORT=" in log_text(driver, "a") else "")
+    assert "PORT=20001" in text and "HOLDFAST_TASK=a" in text and "AGENT_SECRET" not in text
+    assert str(tmp_path / "a" / "work") in text
+
+
+async def test_stops_gracefully_and_keeps_the_evidence(driver: ProcessDriver) -> None:
+    started = await driver.start(task("a", "sleep", "60"))
+    exit_ = await driver.stop("a", 5.0)
+    assert (exit_.signal, exit_.code, exit_.reason) == ("SIGTERM", 143, "StoppedAsAsked")
+    assert exit_.at and not alive(started.pid)
+    assert (await driver.stop("a", 5.0)) == exit_, "stopping again says the same"
+
+
+async def test_exit_codes_and_signals_are_evidence(driver: ProcessDriver) -> None:
+    await driver.start(task("a", "sh", "-c", "exit 3"))
+    ended = await driver.next_exit()
+    assert (ended.task_id, ended.run, ended.exit.code, ended.exit.reason) == ("a", 1, 3, "Exited")
+    await driver.start(task("b", "sh", "-c", "kill -SEGV $$"))
+    ended = await driver.next_exit()
+    assert (ended.exit.signal, ended.exit.reason) == ("SIGSEGV", "Killed")
+
+
+async def test_what_ignores_sigterm_is_killed_after_its_grace_with_all_it_started(driver: ProcessDriver) -> None:
+    script = "trap '' TERM; setsid sleep 300 & echo child $!; while :; do sleep 0.1; done"
+    started = await driver.start(task("a", "sh", "-c", script))
+    text = await eventually(lambda: log_text(driver, "a"))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    exit_ = await driver.stop("a", 0.4)
+    assert 0.4 <= loop.time() - began < 3.0
+    assert exit_.signal == "SIGKILL" and "0.4 s" in exit_.message
+    escaped = int(text.split("child ")[1].split()[0])
+    assert not alive(started.pid) and not alive(escaped), "work in another session is part of the work"
+
+
+async def test_a_second_stop_may_hasten_the_first(driver: ProcessDriver) -> None:
+    await driver.start(task("a", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"))
+    await eventually(lambda: "up" in log_text(driver, "a"))
+    slow = asyncio.create_task(driver.stop("a", 60.0))
+    await asyncio.sleep(0.1)
+    quick = await driver.stop("a", 0.0)
+    assert (await slow) == quick and quick.signal == "SIGKILL"
+
+
+async def test_what_the_work_leaves_behind_ends_with_it(driver: ProcessDriver) -> None:
+    await driver.start(task("a", "sh", "-c", "setsid sleep 300 & echo child $!; exit 0"))
+    ended = await driver.next_exit()
+    assert ended.exit.code == 0
+    child = int(log_text(driver, "a").split("child ")[1].split()[0])
+    assert not alive(child)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "words"),
+    [
+        ({"command": ("no-such-program",)}, "CommandNotFound", "no-such-program"),
+        ({"command": ("/etc",)}, "CommandNotFound", "Permission denied"),
+        ({"command": ("true",), "working_dir": "/no/such/place"}, "StartError", "/no/such/place"),
+        ({"command": ("true",), "user": "nobody-of-that-name"}, "StartError", "nobody-of-that-name"),
+    ],
+)
+async def test_what_cannot_start_says_why(driver: ProcessDriver, given: dict, reason: str, words: str) -> None:
+    command = given.pop("command")
+    with pytest.raises(StartFailed) as failure:
+        await driver.start(task("a", *command, **given))
+    assert failure.value.reason == reason and words in failure.value.message
+    # The next run is another matter, and the failed one is not announced as an exit.
+    await driver.start(task("a", "sh", "-c", "exit 0", run=2))
+    assert (await driver.next_exit()).run == 2
+
+
+async def test_a_flood_of_output_is_bounded_on_disk(driver: ProcessDriver, tmp_path: Path) -> None:
+    total = limits.LOG_FILE_BYTES * (limits.LOG_FILES_KEPT + 2)
+    script = f"import sys\nfor _ in range({total // 100}): sys.stdout.write('x' * 99 + chr(10))\nprint('the end')"
+    await driver.start(task("a", sys.executable, "-S", "-c", script))
+    await driver.next_exit()
+    sizes = [path.stat().st_size for path in (tmp_path / "a").glob("output.log*")]
+    assert len(sizes) <= limits.LOG_FILES_KEPT and max(sizes) <= limits.LOG_FILE_BYTES
+    assert log_text(driver, "a").rstrip().endswith("the end")
+
+
+def shim_says(driver: ProcessDriver, folder: TaskDir) -> str:
+    """What one more shim for run 1 answers, as soon as it has ended."""
+    read, write = os.pipe()
+    pid = driver._spawn(folder, 1, write)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with open(read, "rb") as words:
+        return words.read().decode()
+
+
+async def test_the_same_run_is_never_started_twice(driver: ProcessDriver, tmp_path: Path) -> None:
+    one = task("a", "sleep", "60")
+    started = await driver.start(one)
+    assert await driver.start(one) == started
+    with pytest.raises(StartFailed, match="has not ended"):
+        await driver.start(task("a", "sleep", "60", run=2))
+    # A second shim for the run, as an agent that lost its memory would start, does nothing.
+    assert shim_says(driver, TaskDir(tmp_path / "a")) == "already started"
+    record = TaskDir(tmp_path / "a").started(1)
+    assert record is not None and record.pid == started.pid and alive(started.pid)
+
+
+async def test_a_start_that_never_got_to_its_work_stays_that_way(driver: ProcessDriver, tmp_path: Path) -> None:
+    """The agent dies between recording the start and starting the shim; the shim comes late."""
+    marker = tmp_path / "marker"
+    folder = TaskDir(tmp_path / "tasks" / "a")
+    folder.prepare(task("a", "touch", str(marker)), {"PATH": os.defpath})
+    second = ProcessDriver(tmp_path / "tasks", SystemClock())
+    (found,) = await second.inspect()
+    assert found.exit is not None and found.exit.reason == "NeverStarted"
+    assert shim_says(second, folder) == "withdrawn"
+    assert not marker.exists()
+    await second.start(task("a", "touch", str(marker), run=2))
+    await second.next_exit()
+    assert marker.exists()
+
+
+CHILD = """
+import asyncio, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from agent_world import task
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.runtime.ports import SystemClock
+
+async def main():
+    driver = ProcessDriver(Path({root!r}), SystemClock())
+    for name, script in {tasks!r}:
+        started = await driver.start(task(name, "sh", "-c", script))
+        print(started.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def agent_that_dies(root: Path, *tasks: tuple[str, str]) -> list[int]:
+    """A process that starts tasks and is then killed without a chance to clean up; the pids of the work."""
+    script = textwrap.dedent(CHILD).format(path=[str(HERE), str(HERE.parent)], root=str(root), tasks=list(tasks))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline()) for _ in tasks]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    return pids
+
+
+async def test_work_survives_kill_9_of_its_agent_and_is_adopted(driver: ProcessDriver, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    ticking = f"i=0; while [ ! -e {go} ]; do i=$((i+1)); echo tick $i; sleep 0.05; done; exit 7"
+    ticker, sleeper, _ = agent_that_dies(
+        tmp_path / "t", ("ticker", ticking), ("sleeper", "sleep 300"), ("done", "exit 4")
+    )
+    second = ProcessDriver(tmp_path / "t", SystemClock())
+    await eventually(lambda: TaskDir(tmp_path / "t" / "done").exit(1))
+    found = {f.task.id: f for f in await second.inspect()}
+    assert (found["ticker"].pid, found["ticker"].exit) == (ticker, None)
+    assert found["sleeper"].pid == sleeper and alive(sleeper)
+    assert found["done"].exit is not None and found["done"].exit.code == 4, "an end nobody watched is known"
+
+    seen = len(log_text(second, "ticker"))
+    await eventually(lambda: len(log_text(second, "ticker")) > seen)  # logs do not need an agent
+    go.touch()
+    ended = await second.next_exit()
+    assert (ended.task_id, ended.exit.code) == ("ticker", 7)
+    assert (await second.stop("sleeper", 5.0)).signal == "SIGTERM" and not alive(sleeper)
+    await second.close()
+
+
+async def test_killing_the_shim_kills_the_work(driver: ProcessDriver, tmp_path: Path) -> None:
+    """Work without its shim would have no logs, no evidence and nobody to stop it."""
+    started = await driver.start(task("a", "sh", "-c", "setsid sleep 300 & echo child $!; wait"))
+    text = await eventually(lambda: log_text(driver, "a"))
+    os.kill(TaskDir(tmp_path / "a").shim_pid(), signal.SIGKILL)
+    ended = await driver.next_exit()
+    assert ended.exit.reason == "Killed" and "without evidence" in ended.exit.message
+    escaped = int(text.split("child ")[1].split()[0])
+    await eventually(lambda: not alive(started.pid) and not alive(escaped))
+
+
+async def test_a_reused_pid_is_not_taken_for_the_work(tmp_path: Path) -> None:
+    """The record names our own pid with another start time, as after a reboot or a wrapped pid counter."""
+    root = tmp_path / "t"
+    folder = TaskDir(root / "a")
+    folder.prepare(task("a", "sleep", "60"), {})
+    own = os.getpid()
+    record = {"run": "1", "pid": str(own), "ticks": str(shim.start_ticks(own) + 1), "boot": shim.boot_id(), "at": "1.0"}
+    shim.write_record(str(folder.run_dir(1) / "started"), record)
+    driver = ProcessDriver(root, SystemClock())
+    (found,) = await driver.inspect()
+    assert found.exit is not None and found.exit.reason == "Killed" and alive(own)
+    assert StartedRecord(pid=own, ticks=shim.start_ticks(own), boot=shim.boot_id(), at_s=1.0).alive()
+    assert not StartedRecord(pid=own, ticks=shim.start_ticks(own), boot="another boot", at_s=1.0).alive()
+
+
+async def test_forgotten_tasks_keep_their_logs_up_to_a_bound(
+    driver: ProcessDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "AGENT_ENDED_TASKS_KEPT", 2)
+    for name in ("a", "b", "c"):
+        await driver.start(task(name, "echo", name))
+        await driver.next_exit()
+        await driver.forget(name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "c"]
+    assert await driver.inspect() == [] and "O c" in log_text(driver, "c")
+
+
+async def test_commands_beside_the_work(driver: ProcessDriver) -> None:
+    await driver.start(task("a", "sleep", "60", env={"PORT": "1"}))
+    result = await driver.execute("a", ("sh", "-c", "echo port $PORT; exit 2"), 5.0)
+    assert (result.code, result.output) == (2, "port 1")
+    assert (await driver.execute("a", ("no-such-program",), 5.0)).code == 127
+    flood = await driver.execute("a", ("sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x"), 5.0)
+    assert flood.code == 0 and len(flood.output) <= limits.PROBE_OUTPUT_BYTES
+    with pytest.raises(TimeoutError):
+        await driver.execute("a", ("sleep", "60"), 0.1)
+
+
+HASTY = """
+import asyncio, sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from agent_world import task
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.runtime.ports import SystemClock
+
+async def main():
+    driver = ProcessDriver(Path({root!r}), SystemClock())
+    print("ready", flush=True)
+    await asyncio.gather(*(driver.start(task(f"t{{i}}", "sh", "-c", {script!r})) for i in range(6)))
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_killed_at_any_moment_of_a_start_it_never_starts_twice(tmp_path: Path) -> None:
+    """The agent is killed while it starts six tasks, a little later each time; the next one knows the truth of all."""
+    outcomes = set()
+    for step in range(14):
+        root = tmp_path / f"round-{step}"
+        script = "echo run >> started; exec sleep 300"
+        text = HASTY.format(path=[str(HERE), str(HERE.parent)], root=str(root), script=script)
+        process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        await asyncio.sleep(step * 0.008)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+        second = ProcessDriver(root, SystemClock())
+        found = {f.task.id: f for f in await second.inspect()}
+        outcomes |= {"running" if f.exit is None else str(f.exit.reason) for f in found.values()}
+        for index in range(6):
+            name = f"t{index}"
+            if name not in found or found[name].exit is not None:
+                if name in found:
+                    assert found[name].exit.reason == "NeverStarted"
+                run = 2 if name in found else 1
+                await second.start(task(name, "sh", "-c", script, run=run))
+        await asyncio.sleep(0.2)  # late shims of the dead agent have their chance
+        for index in range(6):
+            lines = root / f"t{index}" / "work" / "started"
+            await eventually(lines.exists)
+            assert lines.read_text() == "run\n", "one task, one start"
+            await second.stop(f"t{index}", 0.0)
+        await second.close()
+    assert "running" in outcomes

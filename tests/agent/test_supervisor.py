@@ -1,0 +1,367 @@
+"""The supervisor with scripted work in virtual time, against the real gate, store and lease book."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import virtual
+from agent_world import Behaviour, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+
+from holdfast.agent.supervisor import Supervisor
+from holdfast.model import limits, times
+from holdfast.model.meta import Key
+from holdfast.model.node import Node
+from holdfast.model.replica import Phase, PlacementBlock
+from holdfast.model.template import HttpProbe, Port, Probe, Probes, RestartPolicy
+from holdfast.model.workload import Exclusivity
+from holdfast.model.writes import SetStatus
+
+PROBED = {"ports": (Port(name="http"),)}
+
+
+class Scene:
+    """One region, one node; agents come and go, the driver's work stays."""
+
+    def __init__(self) -> None:
+        self.ports = virtual.VirtualPorts()
+        self.driver = ScriptedDriver(self.ports)
+        self.memory = KeptMemory()
+        self.world = World(self.ports)
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[Supervisor]:
+        supervisor = Supervisor(
+            config(), self.world.agent(), drivers={"process": self.driver}, prober=ScriptedProber(self.driver),
+            memory=self.memory, ports=self.ports,
+        )  # fmt: skip
+        task = asyncio.create_task(supervisor.run())
+        try:
+            yield supervisor
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def node(self) -> Node | None:
+        return self.world.node()
+
+    def reconciled(self) -> bool:
+        node = self.node()
+        return node is not None and node.status.execution.reconciled
+
+    async def until(self, fact: Callable[[], object], within_s: float = 60.0) -> None:
+        await virtual.until(fact, within_s=within_s)
+
+
+def play(body: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.world.start()
+        try:
+            await body(scene)
+        finally:
+            await scene.world.close()
+
+    virtual.run(main)
+
+
+def test_registers_and_becomes_reconciled() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            node = s.node()
+            assert node is not None
+            assert node.spec.zone == "z-a" and node.spec.drivers == ("process",)
+            assert node.status.execution.epoch == 1
+            await asyncio.sleep(30)
+        epochs = [epoch for _, epoch in s.world.desk.asked]
+        assert epochs[0] == 0 and set(epochs[1:]) == {1}
+        assert 5 <= len(epochs) <= 10
+
+    play(body)
+
+
+def test_starts_reports_once_and_stops_with_an_acknowledgement() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template(), ports={})
+            await s.until(lambda: s.world.ready("a"))
+            block = s.world.replica("a").status.execution
+            assert block is not None
+            assert (block.phase, block.attempt, block.restarts) == (Phase.RUNNING, 1, 0)
+            assert block.pid and block.started_at and block.ready_since
+            said = [w for batch in s.world.commits for w in batch if isinstance(w, SetStatus) and w.kind == "Replica"]
+            assert len(said) == 1, "starting and ready fall into one flush and are one write"
+
+            await s.world.ask_to_stop("a", stop_reason="Drained")
+            await s.until(lambda: s.world.binding("a").status.acknowledged_at)
+            status = s.world.binding("a").status
+            assert status.phase is Phase.STOPPED and status.last_exit.signal == "SIGTERM"
+            assert s.driver.running() == []
+            assert s.world.phase("a") == Phase.STOPPED
+
+            await s.world.free("a")
+            await s.until(lambda: not s.driver.found)
+
+    play(body)
+
+
+def test_withdrawn_before_it_was_started_is_acknowledged_as_never_started() -> None:
+    async def body(s: Scene) -> None:
+        await s.world.bind("a", template())
+        await s.world.ask_to_stop("a")
+        async with s.agent():
+            await s.until(lambda: s.world.binding("a").status.acknowledged_at)
+            status = s.world.binding("a").status
+            assert (status.phase, status.last_exit.reason) == (Phase.STOPPED, "NeverStarted")
+            assert s.driver.log == []
+
+    play(body)
+
+
+def test_restarts_with_growing_pauses() -> None:
+    async def body(s: Scene) -> None:
+        s.driver.acts["a"] = Behaviour(run_s=0.5, code=1)
+        async with s.agent():
+            await s.until(s.reconciled)
+            began = s.ports.clock.monotonic()
+            await s.world.bind("a", template())
+            await s.until(lambda: "start a run 5" in s.driver.log)
+            assert 1 + 2 + 4 + 8 < s.ports.clock.monotonic() - began < 20
+            await s.until(lambda: s.world.replica("a").status.execution.restarts == 4)
+            await s.until(lambda: s.world.phase("a") == Phase.BACKING_OFF)
+            block = s.world.replica("a").status.execution
+            assert block.last_exit.code == 1 and "starting again" in block.message
+
+    play(body)
+
+
+def test_batch_work_succeeds_or_fails_for_good() -> None:
+    async def body(s: Scene) -> None:
+        s.driver.acts["good"] = Behaviour(run_s=2, code=0)
+        s.driver.acts["bad"] = Behaviour(run_s=0.1, code=3)
+        s.driver.acts["once"] = Behaviour(run_s=0.1, code=3)
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("good", template(restart_policy=RestartPolicy.ON_FAILURE))
+            await s.world.bind("bad", template(restart_policy=RestartPolicy.ON_FAILURE))
+            await s.world.bind("once", template(restart_policy=RestartPolicy.NEVER))
+            for name, phase in (("good", Phase.SUCCEEDED), ("once", Phase.FAILED), ("bad", Phase.FAILED)):
+                await s.until(lambda name=name: s.world.binding(name).status.acknowledged_at, within_s=600)
+                assert s.world.binding(name).status.phase is phase
+                assert s.world.phase(name) == phase
+            runs = [line for line in s.driver.log if line.startswith("start bad")]
+            assert len(runs) == limits.RESTARTS_ON_FAILURE_MAX + 1
+            before = len(s.driver.log)
+            await asyncio.sleep(400)
+            assert len(s.driver.log) == before, "what ended for good is not started again"
+
+    play(body)
+
+
+def test_command_not_found_is_reported_and_tried_again() -> None:
+    async def body(s: Scene) -> None:
+        s.driver.acts["a"] = Behaviour(fails="CommandNotFound")
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.until(lambda: s.world.phase("a") == Phase.BACKING_OFF)
+            assert s.world.replica("a").status.execution.reason == "CommandNotFound"
+            s.driver.acts["a"].fails = ""
+            await s.until(lambda: s.world.ready("a"))
+
+    play(body)
+
+
+def probed(**kinds: Probe) -> Probes:
+    return Probes(**kinds)
+
+
+def check(**more: float) -> Probe:
+    return Probe(http=HttpProbe(path="/"), **more)  # type: ignore[arg-type]
+
+
+def test_readiness_follows_the_probe_and_liveness_restarts() -> None:
+    async def body(s: Scene) -> None:
+        s.driver.acts["a"] = Behaviour(well=False)
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template(probes=probed(readiness=check()), **PROBED), ports={"http": 20001})
+            await s.until(lambda: s.world.phase("a") == Phase.RUNNING)
+            assert not s.world.ready("a")
+            s.driver.acts["a"].well = True
+            await s.until(lambda: s.world.ready("a"))
+            s.driver.acts["a"].well = False
+            await s.until(lambda: not s.world.ready("a"))
+            block = s.world.replica("a").status.execution
+            assert block.reason == "BecameUnready" and "503" in block.message
+
+            s.driver.acts["b"] = Behaviour(well=True)
+            await s.world.bind("b", template(probes=probed(liveness=check()), **PROBED), ports={"http": 20002})
+            await s.until(lambda: s.world.ready("b"))
+            s.driver.acts["b"].well = False
+            await s.until(lambda: "stop b run 1" in s.driver.log)
+            s.driver.acts["b"].well = True
+            await s.until(lambda: "start b run 2" in s.driver.log)
+            await s.until(lambda: s.world.ready("b"))
+            block = s.world.replica("b").status.execution
+            assert block.last_exit.reason == "LivenessFailed" and block.restarts == 1
+
+    play(body)
+
+
+def test_startup_probe_holds_back_the_others_and_ends_what_does_not_start() -> None:
+    async def body(s: Scene) -> None:
+        s.driver.acts["a"] = Behaviour(well=False)
+        async with s.agent():
+            await s.until(s.reconciled)
+            probes = probed(startup=check(failure_threshold=5), liveness=check(failure_threshold=1))
+            await s.world.bind("a", template(probes=probes, **PROBED), ports={"http": 20001})
+            await s.until(lambda: s.world.phase("a") == Phase.STARTING)
+            await s.until(lambda: "stop a run 1" in s.driver.log)
+            await s.until(lambda: s.world.replica("a").status.execution.last_exit is not None)
+            block = s.world.replica("a").status.execution
+            assert (block.phase, block.last_exit.reason) == (Phase.BACKING_OFF, "StartupFailed")
+
+    play(body)
+
+
+def test_fenced_stops_everything_and_registers_anew() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.until(lambda: s.world.ready("a"))
+            fenced = s.world.desk.fence("n1")
+            await s.until(lambda: s.driver.running() == [])
+            await s.until(lambda: s.node().status.execution.epoch == fenced + 1 and s.reconciled())
+            # The binding of the fenced epoch is acknowledged, never started again.
+            await s.until(lambda: s.world.binding("a").status.acknowledged_at)
+            assert s.world.binding("a").status.phase is Phase.STOPPED
+            await s.world.bind("b", template(), node_epoch=fenced + 1)
+            await s.until(lambda: s.world.ready("b"))
+            assert s.driver.log == ["start a run 1", "stop a run 1", "start b run 1"]
+
+    play(body)
+
+
+def test_a_restarted_agent_goes_on_with_its_epoch_and_adopts() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template(probes=probed(readiness=check()), **PROBED), ports={"http": 20001})
+            await s.world.bind("gone", template())
+            await s.until(lambda: s.world.ready("a") and s.world.ready("gone"))
+        before = s.world.replica("a").status.execution
+        assert s.driver.running() == ["a", "gone"], "work outlives its agent"
+        await s.world.free("gone")
+        said_before = len(s.world.commits)
+        async with s.agent():
+            await s.until(lambda: s.driver.running() == ["a"])
+            await asyncio.sleep(10)
+            assert s.world.replica("a").status.execution == before, "an agent's restart does not look like the work's"
+            assert s.node().status.execution.epoch == 1
+            unready = [
+                w for batch in s.world.commits[said_before:] for w in batch
+                if isinstance(w, SetStatus) and w.kind == "Replica" and not w.blocks["execution"].ready
+            ]  # fmt: skip
+            assert unready == []
+
+    play(body)
+
+
+def test_reconciled_only_after_zombies_are_stopped() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("z", template())
+            await s.until(lambda: s.world.ready("z"))
+        await s.world.free("z")
+        s.world.desk.fence("n1")
+        async with s.agent():
+            await s.until(lambda: s.node().status.execution.epoch == 2 and s.reconciled())
+            assert s.driver.running() == []
+
+    play(body)
+
+
+def test_losing_the_region_keeps_work_running_and_reports_catch_up() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.world.bind("x", template(), exclusive=Exclusivity())
+            await s.until(lambda: s.world.ready("a") and s.world.ready("x"))
+            s.world.desk.away = True
+            await s.until(lambda: s.driver.running() == ["a"])  # exclusive work ends with the lease
+            await asyncio.sleep(60)
+            assert s.driver.running() == ["a"]
+            s.world.desk.away = False
+            await s.until(lambda: s.driver.running() == ["a", "x"])  # not fenced meanwhile: it may run again
+            await s.until(lambda: s.world.ready("x") and s.world.replica("x").status.execution.restarts == 1)
+
+    play(body)
+
+
+def test_exclusive_work_is_stopped_before_the_grantor_may_fence() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("x", template(), exclusive=Exclusivity())
+            await s.until(lambda: s.world.ready("x"))
+            s.world.desk.away = True
+            began = s.ports.clock.monotonic()
+            await s.until(lambda: s.driver.running() == [])
+            assert s.ports.clock.monotonic() - began < s.world.desk.book.grace_s - limits.KILL_BOUND_S
+
+    play(body)
+
+
+def test_run_until_is_enforced() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            until = times.micro_text(s.ports.clock.now() + 20)
+            await s.world.bind("p", template(), run_until=until)
+            await s.until(lambda: s.world.ready("p"))
+            await asyncio.sleep(15)
+            assert s.driver.running() == ["p"]
+            await asyncio.sleep(6)
+            assert s.driver.running() == []
+            assert s.world.binding("p").status.phase is Phase.STOPPED
+
+    play(body)
+
+
+def test_one_refused_report_does_not_hold_back_the_others() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            b = await s.world.bind("b", template())
+            # The region took b's replica away from this node between the bind and the first report.
+            moved = PlacementBlock(attempt=2, node="n2", binding="b.2")
+            await s.world.write(
+                "authority",
+                SetStatus("Replica", Key("acme", "b"), b.spec.intent.replica_uid, blocks={"placement": moved}),
+            )
+            await s.until(lambda: s.world.ready("a"))
+            assert s.world.replica("b").status.execution is None
+
+    play(body)
+
+
+def test_stop_work_ends_everything_and_tells_the_region() -> None:
+    async def body(s: Scene) -> None:
+        async with s.agent() as supervisor:
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.until(lambda: s.world.ready("a"))
+            await supervisor.stop_work()
+            assert s.driver.running() == [] and s.world.phase("a") == Phase.STOPPED
+        async with s.agent():
+            await s.until(lambda: s.world.ready("a"))
+
+    play(body)

@@ -1,0 +1,226 @@
+"""The agent as it is run: real processes, probes and files against the real gate and store; and its samples."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from agent_world import REGION, TENANT, World, config, eventually, task, template
+
+from holdfast.agent import logs
+from holdfast.agent.config import load, merged_node, node_of
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.main import run_agent
+from holdfast.agent.memory import Facts, FileMemory
+from holdfast.model import limits
+from holdfast.model.errors import Invalid, Unavailable
+from holdfast.model.replica import Phase
+from holdfast.model.template import HttpProbe, Port, Probe, Probes
+from holdfast.runtime.ports import SystemPorts
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = await World(SystemPorts()).start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(tmp_path: Path) -> AsyncIterator[None]:
+    """Work outlives agents by design; it must not outlive tests."""
+    yield
+    if (tmp_path / "tasks").exists():
+        driver = ProcessDriver(tmp_path / "tasks", SystemPorts().clock)
+        for found in await driver.inspect():
+            await driver.stop(found.task.id, 0.0)
+        await driver.close()
+
+
+@asynccontextmanager
+async def agent(world: World, state_dir: Path, *, stop_work: bool = False) -> AsyncIterator[None]:
+    settings = msgspec.structs.replace(config(state_dir=str(state_dir)), stop_work_on_exit=stop_work)
+    running = asyncio.create_task(run_agent(settings, world.agent(), world.ports))
+    try:
+        yield
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 20)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def risk_api() -> tuple[dict[str, int], object]:
+    ready = Probe(http=HttpProbe(path="/readyz"), period_seconds=0.1)
+    made = template(
+        sys.executable, "-m", "holdfast.samples.risk_api", ports=(Port(name="http"),), probes=Probes(readiness=ready),
+        env={"WARM_UP_SECONDS": "0.1"},
+    )  # fmt: skip
+    return {"http": free_port()}, made
+
+
+async def ask(port: int, path: str = "/") -> dict[str, object]:
+    def get() -> dict[str, object]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return dict(json.load(answer))
+
+    return await asyncio.to_thread(get)
+
+
+async def test_serves_survives_the_agent_and_is_stopped(world: World, tmp_path: Path) -> None:
+    ports, made = risk_api()
+    async with agent(world, tmp_path):
+        await eventually(lambda: world.node() and world.node().status.execution.reconciled)
+        await world.bind("a", made, ports=ports, epoch=5)  # type: ignore[arg-type]
+        await eventually(lambda: world.ready("a"))
+        told = await ask(ports["http"])
+        assert (told["workload"], told["region"], told["node"], told["replica"], told["epoch"]) == (
+            "api", REGION, "n1", "a", 5)  # fmt: skip
+        pid = world.replica("a").status.execution.pid
+        assert told["pid"] == pid
+        # The work is killed from outside: evidence, and a restart.
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: world.ready("a") and world.replica("a").status.execution.restarts == 1)
+        before = world.replica("a").status.execution
+        assert before.last_exit.signal == "SIGKILL" and before.pid != pid
+    assert (await ask(ports["http"]))["pid"] == before.pid, "the agent has gone, the work has not"
+
+    async with agent(world, tmp_path):
+        await eventually(lambda: world.desk.asked[-1] == ("n1", 1))
+        await asyncio.sleep(0.5)
+        assert world.replica("a").status.execution == before
+        (found,) = logs.find(tmp_path / "tasks", TENANT, "a")
+        assert any("risk-api listens on" in line.text for line in logs.tail(found.path, 100))
+        await world.ask_to_stop("a")
+        await eventually(lambda: world.binding("a").status.acknowledged_at)
+        assert world.binding("a").status.phase is Phase.STOPPED
+        assert world.binding("a").status.last_exit.code == 0, "the sample ends well when asked"
+
+
+async def test_stop_work_on_exit(world: World, tmp_path: Path) -> None:
+    async with agent(world, tmp_path, stop_work=True):
+        await world.bind("a", template("sleep", "300"))
+        await eventually(lambda: world.ready("a"))
+        pid = world.replica("a").status.execution.pid
+    assert not Path(f"/proc/{pid}").exists()
+    assert world.phase("a") == Phase.STOPPED
+
+
+def test_a_state_directory_has_one_agent(tmp_path: Path) -> None:
+    first = FileMemory(tmp_path)
+    with pytest.raises(Unavailable, match="another agent uses"):
+        FileMemory(tmp_path)
+    first.save(Facts(epoch=4, fenced_epoch=3, lease_until_mono_s=12.5))
+    first.close()
+    second = FileMemory(tmp_path)
+    assert (second.load().epoch, second.load().fenced_epoch, second.load().lease_until_mono_s) == (4, 3, 12.5)
+    second.close()
+    text = json.loads((tmp_path / "agent.json").read_text())
+    (tmp_path / "agent.json").write_text(json.dumps({**text, "boot": "an earlier boot"}))
+    third = FileMemory(tmp_path)
+    assert (third.load().epoch, third.load().lease_until_mono_s) == (4, 0.0), "a clock does not outlive its boot"
+    third.close()
+
+
+def test_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(
+        'name = "n1"\nregion = "us-east"\nzone = "us-east-a"\nstate_dir = "state"\nport_range = [21000, 21099]\n'
+        'labels = { disk = "fast" }\n[[devices]]\nid = "gpu-0"\nmodel = "a100"\n[[taints]]\nkey = "gpu"\n'
+    )
+    made = load(str(file), zone="us-east-b", pool=None)
+    assert (made.zone, made.pool, made.port_range) == ("us-east-b", "default", (21000, 21099))
+    assert made.devices[0].model == "a100" and int(str(made.capacity["cpu"])) >= 1 and made.capacity["memory"]
+    with pytest.raises(Invalid, match="zone"):
+        load(str(file), zone="Not A Zone")
+    with pytest.raises(Invalid, match="unknown field"):
+        load(str(file), surprise=1)
+    with pytest.raises(Invalid, match="cannot be read"):
+        load(str(tmp_path / "absent.toml"))
+
+    stored = node_of(made)
+    assert merged_node(made, stored) is None
+    spec = msgspec.structs.replace(stored.spec, unschedulable=True, drain=True, zone="old")
+    meta = msgspec.structs.replace(stored.metadata, labels={"disk": "slow", "team": "x"})
+    mended = merged_node(made, msgspec.structs.replace(stored, spec=spec, metadata=meta))
+    assert mended is not None
+    assert mended.spec.unschedulable and mended.spec.drain and mended.spec.zone == "us-east-b"
+    assert mended.metadata.labels == {"disk": "fast", "team": "x"}
+
+
+async def test_logs_are_followed_across_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOG_FILE_BYTES", 4096)
+    driver = ProcessDriver(tmp_path, SystemPorts().clock)
+    lines = "for i in $(seq 1 60); do echo line $i; [ $((i % 20)) = 0 ] && sleep 0.5; done"
+    script = f"{lines}; echo oops >&2; printf half; sleep 30"
+    await driver.start(task("a", "sh", "-c", script))
+    path = driver.logs("a")
+    assert path is not None
+    await eventually(path.exists)
+    seen: list[logs.Line] = []
+    async with asyncio.timeout(20):
+        async for line in logs.follow(path, SystemPorts().clock, lines=1000):
+            seen.append(line)
+            if not line.whole:
+                break
+    await driver.stop("a", 0.0)
+    assert [line.text for line in seen[:60]] == [f"line {i}" for i in range(1, 61)]
+    assert (seen[60].stream, seen[60].text) == ("stderr", "oops") and seen[61].text == "half"
+    assert [line.text for line in logs.tail(path, 2)] == ["oops", "half"]
+    await driver.close()
+
+
+def test_batch_sample_ends_well() -> None:
+    command = [sys.executable, "-m", "holdfast.samples.fraud_batch"]
+    env = {**os.environ, "FRAUD_SECONDS": "0.3"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0 and "10/10" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["billing_api", "search_indexer", "analytics"])
+def test_service_samples_answer_and_end_when_asked(name: str, tmp_path: Path) -> None:
+    port = free_port()
+    env = {**os.environ, "PORT": str(port), "HOLDFAST_WORKLOAD": name, "INDEX_MEMORY_MB": "1"}
+    process = subprocess.Popen([sys.executable, "-m", f"holdfast.samples.{name}"], env=env, cwd=tmp_path,
+                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    try:
+        assert process.stdout is not None
+        while "listens on" not in process.stdout.readline():
+            assert process.poll() is None
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            assert json.load(answer) == {"ok": True}
+        time.sleep(0.25)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+            assert json.load(answer)["workload"] == name
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    if name == "analytics":
+        assert json.loads((tmp_path / "checkpoint.json").read_text())["rows"] > 0
+
+
+def test_the_agent_starts_light() -> None:
+    heavy = ["numpy", "uvicorn", "apsw", "cryptography", "click", "yaml", "aiohttp"]
+    script = f"import holdfast.agent.main, sys; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,89 @@
+"""The supervisor against the region's real authority, in virtual time: registering, being cut off, fenced, and back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import virtual
+from agent_world import REGION, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+
+from holdfast.agent.supervisor import Supervisor
+from holdfast.authority.authority import Authority
+from holdfast.client.contract import Token
+from holdfast.gate.principal import Principal
+from holdfast.model.codec import encode
+from holdfast.model.errors import Unavailable
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.placement import Answers, RenewRequest
+from holdfast.model.replica import Phase
+from holdfast.model.term import Term, TermSpec
+from holdfast.store.contract import Put, Txn
+
+
+class Reached:
+    """The way from the agent to the authority, which can be cut."""
+
+    def __init__(self, authority: Authority, world: World) -> None:
+        self._authority, self._world = authority, world
+
+    async def renew(self, who: Principal, request: RenewRequest) -> Answers:
+        if self._world.desk.away:
+            raise Unavailable("the region cannot be reached")
+        return await self._authority.renew(who, request)
+
+
+async def elected(world: World) -> Token:
+    term = Term(ObjectMeta(name="authority", uid="term"), TermSpec("me", 1))
+    key = BY_NAME["Term"].store_key("", "authority")
+    return Token("authority", (await world.objects.commit(None, Txn(writes=(Put(key, encode(term), term),)))).revision)
+
+
+def test_cut_off_fenced_and_back() -> None:
+    async def main() -> None:
+        ports = virtual.VirtualPorts()
+        world = await World(ports).start()
+        authority = Authority(REGION, world.objects, ports)
+        await authority.start(await elected(world))
+        leading = asyncio.create_task(authority.run())
+        client = world.agent(placement=Reached(authority, world))
+        driver = ScriptedDriver(ports)
+        supervisor = Supervisor(
+            config(),
+            client,
+            drivers={"process": driver},
+            prober=ScriptedProber(driver),
+            memory=KeptMemory(),
+            ports=ports,
+        )
+        agent = asyncio.create_task(supervisor.run())
+
+        def node() -> Node:
+            found = world.node()
+            assert found is not None
+            return found
+
+        await virtual.until(lambda: world.node() is not None and node().status.execution.reconciled)
+        assert node().status.execution.epoch == authority.lease_epoch("n1") == 1
+        await world.bind("a", template(), node_epoch=1)
+        await virtual.until(lambda: world.ready("a"))
+        await asyncio.sleep(120)
+        assert node().status.fence.fenced_epoch == 0, "a live agent is not fenced"
+
+        world.desk.away = True
+        await virtual.until(lambda: node().status.fence.fenced_epoch == 1, within_s=60)
+        assert driver.running() == ["a"], "committed work that is not exclusive runs on"
+        world.desk.away = False
+        await virtual.until(lambda: node().status.execution.epoch == 2 and node().status.execution.reconciled)
+        assert driver.running() == [] and driver.log == ["start a run 1", "stop a run 1"]
+        await virtual.until(lambda: world.binding("a").status.acknowledged_at)
+        assert world.binding("a").status.phase is Phase.STOPPED
+        assert authority.lease_epoch("n1") == 2
+
+        for task in (agent, leading):
+            task.cancel()
+        await asyncio.gather(agent, leading, return_exceptions=True)
+        await world.close()
+
+    virtual.run(main)
