@@ -99,8 +99,7 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
                 Binding: release.woken_by_binding,
                 Node: release.woken_by_node,
             },
-            reads=(Assignment,),
-            batch=True,
+            reads=(Assignment,),  # one key at a time: a disruption budget spans the replicas of a workload
         ),
         Controller(
             name="node-health",

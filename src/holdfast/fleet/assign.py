@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from holdfast.fleet.capacity import Room, room_of
+from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose, assignment_name
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
 from holdfast.model.override import Override, OverrideKind
@@ -22,6 +23,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import template_hash
 from holdfast.model.tenant import Isolation, Tenant
+from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Batch, Workload, WorkloadType, wanted_replicas
 from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update, Write
@@ -41,6 +43,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return _wind_down(workload, stored)
     regions = view.list(Region)
     allowed = [r for r in regions if not why_not(workload, r)]
+    if not stored and any(_just_created(r, now) for r in allowed):
+        return Outcome(again_in_s=1.0)  # rather wait a moment than crowd whichever region was heard first
     open_to_more = [r for r in allowed if accepts_more(r, view)]
     shares = _shares(workload, stored, allowed, open_to_more, view)
     writes: list[Write] = []
@@ -74,6 +78,13 @@ def why_not(workload: Workload, region: Region) -> str:
     if rules.zones and not set(rules.zones) & set(region.spec.zones):
         return "has none of the allowed zones"
     return ""
+
+
+def _just_created(region: Region, now: float) -> bool:
+    """Whether the region is so new that its first report is probably on its way."""
+    if region.status.health.state is not HealthState.UNKNOWN:
+        return False
+    return now - parse_time(region.metadata.creation_timestamp) < limits.REGION_FIRST_REPORT_S
 
 
 def accepts_more(region: Region, view: View) -> bool:

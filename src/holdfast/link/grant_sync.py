@@ -68,24 +68,27 @@ def _close(copy: GrantCopy) -> Iterable[Write]:
 
 
 def acknowledgement(key: Key, grants: View, here: View, region: str, now: float) -> Iterable[Write]:
-    """What to tell the global cell about one grant, when it does not know it already."""
+    """What to tell the global cell about one grant, when it does not know it already.
+
+    Only use that the authority counted under this very limit is proof that nothing is spent under a higher one; what
+    is in use beyond it is still held, and said to be.
+    """
     grant = grants.get(Grant, grant_name(region, GrantClass(key.name.capitalize())), key.namespace)
     copy = here.get(GrantCopy, key.name, key.namespace)
-    if grant is None or copy is None:
+    if grant is None or copy is None or copy.status.observed_generation != copy.metadata.generation:
         return ()
+    used, held = amounts(copy.status.used), amounts(copy.spec.limit)
+    for name, amount in used.items():
+        held[name] = max(amount, held.get(name, 0))
     known = grant.status
-    same = (
-        known.acknowledged_epoch == copy.spec.epoch
-        and amounts(known.limit) == amounts(copy.spec.limit)
-        and amounts(known.used) == amounts(copy.status.used)
-    )
+    same = known.acknowledged_epoch == copy.spec.epoch and amounts(known.limit) == held and amounts(known.used) == used
     recent = known.renewed_at and now - parse_time(known.renewed_at) < limits.GRANT_LEASE_S / 2
     if same and recent:
         return ()
     blocks = {
         "acknowledgedEpoch": copy.spec.epoch,
-        "limit": dict(copy.spec.limit),
-        "used": dict(copy.status.used),
+        "limit": dict(amounts_text(held)),
+        "used": dict(amounts_text(used)),
         "renewedAt": micro_text(now),
     }
     return (SetStatus("Grant", grant.key, grant.uid, blocks=blocks, observed_generation=grant.metadata.generation),)

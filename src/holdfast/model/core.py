@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.meta import Object, Part
+from holdfast.model.meta import Object, Part, shown
 from holdfast.model.tenant import Tenant
 from holdfast.model.validation import Causes, required
 
@@ -33,7 +33,7 @@ class Event(Object, frozen=True):
     """core/v1 Event. `involvedObject.uid` must be set, or `kubectl describe` never shows it."""
 
     involved_object: ObjectReference = msgspec.field(default_factory=ObjectReference)
-    type: str = "Normal"
+    type: str = shown("Normal")
     reason: str = ""
     message: str = ""
     count: int = 0

@@ -8,8 +8,10 @@ blocks do not run, for a power cut runs none either, and what it had already sen
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import random
+import sys
 import weakref
 import zlib
 from collections import deque
@@ -19,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+CLOSE_ATTEMPTS = 20
 IDLE_LIMIT = 100_000_000
 """Steps of one run; a run that needs more is going in circles."""
 
@@ -198,3 +201,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 item._log_destroy_pending = False  # type: ignore[attr-defined]
         if not self.is_closed():
             self.close()
+        self._bury()
+
+    def _bury(self) -> None:
+        """Closes what was still waiting. Whatever it wants to clean up first is refused: its world is over."""
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            for item in [i for i in self._buried if isinstance(i, asyncio.Task)]:
+                for _ in range(CLOSE_ATTEMPTS):
+                    try:
+                        item.get_coro().close()
+                        break
+                    except BaseException:
+                        continue
+            self._buried.clear()
+            self._tasks.clear()
+            gc.collect()
+        finally:
+            sys.unraisablehook = hook

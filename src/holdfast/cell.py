@@ -1,0 +1,183 @@
+"""The composition root: which parts make a global or a regional cell, and in which order they live.
+
+`Cell` is everything behind the network: store, gate, controllers, authority, scheduler, link. A server process puts the
+HTTP API in front of it; the simulation runs the very same class on virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from holdfast.authority.authority import Authority
+from holdfast.client.contract import Client, Token
+from holdfast.controllers import global_controllers, regional_controllers
+from holdfast.gate import collect
+from holdfast.gate.events import EventLog
+from holdfast.gate.gate import Gate
+from holdfast.gate.local import LocalClient
+from holdfast.gate.principal import Principal, controller
+from holdfast.link.link import Link
+from holdfast.model import limits
+from holdfast.runtime.informer import Informers
+from holdfast.runtime.leader import Election
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.runner import Runner
+from holdfast.runtime.scheduler import Scheduler
+from holdfast.runtime.tasks import end
+from holdfast.store.contract import Store
+from holdfast.store.objects import Objects
+
+GLOBAL = "global"
+
+log = structlog.get_logger()
+
+
+class Cell:
+    """One cell in one process. `there` is a region's way to the global cell; None for the global cell itself."""
+
+    def __init__(
+        self,
+        name: str,
+        store: Store,
+        volatile: Store,
+        ports: Ports,
+        *,
+        identity: str,
+        there: Client | None = None,
+        outlet: Callable[[Client], Client] = lambda client: client,
+    ) -> None:
+        """`outlet` wraps the client of every part inside: where the simulation puts its faults."""
+        self.name = name
+        self.store = store
+        self.ports = ports
+        self.objects = Objects(store, volatile)
+        self.gate = Gate(name, self.objects, ports)
+        self.events = EventLog(self.objects, ports)
+        self.authority = Authority(name, self.objects, ports) if name != GLOBAL else None
+        self._outlet = outlet
+        self.informers = Informers(self.client_of("informers"), ports)
+        self.election = Election(self.client_of("election"), "controllers", identity, ports)
+        self._placing = Election(self.client_of("authority"), "authority", identity, ports)
+        self.runners = self._runners()
+        self.scheduler: Scheduler | None = None
+        self.link: Link | None = None
+        if name != GLOBAL:
+            self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)
+            if there is not None:
+                self.link = Link(
+                    name,
+                    there=there,
+                    mirrors=self.client_of("link"),
+                    grants=self.client_of("grant-sync"),
+                    here=self.informers,
+                    ports=ports,
+                )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def client_of(self, role: str) -> Client:
+        """The in-process client of one part, which writes under that part's own name."""
+        return self._outlet(self.client(controller(role, cell=self.name)))
+
+    def client(self, who: Principal) -> LocalClient:
+        return LocalClient(self.gate, who, placement=self.authority, events=self.events)
+
+    def _runners(self) -> list[Runner]:
+        table = global_controllers() if self.name == GLOBAL else regional_controllers(self.name)
+        return [
+            Runner(item, self.client_of(item.name), self.informers, self.ports, self.election)
+            for item in (*table, collect.collector(self.name))
+        ]
+
+    async def start(self) -> None:
+        """Returns when the cell can be read and written; controllers take up their work in the background."""
+        await self.objects.start()
+        await self.informers.start()
+        await self.election.start()
+        for runner in self.runners:
+            await runner.start()
+        if self.authority is not None:
+            await self._placing.start()
+            self._background("authority", self._lead_authority)
+        if self.scheduler is not None:
+            await self.scheduler.start()
+        if self.link is not None:
+            self._background("link", self._keep_link)
+        self._background("compaction", self._compact)
+        self._background("events", self.events.run)
+
+    async def stop(self) -> None:
+        """Stops in reverse. Leases are given back, so that a restart takes over at once."""
+        if self.scheduler is not None:
+            await self.scheduler.stop()
+        for runner in reversed(self.runners):
+            await runner.stop()
+        await end(*reversed(self._tasks))
+        self._tasks.clear()
+        if self.authority is not None:
+            self.authority.stop()
+            await self._placing.stop()
+        await self.election.stop()
+        await self.informers.stop()
+        await self.gate.close()
+        await self.objects.close()
+
+    def ready(self) -> dict[str, bool]:
+        """What /readyz checks, by name."""
+        checks = {"informers": all(i.synced.is_set() for i in self.informers.all())}
+        if self.authority is not None:
+            checks["authority"] = self.authority.leading
+        return checks
+
+    def _background(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            try:
+                await work()
+            except Exception:
+                log.exception("part_failed", cell=self.name, part=name)
+                raise
+
+        self._tasks.append(asyncio.create_task(run(), name=f"{self.name} {name}"))
+
+    @property
+    def failed(self) -> str:
+        """The background part that ended by itself, if one did: the process should not go on without it."""
+        return next((t.get_name() for t in self._tasks if t.done() and not t.cancelled()), "")
+
+    async def _lead_authority(self) -> None:
+        """Makes placement commits while elected; a new term starts from the records, never from memory."""
+        authority = self.authority
+        assert authority is not None
+        while True:
+            token = await self._placing.won()
+            await authority.start(token)
+            running = asyncio.create_task(self._run_authority(authority, token), name="authority term")
+            try:
+                await self._placing.lost()
+            finally:
+                authority.stop()
+                await end(running)
+
+    async def _run_authority(self, authority: Authority, token: Token) -> None:
+        await authority.run()
+        self._placing.refuted(token)
+
+    async def _keep_link(self) -> None:
+        """The link is started again whatever ends it: a region without it only ages."""
+        assert self.link is not None
+        while True:
+            try:
+                await self.link.run()
+            except Exception:
+                log.exception("link_failed", cell=self.name)
+            await self.ports.clock.sleep(limits.RECONNECT_MAX_S)
+
+    async def _compact(self) -> None:
+        """History is kept for the last so many revisions."""
+        while True:
+            await self.ports.clock.sleep(limits.COMPACT_EVERY_S)
+            oldest = self.store.head - limits.HISTORY_REVISIONS
+            if oldest > self.store.compacted:
+                await self.store.compact(oldest)
