@@ -2,6 +2,7 @@
 
 - Revisions are positive integers that only rise; every written key gets one, in the order of the writes.
 - A commit is atomic and durable when it returns. If one compare fails, nothing happens and `Conflict` is raised.
+  It names each key once. Removing a key that is not there changes nothing.
 - Reads see exactly the acknowledged commits, never one that is still on its way to the disk.
 - A watch delivers every change after its revision once, in order, and all changes of one commit together. It ends
   with `Expired` when what it needs is compacted; it never skips silently.
@@ -94,7 +95,7 @@ class Store(Protocol):
 
     @property
     def compacted(self) -> int:
-        """Reads and watches at or before this revision are refused with `Expired`."""
+        """Reads before this revision, and watches that need a change at or before it, are refused with `Expired`."""
 
     async def get(self, key: str, *, at: int | None = None) -> Entry | None: ...
 

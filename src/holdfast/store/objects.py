@@ -1,4 +1,4 @@
-"""A cell's objects, decoded once and shared: current state, indexes, and ordered change streams for any number of readers.
+"""A cell's objects, decoded once and shared: current state, indexes, and ordered change streams for any reader.
 
 Follows one ordered watch of the store. Reads here are of what the store has published, so they never show a write that
 could still be lost. Events (ephemeral kinds) live in a second, volatile store behind the same interface.
@@ -6,28 +6,25 @@ could still be lost. Events (ephemeral kinds) live in a second, volatile store b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
+from holdfast.model.errors import Unavailable
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
-from holdfast.store.contract import Committed, Store, Txn
+from holdfast.store.contract import Change, Committed, Entry, Store, Txn
+from holdfast.store.follower import Follower
+from holdfast.store.kind_cache import KindCache, object_of
+from holdfast.store.streams import Filter, ObjectChange, Subscription, Transitions, fields_of
 
-
-class ObjectChange(msgspec.Struct, gc=False):
-    """One change of one object. `value` is what the store holds (the last state for a deletion): splice, do not encode."""
-
-    kind: Kind
-    revision: int
-    new: Object | None
-    old: Object | None
-    value: bytes
-    line: bytes | None = None
-    """The watch line for plain JSON watchers, made by the first that needs it and shared by all."""
+__all__ = ["ObjectChange", "ObjectPage", "ObjectStream", "Objects"]
 
 
 class ObjectPage(msgspec.Struct, frozen=True):
+    """`remaining` counts what follows, exactly for the newest state and about for a past one."""
+
     items: tuple[Object, ...]
     revision: int
     more: bool
@@ -38,45 +35,174 @@ class Objects:
     """Typed access to one cell's store. All synchronous reads are of one consistent, published state."""
 
     def __init__(self, store: Store, volatile: Store) -> None:
-        raise NotImplementedError
+        self._durable = Follower(store, ephemeral=False)
+        self._volatile = Follower(volatile, ephemeral=True)
 
     async def start(self) -> None:
         """Loads everything and follows the store from there."""
-        raise NotImplementedError
+        await self._durable.start()
+        await self._volatile.start()
 
     async def close(self) -> None:
-        raise NotImplementedError
+        """Ends every stream. The stores stay open: whoever opened them closes them."""
+        for follower in (self._durable, self._volatile):
+            follower.close(Unavailable("this cell is stopping"))
 
     def store_of(self, kind: Kind) -> Store:
         """The durable store, or the volatile one for ephemeral kinds."""
-        raise NotImplementedError
+        return self._follower(kind).store
 
     def head(self, kind: Kind) -> int:
-        raise NotImplementedError
+        """The revision that reads of this kind show."""
+        return self._follower(kind).revision
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        raise NotImplementedError
+        return self._cache(kind).objects.get(kind.store_key(namespace, name))
+
+    def entry(self, kind: Kind, namespace: str, name: str) -> Entry | None:
+        """The stored bytes of an object, to be spliced (`codec.wire`) rather than encoded."""
+        return self._cache(kind).entries.get(kind.store_key(namespace, name))
+
+    def entries(
+        self, kind: Kind, namespace: str = "", *, fields: Mapping[str, str] | None = None
+    ) -> tuple[list[Entry], int]:
+        """What `list` gives, as stored bytes."""
+        cache = self._cache(kind)
+        entries = cache.entries
+        return [entries[key] for key in cache.select(_filter(cache, namespace, fields))], self.head(kind)
 
     def list(
         self, kind: Kind, namespace: str = "", *, fields: Mapping[str, str] | None = None
     ) -> tuple[list[Object], int]:
         """In key order, with the revision it is true at. `fields`: indexes of model.indexes, or metadata.name."""
-        raise NotImplementedError
+        cache = self._cache(kind)
+        objects = cache.objects
+        return [objects[key] for key in cache.select(_filter(cache, namespace, fields))], self.head(kind)
 
     async def page(self, kind: Kind, namespace: str = "", *, at: int | None, after: str, limit: int) -> ObjectPage:
-        """One page; `at` a past revision reads history, so that all pages of one list show one state."""
-        raise NotImplementedError
+        """One page; `at` a past revision reads history, so that all pages of one list show one state.
+
+        `after` is the store key of the last object already seen; `limit` 0 means all.
+        """
+        follower, cache = self._follower(kind), self._cache(kind)
+        if at is None or cache.changed_at <= at <= follower.revision:
+            items, remaining = cache.page(namespace, after, limit)
+            return ObjectPage(tuple(items), follower.revision if at is None else at, remaining > 0, remaining)
+        prefix = kind.range_prefix(namespace)
+        page = await follower.store.range(prefix, at=at, after=after, limit=limit)
+        found = tuple(_shared(cache, entry) for entry in page.entries)
+        remaining = max(1, cache.keys.count(prefix, page.entries[-1].key)) if page.more else 0
+        return ObjectPage(found, page.revision, page.more, remaining)
 
     def stream(
         self, kind: Kind, namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
     ) -> AsyncIterator[Sequence[ObjectChange]]:
         """Changes after a revision. Raises Expired when compacted, or when the reader fell too far behind."""
-        raise NotImplementedError
+        cache = self._cache(kind)
+        return ObjectStream(self._follower(kind), cache, _filter(cache, namespace, fields), after)
 
     async def wait_for(self, kind: Kind, revision: int, *, timeout_s: float) -> bool:
         """Whether this revision was reached in time (lists that ask for "at least N")."""
-        raise NotImplementedError
+        try:
+            await asyncio.wait_for(self._follower(kind).reach(revision), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     async def commit(self, kind: Kind | None, txn: Txn) -> Committed:
-        """Commits, and returns only when the result can be read here."""
-        raise NotImplementedError
+        """Commits, and returns only when the result can be read here. `kind` names the store; None: the durable one."""
+        return await (self._durable if kind is None else self._follower(kind)).commit(txn)
+
+    def _follower(self, kind: Kind) -> Follower:
+        return self._volatile if kind.ephemeral else self._durable
+
+    def _cache(self, kind: Kind) -> KindCache:
+        follower = self._follower(kind)
+        follower.check()
+        return follower.caches[kind.name]
+
+
+class ObjectStream:
+    """One reader's changes. A wait that is cancelled loses nothing: ask again. Dropping it, or `aclose`, ends it."""
+
+    def __init__(self, follower: Follower, cache: KindCache, wanted: Filter, after: int) -> None:
+        self._follower = follower
+        self._cache = cache
+        self._wanted = wanted
+        self._after = after
+        self._live: Subscription | None = None
+        self._past: AsyncIterator[Sequence[Change]] | None = None
+
+    def __aiter__(self) -> ObjectStream:
+        return self
+
+    async def __anext__(self) -> Sequence[ObjectChange]:
+        while True:
+            if self._live is not None:
+                await self._live.wait()
+                found = self._take(self._live)
+            elif self._after < self._cache.recent.floor:
+                found = await self._read_past()
+            else:
+                found = self._go_live()
+            if found:
+                return found
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything published up to now was read: then the head is a safe place to resume from."""
+        return self._live is not None and not self._live.unread and self._live.fault is None
+
+    async def aclose(self) -> None:
+        self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._live is not None:
+            self._cache.streams.remove(self._live)
+
+    def _take(self, live: Subscription) -> Sequence[ObjectChange]:
+        found, live.unread = live.unread, []
+        if not found and live.fault is not None:
+            raise live.fault
+        # A stream may begin at a revision that this process has not reached yet.
+        return found if not found or found[0].revision > self._after else [c for c in found if c.revision > self._after]
+
+    def _go_live(self) -> Sequence[ObjectChange]:
+        """Takes what is recent and joins the live streams, with nothing in between."""
+        self._follower.check()
+        self._past = None
+        self._live = Subscription(self._wanted)
+        self._cache.streams.add(self._live)
+        return self._matching(self._cache.recent.after(self._after))
+
+    async def _read_past(self) -> Sequence[ObjectChange]:
+        # All keys, not only this kind's: then there surely is a change at the floor, and this never waits for new ones.
+        if self._past is None:
+            self._past = self._follower.store.watch("", after=self._after)
+        changes = await anext(self._past)
+        self._after = changes[-1].revision
+        prefix = self._cache.kind.prefix
+        return self._matching([self._cache.past(change) for change in changes if change.key.startswith(prefix)])
+
+    def _matching(self, changes: Sequence[ObjectChange]) -> Sequence[ObjectChange]:
+        if not self._wanted.fields and not self._wanted.namespace:
+            return changes
+        seen = (Transitions(change, self._cache.values).of(self._wanted) for change in changes)
+        return [change for change in seen if change is not None]
+
+
+def _filter(cache: KindCache, namespace: str, fields: Mapping[str, str] | None) -> Filter:
+    if fields:
+        cache.check_fields(fields)
+    return Filter(namespace, fields_of(fields))
+
+
+def _shared(cache: KindCache, entry: Entry) -> Object:
+    """The object of a past entry; the very one in memory where that is still the state."""
+    now = cache.entries.get(entry.key)
+    if now is not None and now.revision == entry.revision:
+        return cache.objects[entry.key]
+    return object_of(cache.kind, entry)

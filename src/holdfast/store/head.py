@@ -1,0 +1,143 @@
+"""The newest value of every key, in memory: what is published, and what is staged on its way to the disk.
+
+Compares are checked and revisions assigned against the staged state; readers see only the published one. Staged
+commits are published in the order they were staged, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.errors import BadRequest, Conflict
+from holdfast.store.contract import Append, Change, Committed, Entry, Put, Remove, Txn
+from holdfast.store.ordered import OrderedKeys
+
+
+class Staged(msgspec.Struct, frozen=True, gc=False):
+    """A commit with its revisions. `priors`: per change, the revision of its key's change before it, 0 for none."""
+
+    changes: tuple[Change, ...]
+    priors: tuple[int, ...]
+    appends: tuple[tuple[int, Append], ...]
+    committed: Committed
+
+
+class Head:
+    """`revision` and `sequence` are the newest published ones; those assigned may be further on."""
+
+    def __init__(
+        self, entries: Iterable[Entry] = (), removed: dict[str, int] | None = None, revision: int = 0, sequence: int = 0
+    ) -> None:
+        self.entries = {entry.key: entry for entry in entries}
+        self.keys = OrderedKeys(self.entries)
+        self.revision = revision
+        self.sequence = sequence
+        # When a key was removed, oldest first, until compaction: a key created again names its removal as its prior.
+        self._removed: dict[str, int] = removed if removed is not None else {}
+        # An Entry, or the revision of a removal.
+        self._staged: dict[str, Entry | int] = {}
+        self._assigned = revision
+        self._assigned_sequence = sequence
+
+    def stage(self, txn: Txn) -> Staged:
+        """Checks every compare and assigns revisions; nothing has happened when it raises."""
+        for compare in txn.compares:
+            now = self._newest(compare.key)
+            found = now.revision if now is not None else 0
+            if found != compare.revision:
+                raise _conflict(compare.key, compare.revision, found)
+        writes = txn.writes
+        if len(writes) > limits.MAX_WRITES_PER_COMMIT:
+            raise BadRequest(
+                f"a commit has {len(writes)} writes, at most {limits.MAX_WRITES_PER_COMMIT} are allowed: split it"
+            )
+        if len({write.key for write in writes}) != len(writes):
+            raise BadRequest("a commit writes a key twice: name each key once, with its final value")
+        changes: list[Change] = []
+        priors: list[int] = []
+        revisions: list[int] = []
+        revision = self._assigned
+        for write in writes:
+            old = self._newest(write.key)
+            if isinstance(write, Put) or old is not None:
+                revision += 1
+                changes.append(_change(write, old, revision))
+                priors.append(old.revision if old is not None else self._removal(write.key))
+            revisions.append(revision)
+        appends: tuple[tuple[int, Append], ...] = ()
+        if txn.appends:
+            appends = tuple(enumerate(txn.appends, self._assigned_sequence + 1))
+            self._assigned_sequence += len(appends)
+        for change in changes:
+            self._staged[change.key] = change.entry if change.entry is not None else change.revision
+        self._assigned = revision
+        return Staged(tuple(changes), tuple(priors), appends, Committed(revision, tuple(revisions)))
+
+    def publish(self, staged: Staged) -> None:
+        """Makes a staged commit the state readers see."""
+        for change in staged.changes:
+            key, entry = change.key, change.entry
+            now = self._staged[key]
+            if (now if isinstance(now, int) else now.revision) == change.revision:
+                del self._staged[key]
+            if entry is None:
+                del self.entries[key]
+                self.keys.remove(key)
+                self._removed[key] = change.revision
+            else:
+                if key not in self.entries:
+                    self.keys.add(key)
+                    self._removed.pop(key, None)
+                self.entries[key] = entry
+        if staged.changes:
+            self.revision = staged.changes[-1].revision
+        if staged.appends:
+            self.sequence = staged.appends[-1][0]
+
+    def is_staged(self, key: str) -> bool:
+        return key in self._staged
+
+    def range(self, prefix: str, after: str, limit: int) -> tuple[tuple[Entry, ...], bool]:
+        walk = self.keys.walk(prefix, after)
+        found = tuple(self.entries[key] for key in (islice(walk, limit) if limit else walk))
+        return found, bool(limit) and next(walk, None) is not None
+
+    def forget_removed(self, through: int) -> None:
+        """Drops removals at or before a revision, once nothing older of their keys is kept anywhere."""
+        while self._removed:
+            key, revision = next(iter(self._removed.items()))
+            if revision > through:
+                break
+            del self._removed[key]
+
+    def _newest(self, key: str) -> Entry | None:
+        staged = self._staged.get(key)
+        if staged is None:
+            return self.entries.get(key)
+        return None if isinstance(staged, int) else staged
+
+    def _removal(self, key: str) -> int:
+        staged = self._staged.get(key)
+        return staged if isinstance(staged, int) else self._removed.get(key, 0)
+
+
+def _change(write: Put | Remove, old: Entry | None, revision: int) -> Change:
+    if isinstance(write, Remove):
+        return Change(write.key, revision, None, old)
+    created = old.created if old is not None else revision
+    return Change(write.key, revision, Entry(write.key, write.value, revision, created, write.attached), old)
+
+
+def _conflict(key: str, expected: int, found: int) -> Conflict:
+    facts = {"key": key, "expected": expected, "found": found}
+    if expected == 0:
+        return Conflict(f"{key} exists already, at revision {found}: read it and decide again", facts=facts)
+    if found == 0:
+        return Conflict(f"{key} was expected at revision {expected} and does not exist: decide again", facts=facts)
+    return Conflict(
+        f"{key} was expected at revision {expected} and is at {found}: read it and decide again", facts=facts
+    )

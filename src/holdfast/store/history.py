@@ -1,0 +1,103 @@
+"""Reads of the history file: past values, lists and changes, and logs. Runs in a thread of its own, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from holdfast.model import limits
+from holdfast.store.contract import Change, Entry, LogRecord
+from holdfast.store.ordered import upper_bound
+
+# SQLite takes the other columns from the row that has the maximum. Groups come in the order of the index, so that a
+# page costs no more than its keys.
+_PAST = """
+SELECT key, value, max(revision), created FROM history INDEXED BY history_swap
+WHERE key >= ? AND key < ? AND revision <= ?
+GROUP BY key HAVING value IS NOT NULL ORDER BY key LIMIT ?
+"""
+# The index holds (key, previous, revision): finding the newest row per key touches no value but the one returned.
+_NEWEST = """
+SELECT h.key, h.value, h.revision, h.created
+FROM (SELECT max(revision) AS revision FROM history INDEXED BY history_swap GROUP BY key) AS newest
+CROSS JOIN history AS h ON h.revision = newest.revision WHERE h.value IS NOT NULL
+"""
+_ONE = "SELECT value, revision, created FROM history WHERE key = ? AND revision <= ? ORDER BY previous DESC LIMIT 1"
+_CHANGES = """
+SELECT h.key, h.value, h.revision, h.created, h.last, p.value, p.revision, p.created
+FROM history AS h LEFT JOIN history AS p ON p.revision = h.previous AND p.value IS NOT NULL
+WHERE h.revision > ? AND h.revision <= ? ORDER BY h.revision LIMIT ?
+"""
+_LOG = "SELECT sequence, value FROM log WHERE name = ? AND sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?"
+_REMOVED = """
+SELECT h.key, h.revision FROM history AS h INDEXED BY history_removed WHERE h.value IS NULL
+AND NOT EXISTS (SELECT 1 FROM history AS n WHERE n.key = h.key AND n.previous = h.revision) ORDER BY h.revision
+"""
+
+_ALL = 1 << 62
+# Any blob sorts above every text.
+_ABOVE_EVERY_KEY = b""
+
+
+class History:
+    """`at` and `through` are never above what is published, so nothing unpublished can be seen here."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def get(self, key: str, at: int) -> Entry | None:
+        rows = self._rows(_ONE, (key, at))
+        return Entry(key, *rows[0]) if rows and rows[0][0] is not None else None
+
+    def range(self, prefix: str, at: int, after: str, limit: int) -> tuple[tuple[Entry, ...], bool]:
+        # The key after `after` in every order is `after` with the lowest character behind it.
+        low = after + "\0" if after >= prefix and after else prefix
+        high = upper_bound(prefix) or _ABOVE_EVERY_KEY
+        rows = self._rows(_PAST, (low, high, at, limit + 1 if limit else _ALL))
+        more = bool(limit) and len(rows) > limit
+        return tuple(Entry(*row) for row in (rows[:limit] if more else rows)), more
+
+    def changes(self, after: int, through: int) -> Sequence[Change]:
+        """Whole commits after a revision, about as many as one item of a watch may hold."""
+        rows = self._rows(_CHANGES, (after, through, limits.WATCH_CHUNK_EVENTS))
+        if rows:
+            reached, last = rows[-1][2], rows[-1][4]
+            if reached < last:
+                rows += self._rows(_CHANGES, (reached, last, limits.MAX_WRITES_PER_COMMIT))
+        return [_change(row) for row in rows]
+
+    def newest(self) -> list[Entry]:
+        """The current value of every key, in no order."""
+        return [Entry(*row) for row in self._rows(_NEWEST)]
+
+    def removed(self) -> dict[str, int]:
+        """Keys whose last change is a removal, oldest first."""
+        return dict(self._rows(_REMOVED))
+
+    def log(self, name: str, after: int, through: int, limit: int) -> tuple[LogRecord, ...]:
+        return tuple(LogRecord(*row) for row in self._rows(_LOG, (name, after, through, limit)))
+
+    def meta(self) -> dict[str, int]:
+        """Marks, with the newest revision and log sequence ever used."""
+        marks: dict[str, int] = dict(self._rows("SELECT name, value FROM meta"))
+        ((revision, sequence),) = self._rows(
+            "SELECT (SELECT max(revision) FROM history), (SELECT max(sequence) FROM log)"
+        )
+        marks["revision"] = max(revision or 0, marks["compacted"])
+        marks["sequence"] = max(sequence or 0, marks["trimmed"])
+        return marks
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _rows(self, sql: str, values: tuple[int | str | bytes, ...] = ()) -> list[Any]:
+        return self._connection.execute(sql, values).fetchall()
+
+
+def _change(row: Any) -> Change:
+    key, value, revision, created, _, old_value, old_revision, old_created = row
+    entry = Entry(key, value, revision, created) if value is not None else None
+    previous = Entry(key, old_value, old_revision, old_created) if old_value is not None else None
+    return Change(key, revision, entry, previous)

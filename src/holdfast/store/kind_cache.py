@@ -1,0 +1,154 @@
+"""The objects of one kind in memory: decoded once, in key order, indexed, with the changes that led here.
+
+Owned by a `Follower`, which applies the store's changes in order; between two commits it is one consistent state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from holdfast.model import codec, limits
+from holdfast.model.errors import BadRequest, Expired, Fault
+from holdfast.model.indexes import indexes_of
+from holdfast.model.kinds import Kind
+from holdfast.model.meta import Object
+from holdfast.store.contract import Change, Entry
+from holdfast.store.ordered import OrderedKeys
+from holdfast.store.ring import Ring
+from holdfast.store.streams import ANY_END, Filter, ObjectChange, Streams
+
+NAME = "metadata.name"
+NAMESPACE = "metadata.namespace"
+
+
+class KindCache:
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.objects: dict[str, Object] = {}
+        self.entries: dict[str, Entry] = {}
+        self.keys = OrderedKeys()
+        self.changed_at = 0
+        """No change of this kind is newer."""
+        self.recent: Ring[ObjectChange] = Ring(0, limits.OBJECT_RING_EVENTS)
+        self.streams = Streams(kind, self.values)
+        self._index = indexes_of(kind.type)
+        # index → value → keys; a dict as a set keeps the order reproducible.
+        self._indexed: dict[str, dict[str, dict[str, None]]] = {name: {} for name in self._index}
+
+    def load(self, entries: Sequence[Entry], revision: int) -> None:
+        """Starts over from a full list. Streams end: what lies between the old state and this one is not known."""
+        self.streams.fail(Expired(f"the list of {self.kind.plural} was read anew at revision {revision}: list again"))
+        self.objects = {entry.key: object_of(self.kind, entry) for entry in entries}
+        self.entries = {entry.key: entry for entry in entries}
+        self.keys = OrderedKeys(self.objects)
+        self.changed_at = revision
+        self.recent = Ring(revision, limits.OBJECT_RING_EVENTS)
+        self._indexed = {name: {} for name in self._index}
+        for key, item in self.objects.items():
+            self._reindex(key, None, item)
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """The changes of one commit, or of a run of them."""
+        seen: list[ObjectChange] = []
+        for change in changes:
+            key, entry = change.key, change.entry
+            old = self.objects.get(key)
+            if entry is not None:
+                new = object_of(self.kind, entry)
+                if old is None:
+                    self.keys.add(key)
+                self.objects[key] = new
+                self.entries[key] = entry
+                self._reindex(key, old, new)
+                seen.append(ObjectChange(self.kind, change.revision, new, old, entry.value))
+            elif old is not None:
+                del self.objects[key]
+                value = self.entries.pop(key).value
+                self.keys.remove(key)
+                self._reindex(key, old, None)
+                seen.append(ObjectChange(self.kind, change.revision, None, old, value))
+        if seen:
+            self.changed_at = seen[-1].revision
+            self.recent.append(seen)
+            self.streams.deliver(seen)
+
+    def fail(self, fault: Fault) -> None:
+        self.streams.fail(fault)
+
+    def past(self, change: Change) -> ObjectChange:
+        """A change as it was then, from history."""
+        new = object_of(self.kind, change.entry) if change.entry is not None else None
+        old = object_of(self.kind, change.previous) if change.previous is not None else None
+        state = change.entry or change.previous
+        return ObjectChange(self.kind, change.revision, new, old, state.value if state is not None else b"")
+
+    def select(self, wanted: Filter) -> Iterator[str]:
+        """The keys of the objects that match, in order."""
+        if not wanted.fields:
+            yield from self.keys.walk(self.kind.range_prefix(wanted.namespace))
+            return
+        for key in self._candidates(wanted):
+            if wanted.accepts(self.objects[key], self.values):
+                yield key
+
+    def page(self, namespace: str, after: str, limit: int) -> tuple[list[Object], int]:
+        """Objects after a key, and how many follow them."""
+        prefix = self.kind.range_prefix(namespace)
+        walk = self.keys.walk(prefix, after)
+        keys = list(islice(walk, limit) if limit else walk)
+        remaining = self.keys.count(prefix, keys[-1]) if keys else 0
+        return [self.objects[key] for key in keys], remaining
+
+    def values(self, field: str, item: Object) -> Iterable[str]:
+        """The values an object has of a field."""
+        if field == NAME:
+            return (item.metadata.name,)
+        if field == NAMESPACE:
+            return (item.metadata.namespace,)
+        return self._index[field](item)
+
+    def check_fields(self, fields: Iterable[str]) -> None:
+        for field in fields:
+            if field not in self._index and field not in (NAME, NAMESPACE):
+                known = ", ".join([NAME, NAMESPACE, *sorted(self._index)])
+                raise BadRequest(f"{self.kind.plural} cannot be selected by {field!r}: the fields are {known}")
+
+    def _candidates(self, wanted: Filter) -> Iterable[str]:
+        """A superset of the keys that match, in order, as small as the first field makes it."""
+        field, value = wanted.fields[0]
+        if value.endswith(ANY_END):
+            return self.keys.walk(self.kind.range_prefix(wanted.namespace))
+        if field in self._indexed:
+            return sorted(self._indexed[field].get(value, ()))
+        if field == NAME and (wanted.namespace or not self.kind.namespaced):
+            key = self.kind.store_key(wanted.namespace, value)
+            return (key,) if key in self.objects else ()
+        return self.keys.walk(self.kind.range_prefix(value if field == NAMESPACE else wanted.namespace))
+
+    def _reindex(self, key: str, old: Object | None, new: Object | None) -> None:
+        for name, index in self._index.items():
+            before: Iterable[str] = index(old) if old is not None else ()
+            after: Iterable[str] = index(new) if new is not None else ()
+            if before == after:
+                continue
+            by_value = self._indexed[name]
+            for value in before:
+                keys = by_value.get(value)
+                if keys is not None:
+                    keys.pop(key, None)
+                    if not keys:
+                        del by_value[value]
+            for value in after:
+                by_value.setdefault(value, {})[key] = None
+
+
+def object_of(kind: Kind, entry: Entry) -> Object:
+    """The object of an entry, decoded only where the writer's own is not at hand."""
+    item: Object | None = entry.attached
+    if item is None:
+        decoded: Object = codec.decode(kind, entry.value, entry.revision)
+        return decoded
+    if item.metadata.resource_version == str(entry.revision):
+        return item
+    return codec.stamped(item, entry.revision)

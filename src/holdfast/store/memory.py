@@ -1,0 +1,131 @@
+"""A store in memory: for the simulation, and for what need not outlive the process (Events).
+
+Keeps every change until compaction, so that reads and watches in the past work as on disk: the past is the present
+with the later changes undone. A bounded one (`keep`) forgets the keys that were written longest ago, as ordinary
+removals that watchers see, and compacts itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import islice
+
+from holdfast.model.errors import BadRequest, Expired, Unavailable
+from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Remove, Txn
+from holdfast.store.feed import Failed, Feed, Told, Watch
+from holdfast.store.head import Head, Staged
+
+
+class MemoryStore:
+    """`keep` is how many keys it holds at most; 0 means all."""
+
+    def __init__(self, keep: int = 0) -> None:
+        self._head = Head()
+        self._feed = Feed(0)
+        self._compacted = 0
+        self._logs: dict[str, list[LogRecord]] = {}
+        self._keep = keep
+        # Keys by when they were last written, oldest first; only for a bounded store.
+        self._by_age: dict[str, None] = {}
+
+    @property
+    def head(self) -> int:
+        return self._head.revision
+
+    @property
+    def compacted(self) -> int:
+        return self._compacted
+
+    async def get(self, key: str, *, at: int | None = None) -> Entry | None:
+        self._feed.check()
+        if at is None or at == self.head:
+            return self._head.entries.get(key)
+        undone = self._undone(key, at)
+        return undone[key] if key in undone else self._head.entries.get(key)
+
+    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
+        self._feed.check()
+        if at is None or at == self.head:
+            entries, more = self._head.range(prefix, after, limit)
+            return Page(entries, self.head, more)
+        undone = self._undone(prefix, at)
+        keys = [key for key in self._head.keys.walk(prefix, after) if key not in undone]
+        keys += [key for key, entry in undone.items() if entry is not None and key.startswith(prefix) and key > after]
+        keys.sort()
+        chosen = islice(keys, limit) if limit else keys
+        found = tuple(undone.get(key) or self._head.entries[key] for key in chosen)
+        return Page(found, at, len(keys) > len(found))
+
+    async def commit(self, txn: Txn) -> Committed:
+        self._feed.check()
+        staged = self._head.stage(txn)
+        self._publish(staged)
+        if self._keep:
+            self._forget(staged)
+        self._feed.wake()
+        return staged.committed
+
+    def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
+        return Watch(self._feed, prefix, after, lambda: self._compacted)
+
+    def subscribe(self, told: Told, failed: Failed, *, after: int) -> Callable[[], None]:
+        return self._feed.subscribe(told, failed, after=after)
+
+    async def compact(self, revision: int) -> None:
+        self._feed.check()
+        if revision > self.head:
+            raise BadRequest(f"revision {revision} cannot be compacted: the newest is {self.head}")
+        self._compact(revision)
+
+    async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
+        self._feed.check()
+        records = (record for record in self._logs.get(log, ()) if record.sequence > after)
+        return tuple(islice(records, limit))
+
+    async def trim_log(self, log: str, *, keep: int) -> None:
+        self._feed.check()
+        records = self._logs.get(log, [])
+        del records[: max(0, len(records) - keep)]
+
+    async def close(self) -> None:
+        self._feed.fail(Unavailable("the store is closed"))
+
+    def _publish(self, staged: Staged) -> None:
+        self._head.publish(staged)
+        for sequence, append in staged.appends:
+            self._logs.setdefault(append.log, []).append(LogRecord(sequence, append.value))
+        self._feed.append(staged.changes)
+
+    def _compact(self, revision: int) -> None:
+        if revision > self._compacted:
+            self._compacted = revision
+            self._head.forget_removed(revision)
+            self._feed.drop_through(revision)
+            self._feed.wake()
+
+    def _forget(self, staged: Staged) -> None:
+        for change in staged.changes:
+            self._by_age.pop(change.key, None)
+            if change.entry is not None:
+                self._by_age[change.key] = None
+        excess = len(self._by_age) - self._keep
+        if excess > 0:
+            oldest = tuple(islice(self._by_age, excess))
+            for key in oldest:
+                del self._by_age[key]
+            self._publish(self._head.stage(Txn(writes=tuple(Remove(key) for key in oldest))))
+        if self.head - self._compacted > 2 * self._keep:
+            self._compact(self.head - self._keep)
+
+    def _undone(self, prefix: str, at: int) -> dict[str, Entry | None]:
+        """What keys under `prefix` held at a revision, of those that changed since."""
+        if at < self._compacted:
+            raise Expired(f"revision {at} is compacted up to {self._compacted}: list again")
+        if at > self.head:
+            raise BadRequest(f"revision {at} is in the future: the newest is {self.head}")
+        undone: dict[str, Entry | None] = {}
+        for batch in self._feed.backwards(at):
+            for change in batch:
+                if change.revision > at and change.key.startswith(prefix):
+                    undone[change.key] = change.previous
+        return undone

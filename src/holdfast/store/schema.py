@@ -1,0 +1,125 @@
+"""The file of a SQLite store: its tables, how one is opened, recognised and locked.
+
+`history` has a row per change, in the order of revisions. `previous` is the revision of the key's change before it
+(0: none), and (key, previous) is unique: the schema itself refuses a second write on top of the same state. `last` is
+the last revision of the row's commit, so that a reader of history can keep commits whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import apsw
+
+from holdfast.model import limits
+from holdfast.model.errors import StoreFailed
+
+APPLICATION_ID = 0x484F4C44
+VERSION = 1
+
+CREATE = f"""
+CREATE TABLE history(
+    revision INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,
+    value BLOB,
+    created INTEGER NOT NULL,
+    previous INTEGER NOT NULL,
+    last INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX history_swap ON history(key, previous);
+CREATE INDEX history_removed ON history(key) WHERE value IS NULL;
+CREATE TABLE log(sequence INTEGER PRIMARY KEY, name TEXT NOT NULL, value BLOB NOT NULL);
+CREATE INDEX log_name ON log(name, sequence);
+CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+INSERT INTO meta(name, value) VALUES ('compacted', 0), ('swept', 0), ('trimmed', 0);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {VERSION};
+"""
+
+_READER = apsw.SQLITE_OPEN_READONLY
+_WRITER = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+
+
+class FileLock:
+    """Held while a store is open: one process per file. The kernel lets go of it when the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.with_name(path.name + ".lock")
+        try:
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreFailed(f"{path} cannot be opened: {error.strerror}: {self._path}") from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(self._handle, 32).decode(errors="replace").strip() or "unknown"
+            os.close(self._handle)
+            raise StoreFailed(
+                f"{path} is in use by process {holder}: a store file belongs to one process; stop that one first",
+                facts={"path": str(path), "pid": holder},
+            ) from None
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        os.close(self._handle)
+
+
+def open_writer(path: Path) -> apsw.Connection:
+    """The connection that writes, with the schema in place. Refuses files that are not ours."""
+    connection = None
+    try:
+        connection = _connect(path, _WRITER)
+        _recognise(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {limits.STORE_WAL_BYTES}").fetchall()
+    except apsw.Error as error:
+        if connection is not None:
+            connection.close()
+        raise unreadable(path, error) from error
+    except StoreFailed:
+        if connection is not None:
+            connection.close()
+        raise
+    return connection
+
+
+def open_reader(path: Path) -> apsw.Connection:
+    """A connection that only reads: history, while the writer goes on."""
+    return _connect(path, _READER)
+
+
+def unreadable(path: Path, error: Exception) -> StoreFailed:
+    """Says in plain words why a file cannot be used."""
+    if isinstance(error, apsw.NotADBError):
+        return StoreFailed(f"{path} is not a Holdfast store: it is no SQLite database")
+    if isinstance(error, apsw.CorruptError):
+        return StoreFailed(f"{path} is damaged ({error}): restore it from a backup")
+    return StoreFailed(f"{path} cannot be opened: {error}")
+
+
+def _connect(path: Path, flags: int) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=flags)
+    connection.set_busy_timeout(int(limits.STORE_BUSY_TIMEOUT_S * 1000))
+    return connection
+
+
+def _recognise(connection: apsw.Connection, path: Path) -> None:
+    application = connection.pragma("application_id")
+    version = connection.pragma("user_version")
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+    if application == 0 and tables == 0:
+        # The marks come with the tables in one transaction: a crash in the middle leaves an empty file.
+        connection.execute(f"BEGIN IMMEDIATE;{CREATE}COMMIT;")
+        return
+    if application != APPLICATION_ID:
+        raise StoreFailed(
+            f"{path} is not a Holdfast store: it is the database of another application ({application:#x})"
+        )
+    if version != VERSION:
+        raise StoreFailed(
+            f"{path} has schema version {version} and this program writes {VERSION}: run the version that wrote it"
+        )

@@ -1,0 +1,145 @@
+"""The one thread that writes a SQLite store: everything that waits becomes one transaction.
+
+A transaction is reported done only after COMMIT returned, with synchronous=FULL. The first error ends the thread's
+work for good: what is queued behind it is reported failed, as nobody can say what reached the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+import apsw
+
+from holdfast.model import limits
+from holdfast.store.head import Staged
+
+Job = Callable[[apsw.Connection], object]
+"""Other work on the writing connection, in a transaction of its own (compaction)."""
+
+Done = Callable[[Sequence[Staged], float, Exception | None], None]
+JobDone = Callable[[object, Exception | None], None]
+
+# Many rows per statement: each statement gives up the interpreter lock once, and taking it back may cost
+# milliseconds while the loop is busy.
+_ROWS_PER_STATEMENT = (128, 16, 1)
+_COLUMNS = 6
+_INSERT = {
+    count: "INSERT INTO history(revision, key, value, created, previous, last) VALUES "
+    + ",".join(["(?,?,?,?,?,?)"] * count)
+    for count in _ROWS_PER_STATEMENT
+}
+_APPEND = "INSERT INTO log(sequence, name, value) VALUES (?,?,?)"
+
+
+class GroupWriter:
+    """`done` and job results are called on the loop, in the order of `put` and `run`."""
+
+    def __init__(self, connection: apsw.Connection, name: str, done: Done) -> None:
+        self._connection = connection
+        self._done = done
+        self._queue: SimpleQueue[Staged | tuple[Job, JobDone] | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name=f"store-writer {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, staged: Staged) -> None:
+        self._loop = self._loop or asyncio.get_running_loop()
+        self._queue.put(staged)
+
+    def run(self, job: Job, done: JobDone) -> None:
+        self._loop = self._loop or asyncio.get_running_loop()
+        self._queue.put((job, done))
+
+    def stop(self) -> None:
+        """Writes what is queued, and ends. Blocks until then."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        stopping = False
+        while not stopping:
+            group: list[Staged] = []
+            for item in self._take():
+                if isinstance(item, Staged):
+                    group.append(item)
+                    continue
+                self._write(group)
+                group = []
+                if item is None:
+                    stopping = True
+                else:
+                    self._run(*item)
+            self._write(group)
+        self._connection.close()
+
+    def _take(self) -> list[Staged | tuple[Job, JobDone] | None]:
+        """Waits for one, then takes what else is there, in order."""
+        taken = [self._queue.get()]
+        while len(taken) < limits.STORE_GROUP_COMMITS:
+            try:
+                taken.append(self._queue.get_nowait())
+            except Empty:
+                break
+        return taken
+
+    def _write(self, group: list[Staged]) -> None:
+        if not group:
+            return
+        started = time.perf_counter()
+        self._attempt(lambda: _insert(self._connection, group))
+        self._report(self._done, group, time.perf_counter() - started, self._failure)
+
+    def _run(self, job: Job, done: JobDone) -> None:
+        result = self._attempt(lambda: job(self._connection))
+        self._report(done, result, self._failure)
+
+    def _attempt(self, work: Callable[[], object]) -> object:
+        """Runs work as one transaction; remembers the first error and never works again after it."""
+        if self._failure is not None:
+            return None
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            result = work()
+            self._connection.execute("COMMIT")
+        except Exception as error:
+            # Anything at all: a writer that died silently would leave everyone waiting.
+            self._failure = error
+            with contextlib.suppress(apsw.Error):
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+            return None
+        return result
+
+    def _report(self, callback: Callable[..., None], *facts: object) -> None:
+        # A loop that is gone has nobody left to tell.
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback, *facts)
+
+
+def _insert(connection: apsw.Connection, group: Sequence[Staged]) -> None:
+    values: list[object] = []
+    appends: list[tuple[int, str, bytes]] = []
+    for staged in group:
+        last = staged.changes[-1].revision if staged.changes else 0
+        for change, prior in zip(staged.changes, staged.priors, strict=True):
+            entry = change.entry
+            if entry is not None:
+                values += (change.revision, change.key, entry.value, entry.created, prior, last)
+            else:
+                values += (change.revision, change.key, None, 0, prior, last)
+        appends += ((sequence, append.log, append.value) for sequence, append in staged.appends)
+    at = 0
+    for count in _ROWS_PER_STATEMENT:
+        width = count * _COLUMNS
+        while len(values) - at >= width:
+            connection.execute(_INSERT[count], tuple(values[at : at + width]))
+            at += width
+    if appends:
+        connection.executemany(_APPEND, appends)

@@ -1,0 +1,497 @@
+"""Every sentence of the contract, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.model import limits
+from holdfast.model.errors import BadRequest, Conflict, Expired, Unavailable
+from holdfast.store.contract import Append, Compare, Put, Remove, Store, Txn
+
+
+def puts(*pairs: tuple[str, bytes]) -> Txn:
+    return Txn(writes=tuple(Put(key, value) for key, value in pairs))
+
+
+async def put(store: Store, key: str, value: bytes = b"x") -> int:
+    return (await store.commit(puts((key, value)))).revision
+
+
+async def next_item(watch):
+    return await asyncio.wait_for(anext(watch), 5)
+
+
+async def is_quiet(watch) -> bool:
+    """Whether a watch has nothing to say (asked of stores that have published everything already)."""
+    try:
+        await asyncio.wait_for(anext(watch), 0.05)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def collect(watch, through: int):
+    changes = []
+    while not changes or changes[-1].revision < through:
+        changes += await next_item(watch)
+    return changes
+
+
+# Revisions
+
+
+async def test_a_new_store_is_empty_at_revision_0(store):
+    assert (store.head, store.compacted) == (0, 0)
+    page = await store.range("")
+    assert (page.entries, page.revision, page.more) == ((), 0, False)
+
+
+async def test_revisions_are_positive_and_only_rise(store):
+    revisions = [await put(store, f"/k/{i % 3}") for i in range(10)]
+    assert revisions[0] > 0
+    assert revisions == sorted(set(revisions))
+    assert store.head == revisions[-1]
+
+
+async def test_every_write_has_a_revision_in_the_order_of_the_writes(store, subject):
+    committed = await store.commit(puts(("/b", b"1"), ("/a", b"2"), ("/c", b"3")))
+    assert len(committed.revisions) == 3
+    assert list(committed.revisions) == sorted(committed.revisions)
+    if subject.distinct_revisions:
+        assert len(set(committed.revisions)) == 3
+    assert committed.revision == committed.revisions[-1] == store.head
+    assert (await store.get("/a")).revision == committed.revisions[1]
+
+
+async def test_created_is_the_revision_of_the_first_write_and_starts_over_after_a_removal(store):
+    first = await put(store, "/k")
+    second = await put(store, "/k", b"y")
+    entry = await store.get("/k")
+    assert (entry.created, entry.revision, entry.value) == (first, second, b"y")
+    await store.commit(Txn(writes=(Remove("/k"),)))
+    again = await put(store, "/k")
+    assert (await store.get("/k")).created == again
+
+
+async def test_a_commit_that_writes_nothing_answers_the_head(store):
+    head = await put(store, "/k")
+    assert await store.commit(Txn(compares=(Compare("/k", head),))) == await store.commit(Txn())
+    assert (await store.commit(Txn())).revision == head == store.head
+
+
+async def test_removing_what_is_not_there_changes_nothing(store):
+    head = await put(store, "/k")
+    committed = await store.commit(Txn(writes=(Remove("/missing"),)))
+    assert (committed.revision, len(committed.revisions), store.head) == (head, 1, head)
+    assert await is_quiet(store.watch("", after=head))
+
+
+async def test_a_commit_names_each_key_once(store):
+    with pytest.raises(BadRequest, match="twice"):
+        await store.commit(Txn(writes=(Put("/k", b"1"), Remove("/k"))))
+    with pytest.raises(BadRequest, match="split"):
+        await store.commit(puts(*((f"/k/{i}", b"") for i in range(limits.MAX_WRITES_PER_COMMIT + 1))))
+    assert store.head == 0
+
+
+# Atomic, compare-and-swap
+
+
+async def test_a_failed_compare_means_that_nothing_happened(store):
+    at = await put(store, "/a")
+    await put(store, "/b")
+    watch = store.watch("", after=store.head)
+    before = await store.range("")
+    for wrong in (Compare("/a", at + 1), Compare("/a", 0), Compare("/missing", 7)):
+        with pytest.raises(Conflict) as conflict:
+            await store.commit(
+                Txn(
+                    compares=(Compare("/a", at), wrong),
+                    writes=(Put("/c", b"no"), Remove("/b")),
+                    appends=(Append("audit", b"no"),),
+                )
+            )
+        assert conflict.value.facts["key"] == wrong.key
+        assert conflict.value.facts["expected"] == wrong.revision
+    assert await store.range("") == before
+    assert await store.read_log("audit") == ()
+    assert await is_quiet(watch)
+
+
+async def test_comparing_with_0_asks_that_the_key_does_not_exist(store):
+    created = await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"1"),)))
+    with pytest.raises(Conflict):
+        await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"2"),)))
+    await store.commit(Txn(compares=(Compare("/k", created.revision),), writes=(Remove("/k"),)))
+    await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"3"),)))
+    assert (await store.get("/k")).value == b"3"
+
+
+async def test_of_racing_writers_exactly_one_wins_each_round(store):
+    at = await put(store, "/k", b"start")
+    for _ in range(5):
+        txns = [Txn(compares=(Compare("/k", at),), writes=(Put("/k", b"%d" % i),)) for i in range(8)]
+        results = await asyncio.gather(*map(store.commit, txns), return_exceptions=True)
+        won = [result for result in results if not isinstance(result, BaseException)]
+        assert len(won) == 1
+        assert all(isinstance(result, Conflict) for result in results if result not in won)
+        at = won[0].revision
+
+
+async def test_who_loses_a_race_can_see_what_it_lost_against(store):
+    """Else a loser would read the old state, decide the same, and spin until the winner is on disk."""
+    at = await put(store, "/k", b"0")
+    winner = asyncio.create_task(store.commit(Txn(compares=(Compare("/k", at),), writes=(Put("/k", b"1"),))))
+    await asyncio.sleep(0)
+    with pytest.raises(Conflict):
+        await store.commit(Txn(compares=(Compare("/k", at),), writes=(Put("/k", b"2"),)))
+    assert (await store.get("/k")).value == b"1"
+    await winner
+
+
+async def test_many_writers_at_once_each_get_their_own_revision(store):
+    async def writer(name: int) -> list[int]:
+        return [await put(store, f"/w/{name}/{i}") for i in range(20)]
+
+    per_writer = await asyncio.gather(*map(writer, range(16)))
+    assert all(revisions == sorted(revisions) for revisions in per_writer)
+    assert len({revision for revisions in per_writer for revision in revisions}) == 16 * 20
+    assert len((await store.range("/w/")).entries) == 16 * 20
+
+
+# Reads
+
+
+async def test_a_read_after_a_commit_sees_it(store):
+    for i in range(20):
+        at = await put(store, "/k", b"%d" % i)
+        assert (await store.get("/k")).value == b"%d" % i
+        assert store.head == at
+
+
+async def test_a_commit_on_its_way_is_not_seen(store):
+    """Head, reads and watches move together, and only when the commit does."""
+    for i in range(30):
+        key, head = f"/k/{i}", store.head
+        watch = store.watch("/k/", after=head)
+        watching = asyncio.create_task(anext(watch))
+        writing = asyncio.create_task(put(store, key))
+        while not writing.done():
+            visible = store.head > head
+            assert ((await store.get(key)) is not None) == visible
+            assert len((await store.range("/k/")).entries) == i + visible
+            assert visible or not watching.done()
+            await asyncio.sleep(0)
+        assert store.head == await writing
+        await watching
+
+
+async def test_a_range_is_in_key_order_within_its_prefix(store):
+    keys = ["/a/2", "/a/10", "/a/1", "/b/1", "/a", "/ab", "/a/é", "/a/\U0001f600", "/a/\uffff", "/a/1/x"]
+    for key in keys:
+        await put(store, key)
+    found = [entry.key for entry in (await store.range("/a/")).entries]
+    assert found == sorted(key for key in keys if key.startswith("/a/"))
+    assert [entry.key for entry in (await store.range("")).entries] == sorted(keys)
+
+
+@pytest.mark.parametrize("past", [False, True])
+async def test_pages_join_to_the_whole_list_of_one_revision(store, past):
+    for i in range(25):
+        await put(store, f"/k/{i:02}", b"old")
+    await put(store, "/l/other")
+    whole = await store.range("/k/")
+    at = whole.revision if past else None
+    after, joined = "", []
+    while True:
+        page = await store.range("/k/", at=at, after=after, limit=7)
+        joined += page.entries
+        assert page.revision == whole.revision
+        if not page.more:
+            break
+        assert len(page.entries) == 7
+        after = page.entries[-1].key
+        if past:
+            await store.commit(Txn(writes=(Put("/k/99", b"new"), Put(f"{after}x", b"new"), Remove("/k/20"))))
+    assert tuple(joined) == whole.entries
+
+
+async def test_a_page_that_ends_with_the_list_says_so(store):
+    for i in range(4):
+        await put(store, f"/k/{i}")
+    assert (await store.range("/k/", limit=4)).more is False
+    assert (await store.range("/k/", limit=3)).more is True
+    assert (await store.range("/k/", after="/k/3", limit=3)).entries == ()
+    assert [e.key for e in (await store.range("/k/", after="/a")).entries] == ["/k/0", "/k/1", "/k/2", "/k/3"]
+
+
+async def test_the_past_is_as_it_was(store):
+    first = await put(store, "/k", b"1")
+    second = await put(store, "/k", b"2")
+    removed = (await store.commit(Txn(writes=(Remove("/k"),)))).revision
+    again = await put(store, "/k", b"4")
+    for at, value in ((first, b"1"), (second, b"2"), (removed, None), (again, b"4"), (0, None)):
+        entry = await store.get("/k", at=at)
+        assert (entry.value if entry else None) == value
+        assert [e.value for e in (await store.range("/", at=at)).entries] == ([value] if value else [])
+        assert (await store.range("/", at=at)).revision == at
+
+
+async def test_the_future_is_refused(store):
+    head = await put(store, "/k")
+    with pytest.raises(BadRequest, match="future"):
+        await store.get("/k", at=head + 1)
+    with pytest.raises(BadRequest, match="future"):
+        await store.range("/k", at=head + 1)
+
+
+# Watches
+
+
+async def test_a_watch_delivers_every_change_once_in_order(store):
+    start = await put(store, "/before")
+    watch = store.watch("/k/", after=start)
+    created = await put(store, "/k/1", b"a")
+    updated = await put(store, "/k/1", b"b")
+    await put(store, "/other")
+    removed = (await store.commit(Txn(writes=(Remove("/k/1"),)))).revision
+    changes = await collect(watch, removed)
+    assert [(c.key, c.revision, c.entry and c.entry.value, c.previous and c.previous.value) for c in changes] == [
+        ("/k/1", created, b"a", None),
+        ("/k/1", updated, b"b", b"a"),
+        ("/k/1", removed, None, b"b"),
+    ]
+    assert changes[2].previous.created == created
+    assert await is_quiet(watch)
+
+
+async def test_a_live_watch_wakes(store):
+    watch = store.watch("/k/", after=0)
+    waiting = asyncio.create_task(next_item(watch))
+    await asyncio.sleep(0)
+    at = await put(store, "/k/1")
+    assert [change.revision for change in await waiting] == [at]
+
+
+async def test_all_changes_of_one_commit_come_together(store):
+    for after_commits in (0, 3):
+        start = store.head
+        sizes = [1, 5, 2, 900, 700, 3, limits.MAX_WRITES_PER_COMMIT, 1]
+        for n, size in enumerate(sizes):
+            await store.commit(puts(*((f"/c/{after_commits}/{n}/{i}", b"") for i in range(size))))
+        watch, counts = store.watch("/c/", after=start), {}
+        while sum(counts.values()) < sum(sizes):
+            item = await next_item(watch)
+            commits = {change.key.split("/")[3] for change in item}
+            assert not commits & set(counts), "a commit was split over two items"
+            for change in item:
+                commit = change.key.split("/")[3]
+                counts[commit] = counts.get(commit, 0) + 1
+        assert list(counts.values()) == sizes
+
+
+async def test_a_watch_can_begin_inside_a_commit(store, subject):
+    if not subject.distinct_revisions:
+        pytest.skip("all writes of a commit have one revision")
+    committed = await store.commit(puts(("/a", b""), ("/b", b""), ("/c", b"")))
+    changes = await next_item(store.watch("", after=committed.revisions[0]))
+    assert [change.key for change in changes] == ["/b", "/c"]
+
+
+async def test_a_watch_from_the_future_is_quiet_until_then(store):
+    head = await put(store, "/k")
+    watch = store.watch("/k", after=head + 2)
+    await put(store, "/k", b"1")
+    await put(store, "/k", b"2")
+    assert await is_quiet(watch)
+    at = await put(store, "/k", b"3")
+    assert [change.revision for change in await next_item(watch)] == [at]
+
+
+async def test_a_wait_that_was_cancelled_loses_nothing(store):
+    watch = store.watch("", after=0)
+    assert await is_quiet(watch)
+    at = await put(store, "/k")
+    assert [change.revision for change in await next_item(watch)] == [at]
+
+
+async def test_watchers_are_independent(store):
+    watches = [store.watch("/k/", after=0) for _ in range(5)]
+    for i in range(30):
+        await put(store, f"/k/{i}")
+    seen = [[change.key for change in await collect(watch, store.head)] for watch in watches]
+    assert seen == [[f"/k/{i}" for i in range(30)]] * 5
+
+
+# Compaction
+
+
+async def test_compaction_forgets_the_past_and_keeps_the_present(store):
+    for value in (b"1", b"2", b"3"):
+        await put(store, "/k", value)
+    await put(store, "/gone")
+    middle = (await store.commit(Txn(writes=(Remove("/gone"),)))).revision
+    last = await put(store, "/k", b"4")
+    await store.compact(middle)
+    assert store.compacted == middle
+    assert (await store.get("/k")).value == b"4"
+    with pytest.raises(Expired):
+        await store.get("/k", at=middle - 1)
+    with pytest.raises(Expired):
+        await store.range("/", at=middle - 1)
+    with pytest.raises(Expired):
+        await next_item(store.watch("/", after=middle - 1))
+    assert (await store.get("/k", at=middle)).value == b"3"
+    assert (await store.get("/gone", at=middle)) is None
+    assert [e.key for e in (await store.range("/", at=middle)).entries] == ["/k"]
+    (change,) = await next_item(store.watch("/", after=middle))
+    assert (change.revision, change.entry.value, change.previous.value) == (last, b"4", b"3")
+
+
+async def test_compacting_everything_or_twice_is_fine_and_the_future_is_refused(store):
+    for i in range(10):
+        await put(store, "/k", b"%d" % i)
+    head = store.head
+    await store.compact(head)
+    await store.compact(head - 3)
+    await store.compact(head)
+    assert (store.compacted, store.head) == (head, head)
+    assert (await store.get("/k")).value == b"9"
+    with pytest.raises(BadRequest):
+        await store.compact(head + 1)
+    assert await put(store, "/k") > head
+
+
+async def test_a_watch_overtaken_by_compaction_ends_with_expired(store):
+    await put(store, "/k")
+    watch = store.watch("/", after=0)
+    await next_item(watch)
+    for _ in range(5):
+        await put(store, "/k")
+    await store.compact(store.head)
+    with pytest.raises(Expired):
+        await next_item(watch)
+
+
+async def test_a_key_can_be_removed_and_created_again_around_compaction(store):
+    for round_ in range(6):
+        await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"%d" % round_), Put("/l", b""))))
+        await store.commit(Txn(writes=(Remove("/k"),)))
+        if round_ % 2:
+            await store.compact(store.head)
+    assert await store.get("/k") is None
+
+
+async def test_writers_go_on_during_compaction(store):
+    for i in range(300):
+        await put(store, f"/k/{i % 20}")
+    compacting = asyncio.create_task(store.compact(store.head))
+    for i in range(50):
+        await put(store, f"/k/{i % 20}", b"during")
+    await compacting
+    assert len((await store.range("/k/")).entries) == 20
+
+
+# Logs
+
+
+async def test_a_log_is_ordered_paged_and_separate(store):
+    for i in range(10):
+        await store.commit(Txn(writes=(Put("/k", b""),), appends=(Append("audit", b"%d" % i), Append("other", b"x"))))
+    records = await store.read_log("audit")
+    assert [record.value for record in records] == [b"%d" % i for i in range(10)]
+    sequences = [record.sequence for record in records]
+    assert sequences == sorted(set(sequences)) and sequences[0] > 0
+    assert await store.read_log("audit", after=sequences[3], limit=2) == records[4:6]
+    assert await store.read_log("nothing") == ()
+
+
+async def test_a_commit_of_only_appends_is_durable_and_moves_no_revision(store):
+    head = await put(store, "/k")
+    assert (await store.commit(Txn(appends=(Append("audit", b"1"),)))).revision == head == store.head
+    assert len(await store.read_log("audit")) == 1
+
+
+async def test_trimming_keeps_the_newest_and_never_reuses_a_sequence(store):
+    for i in range(10):
+        await store.commit(Txn(appends=(Append("audit", b"%d" % i), Append("other", b"%d" % i))))
+    last = (await store.read_log("audit"))[-1].sequence
+    await store.trim_log("audit", keep=3)
+    assert [record.value for record in await store.read_log("audit")] == [b"7", b"8", b"9"]
+    await store.trim_log("audit", keep=0)
+    assert await store.read_log("audit") == ()
+    assert len(await store.read_log("other")) == 10
+    await store.commit(Txn(appends=(Append("audit", b"new"),)))
+    assert (await store.read_log("audit"))[0].sequence > last
+
+
+# Passing on, closing, opening again
+
+
+async def test_attached_objects_are_passed_on_where_the_store_can(store):
+    attached = object()
+    await store.commit(Txn(writes=(Put("/k", b"1", attached),)))
+    assert (await store.get("/k")).attached in (attached, None)
+    (change,) = await next_item(store.watch("/", after=0))
+    assert change.entry.attached in (attached, None)
+
+
+async def test_a_closed_store_refuses_everything(subject, tmp_path):
+    store = await subject.open(tmp_path)
+    await put(store, "/k")
+    watch = store.watch("/", after=store.head)
+    waiting = asyncio.create_task(next_item(watch))
+    await asyncio.sleep(0)
+    await store.close()
+    await store.close()
+    with pytest.raises(Unavailable):
+        await waiting
+    with pytest.raises(Unavailable):
+        await put(store, "/k")
+    with pytest.raises(Unavailable):
+        await store.get("/k")
+
+
+async def test_closing_writes_what_is_on_its_way(subject, tmp_path):
+    store = await subject.open(tmp_path)
+    tasks = [asyncio.create_task(put(store, f"/k/{i}")) for i in range(20)]
+    await asyncio.sleep(0)
+    await store.close()
+    revisions = await asyncio.gather(*tasks)
+    assert sorted(revisions) == list(range(1, 21)) or not subject.distinct_revisions
+
+
+async def test_opened_again_it_holds_what_it_held(subject, tmp_path):
+    if not subject.durable:
+        pytest.skip("a volatile store")
+    store = await subject.open(tmp_path)
+    for i in range(5):
+        await put(store, f"/k/{i}")
+    await store.commit(Txn(writes=(Remove("/k/2"),), appends=(Append("audit", b"a"),)))
+    middle = store.head
+    await store.commit(Txn(writes=(Put("/k/2", b"again"), Remove("/k/4"))))
+    whole, past = await store.range(""), await store.range("", at=middle)
+    changes = await collect(store.watch("", after=0), store.head)
+    log = await store.read_log("audit")
+    await store.close()
+
+    store = await subject.open(tmp_path)
+    assert (await store.range(""), await store.range("", at=middle)) == (whole, past)
+    assert await collect(store.watch("", after=0), store.head) == changes
+    assert await store.read_log("audit") == log
+    head = store.head
+    await store.trim_log("audit", keep=0)
+    await store.compact(head)
+    await store.commit(Txn(writes=tuple(Remove(entry.key) for entry in whole.entries)))
+    await store.compact(store.head)
+    head = store.head
+    await store.close()
+
+    store = await subject.open(tmp_path)
+    assert (store.head, store.compacted, (await store.range("")).entries) == (head, head, ())
+    assert await put(store, "/k/2") > head
+    await store.commit(Txn(appends=(Append("audit", b"b"),)))
+    assert (await store.read_log("audit"))[0].sequence > log[-1].sequence
+    await store.close()

@@ -1,0 +1,70 @@
+"""One long random script over every store: the answers are the same. It certifies the store the simulation uses."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+from holdfast.model.errors import Fault
+from holdfast.store.contract import Append, Change, Compare, Put, Remove, Store, Txn
+from holdfast.store.memory import MemoryStore
+from holdfast.store.sqlite import SqliteStore
+
+OPERATIONS = int(os.environ.get("HOLDFAST_SCRIPT_OPERATIONS", "10000"))
+
+
+async def answers(store: Store, seed: int) -> list[Any]:
+    """Runs the script; what it does next never depends on anything but the seed and earlier answers."""
+    chance = random.Random(seed)
+    found: list[Any] = []
+    for step in range(OPERATIONS):
+        key = f"/k/{chance.randrange(60)}"
+        at = max(0, store.head + 1 - chance.randrange(80))
+        choice = chance.random()
+        try:
+            if choice < 0.55:
+                keys = chance.sample(range(60), chance.randrange(1, 6))
+                writes = tuple(
+                    Remove(f"/k/{k}") if chance.random() < 0.3 else Put(f"/k/{k}", b"%d" % step) for k in keys
+                )
+                now = await store.get(key)
+                compares = (Compare(key, now.revision if now and chance.random() < 0.8 else 0),)
+                appends = (Append("log", b"%d" % step),) if chance.random() < 0.2 else ()
+                found.append(await store.commit(Txn(compares if chance.random() < 0.7 else (), writes, appends)))
+            elif choice < 0.7:
+                found.append(await store.get(key, at=at))
+            elif choice < 0.85:
+                found.append(await store.range("/k/", at=at, after=key, limit=chance.randrange(5)))
+            elif choice < 0.9:
+                found.append(await store.read_log("log", after=chance.randrange(100), limit=5))
+            elif choice < 0.97:
+                found += await _changes(store, min(at, store.head))
+            elif choice < 0.98:
+                await store.compact(at)
+            else:
+                await store.trim_log("log", keep=chance.randrange(50))
+        except Fault as fault:
+            found.append((type(fault), fault.message, fault.facts))
+        found.append((store.head, store.compacted))
+    found.append(await store.range(""))
+    return found
+
+
+async def _changes(store: Store, after: int) -> list[Change]:
+    """Everything after a revision, however the watch cuts it into items."""
+    changes: list[Change] = []
+    watch = store.watch("/k/", after=after)
+    while after < store.head:
+        changes += await anext(watch)
+        after = changes[-1].revision
+    return changes
+
+
+async def test_memory_and_disk_give_the_same_answers(tmp_path):
+    memory, disk = MemoryStore(), SqliteStore(tmp_path / "cell.db")
+    expected, found = await answers(memory, 7), await answers(disk, 7)
+    assert len(found) == len(expected)
+    for n, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert one == other, f"answer {n}"
+    await disk.close()

@@ -1,0 +1,366 @@
+"""Objects over a store: reads, indexes, pages, and streams that deliver exactly what follows a list."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+import making
+from holdfast.model import codec, kinds, limits
+from holdfast.model.core import Event
+from holdfast.model.errors import BadRequest, Conflict, Expired, Unavailable
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import ObjectMeta
+from holdfast.store.contract import Compare, Put, Remove, Txn
+from holdfast.store.memory import MemoryStore
+from holdfast.store.objects import Objects
+from holdfast.store.sqlite import SqliteStore
+
+BINDING = kinds.BY_NAME["Binding"]
+WORKLOAD = kinds.BY_NAME["Workload"]
+NODE = kinds.BY_NAME["Node"]
+EVENT = kinds.BY_NAME["Event"]
+
+
+class WatchOnly:
+    """A store as one over the network: it can be watched, but tells nobody by itself."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        for name in ("get", "range", "commit", "watch", "compact", "read_log", "trim_log", "close"):
+            setattr(self, name, getattr(store, name))
+
+    @property
+    def head(self) -> int:
+        return self._store.head
+
+    @property
+    def compacted(self) -> int:
+        return self._store.compacted
+
+
+@pytest.fixture(params=["memory", "sqlite", "watched"])
+def backing(request, tmp_path):
+    if request.param == "sqlite":
+        return SqliteStore(tmp_path / "cell.db")
+    return MemoryStore() if request.param == "memory" else WatchOnly(MemoryStore())
+
+
+@pytest_asyncio.fixture
+async def objects(backing):
+    made = Objects(backing, MemoryStore(keep=limits.EVENTS_KEPT))
+    await made.start()
+    yield made
+    await made.close()
+    await backing.close()
+
+
+def put(item) -> Put:
+    kind, meta = kind_of(item), item.metadata
+    fresh = msgspec.structs.replace(item, metadata=msgspec.structs.replace(meta, resource_version=""))
+    return Put(kind.store_key(meta.namespace, meta.name), codec.encode(fresh), fresh)
+
+
+async def save(objects: Objects, *items) -> int:
+    return (await objects.commit(kind_of(items[0]), Txn(writes=tuple(map(put, items))))).revision
+
+
+async def drop(objects: Objects, *items) -> int:
+    keys = [kind_of(item).store_key(item.metadata.namespace, item.metadata.name) for item in items]
+    return (await objects.commit(kind_of(items[0]), Txn(writes=tuple(map(Remove, keys))))).revision
+
+
+def binding(name: str, node: str, namespace: str = "acme"):
+    made = making.binding(making.replica(status=making.bound_status(node, name=name)), node)
+    return msgspec.structs.replace(made, metadata=ObjectMeta(name=name, namespace=namespace, uid=f"uid-{name}"))
+
+
+def names(items) -> list[str]:
+    return [item.metadata.name for item in items]
+
+
+async def read(stream, count: int):
+    found = []
+    while len(found) < count:
+        found += await asyncio.wait_for(anext(stream), 5)
+    return found
+
+
+async def is_quiet(stream) -> bool:
+    try:
+        await asyncio.wait_for(anext(stream), 0.05)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_a_commit_can_be_read_when_it_returns(objects):
+    for i in range(20):
+        revision = await save(objects, making.workload(replicas=i))
+        found = objects.get(WORKLOAD, "acme", "api")
+        assert (found.spec.replicas, found.revision, objects.head(WORKLOAD)) == (i, revision, revision)
+        entry = objects.entry(WORKLOAD, "acme", "api")
+        assert codec.decode(WORKLOAD, entry.value, entry.revision) == found
+    await drop(objects, making.workload())
+    assert objects.get(WORKLOAD, "acme", "api") is None
+
+
+async def test_a_conflict_is_passed_on(objects):
+    with pytest.raises(Conflict):
+        await objects.commit(None, Txn((Compare("/workloads/acme/api", 7),), (put(making.workload()),)))
+
+
+async def test_lists_are_in_key_order_by_namespace_and_by_field(objects):
+    await save(objects, *(binding(f"b{i}", f"n{i % 3}", ns) for ns in ("zeta", "acme") for i in range(6)))
+    listed, revision = objects.list(BINDING)
+    assert revision == objects.head(BINDING)
+    assert names(listed) == [f"b{i}" for i in range(6)] * 2
+    assert {item.metadata.namespace for item in objects.list(BINDING, "acme")[0]} == {"acme"}
+    assert names(objects.list(BINDING, fields={"node": "n1"})[0]) == ["b1", "b4"] * 2
+    assert names(objects.list(BINDING, "zeta", fields={"node": "n1"})[0]) == ["b1", "b4"]
+    assert names(objects.list(BINDING, fields={"metadata.name": "b4"})[0]) == ["b4", "b4"]
+    assert names(objects.list(BINDING, "acme", fields={"metadata.name": "b4", "node": "n1"})[0]) == ["b4"]
+    assert objects.list(BINDING, "acme", fields={"metadata.name": "b4", "node": "n2"})[0] == []
+    assert names(objects.list(BINDING, fields={"metadata.namespace": "acme"})[0]) == [f"b{i}" for i in range(6)]
+    assert objects.list(BINDING, fields={"node": "none"})[0] == []
+    entries, _ = objects.entries(BINDING, fields={"node": "n1"})
+    assert entries[0].key == "/bindings/acme/b1"
+    with pytest.raises(BadRequest, match="cannot be selected by 'colour'"):
+        objects.list(BINDING, fields={"colour": "red"})
+
+
+async def test_indexes_follow_changes(objects):
+    await save(objects, binding("b", "n1"))
+    await save(objects, binding("b", "n2"))
+    assert objects.list(BINDING, fields={"node": "n1"})[0] == []
+    assert names(objects.list(BINDING, fields={"node": "n2"})[0]) == ["b"]
+    await drop(objects, binding("b", "n2"))
+    assert objects.list(BINDING, fields={"node": "n2"})[0] == []
+
+
+async def test_a_stream_delivers_exactly_what_follows_a_list(objects):
+    await save(objects, making.workload("one"))
+    listed, revision = objects.list(WORKLOAD)
+    stream = objects.stream(WORKLOAD, after=revision)
+    await save(objects, making.workload("two"))
+    await save(objects, making.workload("one", replicas=9), making.node("n1"))
+    await drop(objects, making.workload("two"))
+    changes = await read(stream, 3)
+    assert [(c.new and c.new.metadata.name, c.old and c.old.metadata.name) for c in changes] == [
+        ("two", None),
+        ("one", "one"),
+        (None, "two"),
+    ]
+    assert changes[1].old is listed[0]
+    assert changes[1].new is objects.get(WORKLOAD, "acme", "one")
+    assert [codec.decode(WORKLOAD, c.value, c.revision) for c in changes[:2]] == [c.new for c in changes[:2]]
+    assert codec.decode(WORKLOAD, changes[2].value, changes[0].revision) == changes[0].new
+    assert await is_quiet(stream)
+    await save(objects, making.workload("three"))
+    assert [c.new.metadata.name for c in await read(stream, 1)] == ["three"]
+
+
+async def test_streams_of_a_namespace_see_only_it(objects):
+    stream = objects.stream(WORKLOAD, "acme", after=0)
+    await save(objects, making.workload("x", "other"), making.workload("a"), making.workload("y", "other"))
+    assert [c.new.metadata.name for c in await read(stream, 1)] == ["a"]
+    await save(objects, making.workload("z", "other"), making.workload("b"))
+    assert [c.new.metadata.name for c in await read(stream, 1)] == ["b"]
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "caught-up"])
+async def test_a_field_stream_sees_objects_come_and_go(objects, live):
+    start = await save(objects, binding("other", "n9"))
+    one = objects.stream(BINDING, after=start, fields={"node": "n1"})
+    if live:
+        assert await is_quiet(one)
+    await save(objects, binding("b", "n1"))
+    await save(objects, binding("b", "n1"), binding("c", "n2"))
+    moved = await save(objects, binding("b", "n2"))
+    back = await save(objects, binding("b", "n1"))
+    gone = await drop(objects, binding("b", "n1"))
+    changes = await read(one, 5)
+    seen = [(c.new and c.new.spec.node, c.old and c.old.spec.node) for c in changes]
+    assert seen == [("n1", None), ("n1", "n1"), (None, "n1"), ("n1", None), (None, "n1")]
+    assert [c.revision for c in changes[2:]] == [moved, back, gone]
+    assert codec.decode(BINDING, changes[2].value, moved).spec.node == "n1"
+    assert await is_quiet(one)
+
+
+async def test_a_field_change_touches_only_its_watchers(objects):
+    streams = [objects.stream(BINDING, after=0, fields={"node": f"n{i}"}) for i in range(200)]
+    for stream in streams:
+        assert await asyncio.wait([asyncio.ensure_future(anext(stream))], timeout=0)
+    await save(objects, binding("b", "n7"))
+    unread = [len(stream._live.unread) for stream in streams]
+    assert sum(unread) <= 1
+    assert unread[7] == sum(unread)
+
+
+async def test_streams_over_several_fields(objects):
+    stream = objects.stream(BINDING, "acme", after=0, fields={"node": "n1", "metadata.name": "b"})
+    await save(objects, binding("a", "n1"), binding("b", "n1", "zeta"), binding("b", "n2"))
+    await save(objects, binding("b", "n1"))
+    (change,) = await read(stream, 1)
+    assert (change.new.spec.node, change.old) == ("n1", None)
+
+
+async def test_a_slow_reader_is_ended_with_expired(objects, monkeypatch):
+    monkeypatch.setattr(limits, "WATCHER_BACKLOG_EVENTS", 50)
+    slow, quick = objects.stream(WORKLOAD, after=0), objects.stream(WORKLOAD, after=0)
+    assert await is_quiet(slow) and await is_quiet(quick)
+    for i in range(60):
+        await save(objects, making.workload(replicas=i))
+        assert await read(quick, 1)
+    with pytest.raises(Expired, match="behind"):
+        await anext(slow)
+    with pytest.raises(Expired):
+        await anext(slow)
+
+
+async def test_a_stream_resumes_anywhere_in_history(objects, monkeypatch):
+    monkeypatch.setattr(objects._durable.cache(WORKLOAD).recent, "_keep_events", 5)
+    revisions = [await save(objects, making.workload(replicas=i), making.node(f"n{i}")) for i in range(20)]
+    for after in (0, revisions[2], revisions[17], revisions[19]):
+        stream = objects.stream(WORKLOAD, after=after)
+        expected = [i for i, revision in enumerate(revisions) if revision > after]
+        changes = await read(stream, len(expected))
+        assert [c.new.spec.replicas for c in changes] == expected
+        assert [c.old and c.old.spec.replicas for c in changes] == [i - 1 if i else None for i in expected]
+        assert await is_quiet(stream)
+
+
+async def test_a_stream_of_a_quiet_kind_resumes_without_waiting_for_others(objects, backing):
+    """History before this process began holds nothing of the kind: the stream is live at once."""
+    for i in range(5):
+        await save(objects, making.node(f"n{i}"))
+    second = Objects(backing, MemoryStore())
+    await second.start()
+    stream = second.stream(WORKLOAD, after=1)
+    assert await is_quiet(stream)
+    assert stream._live is not None
+    await save(second, making.workload("w"))
+    assert len(await read(stream, 1)) == 1
+    await second.close()
+
+
+async def test_a_compacted_stream_expires(objects):
+    for i in range(5):
+        await save(objects, making.workload(replicas=i))
+    objects._durable.cache(WORKLOAD).recent.drop_through(objects.head(WORKLOAD))
+    await objects.store_of(WORKLOAD).compact(objects.head(WORKLOAD))
+    with pytest.raises(Expired):
+        await anext(objects.stream(WORKLOAD, after=1))
+
+
+async def test_a_stream_that_is_dropped_or_closed_leaves_nothing(objects):
+    streams = objects._durable.cache(BINDING).streams
+    kept, dropped = (objects.stream(BINDING, after=0, fields={"node": "n1"}) for _ in range(2))
+    assert await is_quiet(kept) and await is_quiet(dropped)
+    assert len(streams._by_field["node"]["n1"]) == 2
+    del dropped
+    gc.collect()
+    assert len(streams._by_field["node"]["n1"]) == 1
+    await kept.aclose()
+    assert streams._by_field == {}
+
+
+async def test_pages_of_a_past_revision_show_one_state(objects):
+    await save(objects, *(making.workload(f"w{i}") for i in range(7)))
+    first = await objects.page(WORKLOAD, "acme", at=None, after="", limit=3)
+    assert (names(first.items), first.more, first.remaining) == (["w0", "w1", "w2"], True, 4)
+    await save(objects, making.workload("w3", replicas=99), making.workload("w2x"))
+    await drop(objects, making.workload("w5"))
+    found, after = list(first.items), WORKLOAD.store_key("acme", "w2")
+    while True:
+        page = await objects.page(WORKLOAD, "acme", at=first.revision, after=after, limit=3)
+        found += page.items
+        assert page.revision == first.revision
+        if not page.more:
+            break
+        assert page.remaining > 0
+        after = WORKLOAD.store_key("acme", page.items[-1].metadata.name)
+    assert names(found) == [f"w{i}" for i in range(7)]
+    assert found[3].spec.replicas == 3 and found[3].revision <= first.revision
+    assert found[4] is objects.get(WORKLOAD, "acme", "w4")
+    assert (await objects.page(WORKLOAD, at=None, after="", limit=0)).remaining == 0
+
+
+async def test_waiting_for_a_revision(objects):
+    head = await save(objects, making.workload())
+    assert await objects.wait_for(WORKLOAD, head, timeout_s=0.01)
+    assert not await objects.wait_for(WORKLOAD, head + 1, timeout_s=0.01)
+    waiting = asyncio.create_task(objects.wait_for(WORKLOAD, head + 1, timeout_s=5))
+    await asyncio.sleep(0)
+    await save(objects, making.workload(replicas=8))
+    assert await waiting
+
+
+async def test_events_live_in_the_volatile_store_with_revisions_of_their_own(objects):
+    await save(objects, making.workload(), making.node())
+    event = Event(metadata=ObjectMeta(name="e", namespace="acme", uid="1"), reason="Tested")
+    assert await save(objects, event) == 1
+    assert objects.head(EVENT) == 1 and objects.head(WORKLOAD) == 2
+    assert objects.store_of(EVENT) is not objects.store_of(WORKLOAD)
+    (change,) = await read(objects.stream(EVENT, after=0), 1)
+    assert change.new == objects.get(EVENT, "acme", "e")
+
+
+async def test_a_second_reader_of_the_store_loads_the_same_state(objects, backing):
+    await save(objects, *(binding(f"b{i}", "n1") for i in range(5)))
+    second = Objects(backing, MemoryStore())
+    await second.start()
+    assert second.list(BINDING) == objects.list(BINDING)
+    assert second.list(BINDING, fields={"node": "n1"}) == objects.list(BINDING, fields={"node": "n1"})
+    stream = second.stream(BINDING, after=second.head(BINDING))
+    await save(objects, binding("b9", "n1"))
+    assert [c.new.metadata.name for c in await read(stream, 1)] == ["b9"]
+    await second.close()
+
+
+async def test_closing_ends_every_stream_and_read(objects):
+    stream = objects.stream(WORKLOAD, after=0)
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    await objects.close()
+    with pytest.raises(Unavailable):
+        await waiting
+    with pytest.raises(Unavailable):
+        objects.list(WORKLOAD)
+
+
+async def test_a_watch_that_expired_under_it_means_starting_over():
+    class Forgetful(WatchOnly):
+        """Its first watch ends as compacted, when it is told to."""
+
+        expired = False
+        forget = asyncio.Event()
+
+        def __init__(self, store: MemoryStore) -> None:
+            super().__init__(store)
+            self.watch = self._watch
+
+        async def _watch(self, prefix: str, *, after: int):
+            if not self.expired:
+                self.expired = True
+                await self.forget.wait()
+                await self._store.commit(Txn(writes=(put(making.workload("missed")),)))
+                raise Expired("compacted")
+            async for changes in self._store.watch(prefix, after=after):
+                yield changes
+
+    objects = Objects(Forgetful(MemoryStore()), MemoryStore())
+    await objects.start()
+    stream = objects.stream(WORKLOAD, after=0)
+    assert await is_quiet(stream)
+    Forgetful.forget.set()
+    with pytest.raises(Expired):
+        await asyncio.wait_for(anext(stream), 5)
+    assert names(objects.list(WORKLOAD)[0]) == ["missed"]
+    await save(objects, making.workload("next"))
+    assert names(objects.list(WORKLOAD)[0]) == ["missed", "next"]
+    await objects.close()

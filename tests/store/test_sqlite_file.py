@@ -1,0 +1,179 @@
+"""The file itself: what is refused, what the schema enforces, what is on disk when something becomes visible."""
+
+from __future__ import annotations
+
+import asyncio
+
+import apsw
+import pytest
+
+from holdfast.model import limits
+from holdfast.model.errors import StoreFailed
+from holdfast.store.contract import Append, Put, Remove, Txn
+from holdfast.store.sqlite import SqliteStore
+
+
+async def fill(store, count: int, keys: int = 10) -> None:
+    await asyncio.gather(*(store.commit(Txn(writes=(Put(f"/k/{i % keys}", b"%d" % i),))) for i in range(count)))
+
+
+async def test_a_second_store_on_one_file_is_refused_and_names_the_holder(tmp_path):
+    store = SqliteStore(tmp_path / "cell.db")
+    with pytest.raises(StoreFailed, match="in use by process"):
+        SqliteStore(tmp_path / "cell.db")
+    await store.close()
+    await SqliteStore(tmp_path / "cell.db").close()
+
+
+async def test_files_that_are_not_stores_are_refused_and_left_alone(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("these are notes, not a database\n" * 100)
+    with pytest.raises(StoreFailed, match="not a Holdfast store"):
+        SqliteStore(text)
+    assert text.read_text().startswith("these are notes")
+
+    foreign = tmp_path / "other.db"
+    connection = apsw.Connection(str(foreign))
+    connection.execute("CREATE TABLE bookmarks(url); PRAGMA application_id = 7")
+    connection.close()
+    before = foreign.read_bytes()
+    with pytest.raises(StoreFailed, match="another application"):
+        SqliteStore(foreign)
+    assert foreign.read_bytes() == before
+
+    with pytest.raises(StoreFailed, match="cannot be opened"):
+        SqliteStore(tmp_path / "no" / "such" / "folder.db")
+    with pytest.raises(StoreFailed, match="cannot be opened"):
+        SqliteStore(tmp_path)
+
+
+async def test_a_file_of_another_schema_version_is_refused(tmp_path):
+    await SqliteStore(tmp_path / "cell.db").close()
+    connection = apsw.Connection(str(tmp_path / "cell.db"))
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreFailed, match="schema version 99"):
+        SqliteStore(tmp_path / "cell.db")
+
+
+async def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "cell.db"
+    store = SqliteStore(path)
+    await fill(store, 500, keys=500)
+    await store.close()
+    damaged = bytearray(path.read_bytes())
+    for page in range(1, len(damaged) // 4096):
+        damaged[page * 4096 : page * 4096 + 64] = b"\xff" * 64
+    path.write_bytes(damaged)
+    with pytest.raises(StoreFailed, match="damaged"):
+        SqliteStore(path)
+
+
+async def test_the_schema_itself_refuses_a_second_write_on_the_same_state(tmp_path):
+    store = SqliteStore(tmp_path / "cell.db")
+    await fill(store, 3, keys=1)
+    await store.close()
+    connection = apsw.Connection(str(tmp_path / "cell.db"))
+    with pytest.raises(apsw.ConstraintError):
+        connection.execute("INSERT INTO history VALUES (9, '/k/0', x'00', 1, 1, 9)")
+    connection.close()
+
+
+async def test_it_is_durable_as_promised(tmp_path):
+    store = SqliteStore(tmp_path / "cell.db")
+    connection = store._writer._connection
+    assert connection.pragma("journal_mode") == "wal"
+    assert connection.pragma("synchronous") == 2
+    await store.close()
+
+
+async def test_what_becomes_visible_is_on_disk(tmp_path):
+    store = SqliteStore(tmp_path / "cell.db")
+    disk = apsw.Connection(str(tmp_path / "cell.db"), flags=apsw.SQLITE_OPEN_READONLY)
+    writing = [asyncio.create_task(fill(store, 40)) for _ in range(4)]
+    head = 0
+    while not all(task.done() for task in writing):
+        if store.head > head:
+            head = store.head
+            assert disk.execute("SELECT max(revision) FROM history").get >= head
+        await asyncio.sleep(0)
+    disk.close()
+    await store.close()
+
+
+async def test_a_failed_write_stops_the_store_for_everyone(tmp_path):
+    """A row that the schema refuses stands for any error of the disk: written behind the store's back."""
+    store = SqliteStore(tmp_path / "cell.db")
+    await fill(store, 3, keys=1)
+    watch = store.watch("", after=store.head)
+    waiting = asyncio.create_task(anext(watch))
+    await asyncio.sleep(0)
+    intruder = apsw.Connection(str(tmp_path / "cell.db"))
+    intruder.execute("INSERT INTO history VALUES (4, '/intruder', x'00', 4, 0, 4)")
+    intruder.close()
+    commits = [store.commit(Txn(writes=(Put(f"/x/{i}", b""),))) for i in range(5)]
+    results = await asyncio.gather(*commits, return_exceptions=True)
+    assert all(isinstance(result, StoreFailed) for result in results)
+    for call in (store.commit(Txn()), store.get("/k/0"), store.range(""), store.compact(1), anext(watch), waiting):
+        with pytest.raises(StoreFailed, match="stopped"):
+            await call
+    await store.close()
+
+
+async def test_a_caller_that_goes_away_does_not_take_its_commit_along(tmp_path):
+    store = SqliteStore(tmp_path / "cell.db")
+    leaving = asyncio.create_task(store.commit(Txn(writes=(Put("/k", b"1"),))))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await store.commit(Txn(writes=(Put("/l", b"2"),)))
+    assert (await store.get("/k")).value == b"1"
+    await store.close()
+
+
+async def test_compaction_deletes_rows_in_bounded_steps_and_survives_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "COMPACT_CHUNK_REVISIONS", 50)
+    store = SqliteStore(tmp_path / "cell.db")
+    await fill(store, 400)
+    await store.commit(Txn(writes=tuple(Remove(f"/k/{i}") for i in range(5))))
+    compacting = asyncio.create_task(store.compact(store.head))
+    while store.compacted == 0:
+        await asyncio.sleep(0)
+    await store.close()
+    await asyncio.gather(compacting, return_exceptions=True)
+
+    store = SqliteStore(tmp_path / "cell.db")
+    assert store.compacted == 405
+    await store.commit(Txn(writes=(Put("/k/0", b"back"),)))
+    await store.compact(store.head)
+    await store.commit(Txn(writes=(Remove("/k/0"),)))
+    await store.commit(Txn(writes=(Put("/k/0", b"again"),)))
+    await store.close()
+    connection = apsw.Connection(str(tmp_path / "cell.db"))
+    assert connection.execute("SELECT count(*) FROM history WHERE revision <= 406").get == 6
+    connection.close()
+
+
+async def test_a_long_log_is_trimmed_in_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "COMPACT_CHUNK_REVISIONS", 7)
+    store = SqliteStore(tmp_path / "cell.db")
+    await store.commit(Txn(appends=tuple(Append("audit", b"%d" % i) for i in range(50))))
+    await store.trim_log("audit", keep=3)
+    assert [record.value for record in await store.read_log("audit")] == [b"47", b"48", b"49"]
+    await store.close()
+
+
+async def test_an_old_watch_goes_from_disk_to_memory_without_gap(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "WATCH_RING_EVENTS", 40)
+    monkeypatch.setattr(limits, "WATCH_CHUNK_EVENTS", 16)
+    store = SqliteStore(tmp_path / "cell.db")
+    watch, seen = store.watch("", after=0), []
+    for round_ in range(10):
+        await fill(store, 30 + round_)
+        if round_ % 3 == 0:
+            while not seen or seen[-1].revision < store.head:
+                seen += await anext(watch)
+    while seen[-1].revision < store.head:
+        seen += await anext(watch)
+    assert [change.revision for change in seen] == list(range(1, store.head + 1))
+    assert all(change.previous is None or change.previous.revision < change.revision for change in seen)
+    await store.close()

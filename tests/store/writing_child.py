@@ -1,0 +1,69 @@
+"""A process that writes to a store and tells its parent of every acknowledgement, until killed or the disk is full.
+
+Usage: writing_child.py PATH SEED [FILE_LIMIT_BYTES]. Prints one line per acknowledged commit: `ack KEY VALUE REVISION`,
+and `seen KEY REVISION` for what a watcher was shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+import signal
+import sys
+
+from holdfast.model.errors import StoreFailed
+from holdfast.store.contract import Append, Put, Remove, Txn
+from holdfast.store.sqlite import SqliteStore
+
+
+def say(*words: object) -> None:
+    # One write per line, straight to the pipe: what the parent reads was said, whatever happens next.
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+async def watch(store: SqliteStore) -> None:
+    async for changes in store.watch("", after=store.head):
+        for change in changes:
+            say("seen", change.key, change.revision)
+
+
+async def write(store: SqliteStore, chance: random.Random, writer: int) -> None:
+    count = 0
+    while True:
+        count += 1
+        keys = [f"/w/{writer}/{chance.randrange(20)}", f"/v/{writer}/{count % 7}"]
+        value = f"{writer}-{count}-{chance.randrange(10**9)}"
+        payload = value.encode() + b"." * chance.randrange(4000)
+        writes = [Put(keys[0], payload), Remove(keys[1]) if chance.random() < 0.3 else Put(keys[1], payload)]
+        committed = await store.commit(Txn(writes=tuple(writes), appends=(Append("audit", value.encode()),)))
+        say("ack", keys[0], value, committed.revisions[0])
+        if chance.random() < 0.01:
+            await store.compact(max(0, committed.revision - 50))
+
+
+async def main() -> None:
+    path, seed = sys.argv[1], sys.argv[2]
+    store = SqliteStore(path)
+    say("open", store.head)
+    if len(sys.argv) > 3:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        bytes_ = int(sys.argv[3])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
+    chance = random.Random(seed)
+    tasks = [asyncio.create_task(write(store, chance, writer)) for writer in range(4)]
+    tasks.append(asyncio.create_task(watch(store)))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    say("failed", all(isinstance(result, StoreFailed) for result in results))
+    for call in (store.get("/x"), store.range(""), store.commit(Txn()), store.read_log("audit")):
+        try:
+            await call
+            say("answered")
+        except StoreFailed:
+            say("refused")
+    await store.close()
+    say("closed")
+
+
+asyncio.run(main())
