@@ -1,0 +1,154 @@
+"""One node's account in the ledger: what it has, who holds what of it, and whether more fits. Pure.
+
+The capacity rule, for every resource (architecture, section 5):
+    firm + held + nominated - victims.firm - drawn <= capacity
+    firm + reclaimable + nominated - victims       <= capacity
+    firm + reclaimable                             <= capacity
+A hold named by a claim is drawn: it no longer counts as held. A node whose capacity shrank under its claims is
+overcommitted: a state that refuses more, and never a reason to forget a claim.
+"""
+
+from __future__ import annotations
+
+from holdfast.authority.claims import Claim, Want, victim_key
+from holdfast.model.binding import CapacityClass
+from holdfast.model.node import Device, Node, node_capacity
+from holdfast.model.quantity import Amounts, add
+
+
+class NodeAccount:
+    """Changed only by the ledger. `port_cursor` is a hint: where the search for a free port begins."""
+
+    __slots__ = (
+        "capacity",
+        "claims",
+        "device_use",
+        "devices",
+        "firm",
+        "holds",
+        "name",
+        "nominated",
+        "port_cursor",
+        "port_range",
+        "ports",
+        "reclaimable",
+        "revision",
+        "waiting",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.revision = 0
+        self.capacity: Amounts = {}
+        self.devices: dict[str, Device] = {}
+        self.port_range = (0, -1)
+        self.port_cursor = 0
+        self.claims: dict[str, Claim] = {}
+        self.firm: Amounts = {}
+        self.reclaimable: Amounts = {}
+        self.nominated: Amounts = {}
+        self.device_use: dict[str, dict[str, int]] = {}
+        self.ports: dict[int, str] = {}
+        self.holds: dict[str, Amounts] = {}
+        self.waiting: dict[str, Claim] = {}
+        """Nominated claims: those that wait for victims."""
+
+    def see(self, node: Node) -> None:
+        """Takes over what the node has now."""
+        if self.revision == node.revision and self.revision:
+            return
+        self.revision = node.revision
+        self.capacity = node_capacity(node)
+        self.devices = {d.id: d for d in sorted(node.spec.devices, key=lambda d: d.id)}
+        self.port_range = node.spec.port_range
+        if not self.port_range[0] <= self.port_cursor <= self.port_range[1]:
+            self.port_cursor = self.port_range[0]
+
+    def book(self, claim: Claim, sign: int) -> None:
+        """Adds (1) or takes away (-1) a claim; the ledger keeps this balanced."""
+        if claim.nominated:
+            add(self.nominated, claim.amounts, times=sign)
+        elif claim.capacity_class is CapacityClass.RECLAIMABLE:
+            add(self.reclaimable, claim.amounts, times=sign)
+        else:
+            add(self.firm, claim.amounts, times=sign)
+        if sign > 0:
+            self.claims[claim.key] = claim
+            if claim.nominated:
+                self.waiting[claim.key] = claim
+            for device in claim.devices:
+                self.device_use.setdefault(device.id, {})[claim.key] = device.milli
+            for port in claim.ports.values():
+                self.ports[port] = claim.key
+                if self.port_range[0] <= port <= self.port_range[1]:
+                    self.port_cursor = port + 1
+            return
+        del self.claims[claim.key]
+        self.waiting.pop(claim.key, None)
+        for device in claim.devices:
+            owners = self.device_use[device.id]
+            del owners[claim.key]
+            if not owners:
+                del self.device_use[device.id]
+        for port in claim.ports.values():
+            if self.ports.get(port) == claim.key:
+                del self.ports[port]
+
+    def held(self, drawing: tuple[str, ...] = ()) -> Amounts:
+        """What recovery holds keep free here, without those that a claim, or `drawing`, uses up."""
+        if not self.holds:
+            return {}
+        drawn = set(drawing)
+        for claim in self.claims.values():
+            drawn.update(claim.holds)
+        total: Amounts = {}
+        for name, held in self.holds.items():
+            if name not in drawn:
+                add(total, held)
+        return total
+
+    def free_milli(self, device: Device) -> int:
+        return device.milli - sum(self.device_use.get(device.id, {}).values())
+
+    def overcommitted(self) -> Amounts:
+        """By how much the claims exceed the capacity; empty on a sound node."""
+        return self.shortage(Want("", "", "", "", 0, {}, CapacityClass.RECLAIMABLE))
+
+    def shortage(self, want: Want) -> Amounts:
+        """By how much the node would break the capacity rule with `want` on it, per resource; empty when it fits."""
+        firm, reclaimable, nominated = self.firm, self.reclaimable, self.nominated
+        reclaims = want.capacity_class is CapacityClass.RECLAIMABLE
+        draws = want.holds if want.capacity_class is CapacityClass.RECOVERY else ()
+        held = self.held(draws)
+        leaving_firm, leaving = self._leaving(want)
+        short: Amounts = {}
+        names = want.amounts.keys() | firm.keys() | reclaimable.keys() if firm or reclaimable else want.amounts.keys()
+        for name in names:
+            more = want.amounts.get(name, 0)
+            solid = firm.get(name, 0) + nominated.get(name, 0)
+            loose = reclaimable.get(name, 0)
+            kept = solid + held.get(name, 0) - leaving_firm.get(name, 0)
+            everything = solid + loose + more - leaving.get(name, 0)
+            now = firm.get(name, 0) + loose + (0 if want.nominated else more)
+            over = max(everything, now) if reclaims and not want.nominated else max(kept + more, everything, now)
+            if over > self.capacity.get(name, 0):
+                short[name] = over - self.capacity.get(name, 0)
+        return short
+
+    def _leaving(self, want: Want) -> tuple[Amounts, Amounts]:
+        """What the victims of nominated claims, and of `want`, give back: the firm part, and all of it."""
+        if not self.waiting and not want.victims:
+            return {}, {}
+        keys = {victim_key(want.namespace, v): None for v in want.victims}
+        for claim in self.waiting.values():
+            keys.update({victim_key(claim.namespace, v): None for v in claim.victims})
+        firm: Amounts = {}
+        everything: Amounts = {}
+        for key in keys:
+            victim = self.claims.get(key)
+            if victim is None or victim.nominated:
+                continue
+            add(everything, victim.amounts)
+            if victim.capacity_class is not CapacityClass.RECLAIMABLE:
+                add(firm, victim.amounts)
+        return firm, everything

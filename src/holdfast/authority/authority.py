@@ -1,0 +1,286 @@
+"""The authority of a region: the one elected writer of placement.
+
+It owns reservations, bindings, decisions, lease pages, and the placement and fence blocks. It acts only between `start`
+and `stop`, under a token that every commit compares; outside of that it refuses (S5). Callers are authorized before
+they come here.
+
+    await authority.start(token)     # after winning the election
+    await authority.run()            # until it loses, or is cancelled
+    authority.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from holdfast.authority.bind import Bind
+from holdfast.authority.chores import Chores
+from holdfast.authority.commits import Commits, not_leader
+from holdfast.authority.heartbeats import Heartbeats
+from holdfast.authority.leases import LeaseBook
+from holdfast.authority.ledger import Ledger, rebuild
+from holdfast.authority.release import Release
+from holdfast.authority.reserve import Placing
+from holdfast.authority.rounds import Job, Rounds
+from holdfast.authority.state import BINDING, HOLD, RESERVATION, State
+from holdfast.client.contract import Token
+from holdfast.gate.audit import Audit
+from holdfast.gate.principal import Principal, controller
+from holdfast.model import limits
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.errors import Expired, Fault, StaleToken
+from holdfast.model.hold import Hold
+from holdfast.model.kinds import BY_NAME, Kind
+from holdfast.model.node import Node
+from holdfast.model.placement import (
+    Answer,
+    Answers,
+    BindRequest,
+    ReleaseRequest,
+    RenewRequest,
+    ReserveRequest,
+)
+from holdfast.runtime import metrics
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.tasks import end
+from holdfast.store.objects import ObjectChange, Objects
+
+_log = structlog.get_logger()
+_TERM = BY_NAME["Term"]
+T = TypeVar("T")
+
+
+class Authority:
+    def __init__(
+        self,
+        region: str,
+        objects: Objects,
+        ports: Ports,
+        *,
+        lease_ttl_s: float = limits.NODE_LEASE_TTL_S,
+        trail: Audit | None = None,
+    ) -> None:
+        """`trail` is the cell's audit log, told of each record so that it is trimmed in time."""
+        self.region = region
+        self._objects = objects
+        self._ports = ports
+        self._who = controller("authority", cell=region)
+        self._state = State(region, objects, ports, LeaseBook(lease_ttl_s))
+        self._commits = Commits(objects, ports, trail)
+        self._rounds = Rounds(self._state, self._commits)
+        self._heartbeats = Heartbeats(self._state, self._commits, self._who)
+        self._chores = Chores(self._state, self._rounds, self._commits, self._who)
+        self._apart: dict[asyncio.Task[Any], None] = {}
+        self._followed_from: dict[str, int] = {}
+
+    # What callers ask
+
+    async def reserve(self, who: Principal, request: ReserveRequest) -> Answers:
+        """Claims, and with `bind` the bindings too. Every accepted item is durable when this returns."""
+        return await self._answer(Placing(self._state, who, request.items, request.decision, bind=request.bind))
+
+    async def bind(self, who: Principal, request: BindRequest) -> Answers:
+        return await self._answer(Bind(self._state, who, request.items, request.decision))
+
+    async def release(self, who: Principal, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+        """`token` is the asking controller's own leadership; a stale one raises StaleToken."""
+        if token is not None:
+            self._check_token(token)
+        return await self._answer(Release(self._state, who, request.items, token))
+
+    async def renew(self, who: Principal, request: RenewRequest) -> Answers:
+        """Heartbeats and registrations. Answered after the flush that makes them durable."""
+        if not self._commits.leading:
+            raise not_leader()
+        answers = await self._heartbeats.renew(request.items)
+        self._count("renew", answers)
+        return Answers(tuple(answers), self._objects.head(BINDING))
+
+    # Life
+
+    async def start(self, token: Token) -> None:
+        """Takes the token up and rebuilds ledger and lease book from the records."""
+        await self._commits.lead(token)
+        self._state.load()
+        self._rounds = Rounds(self._state, self._commits)
+        self._chores = Chores(self._state, self._rounds, self._commits, self._who)
+        self._followed_from = {kind.name: self._objects.head(kind) for kind in (BINDING, RESERVATION, HOLD)}
+        _log.info(
+            "authority_started",
+            region=self.region,
+            token=token.revision,
+            claims=len(self._state.ledger.claims),
+            leases=len(self._state.leases.held),
+        )
+
+    def stop(self) -> None:
+        """Refuses from now on. Commits in flight end as they end; their callers still get their answers."""
+        self._commits.step_down("stopped")
+        self._heartbeats.refuse_all()
+
+    @property
+    def leading(self) -> bool:
+        return self._commits.leading
+
+    async def run(self) -> None:
+        """Does what falls due, until leadership is lost. Start it after `start`."""
+        jobs: list[tuple[str, Coroutine[Any, Any, None]]] = [
+            ("authority leases", self._keep_leases()),
+            ("authority chores", self._do_chores()),
+            *((f"authority follows {kind.name}", self._follow(kind)) for kind in (BINDING, RESERVATION, HOLD)),
+        ]
+        tasks = [asyncio.create_task(work, name=name) for name, work in jobs]
+        try:
+            await self._commits.lost.wait()
+        finally:
+            self._heartbeats.refuse_all()
+            await end(*tasks)
+
+    async def tick(self) -> None:
+        """Everything that is due now, once."""
+        await self._heartbeats.flush()
+        await self._heartbeats.fence()
+        await self._tidy()
+        await self._chores.adopt_orphans()
+        await self._chores.report_use()
+        await self._chores.prune()
+
+    # What is kept, for reading
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._state.ledger
+
+    def recount(self) -> Ledger:
+        """The ledger as the published records alone would have it; equal to `ledger` whenever nothing is in flight."""
+        state = self._state
+        return rebuild(state.every(Node), state.every(Hold), state.every(Reservation), state.every(Binding))
+
+    def lease_epoch(self, node: str) -> int:
+        return self._state.leases.epoch(node)
+
+    # Inside
+
+    async def _answer(self, job: Job) -> Answers:
+        if not self._commits.leading:
+            raise not_leader()
+        started_s = self._ports.clock.monotonic()
+        settled = await self._shielded(self._rounds.settle(job))
+        metrics.AUTHORITY_COMMIT.labels(job.verb).observe(self._ports.clock.monotonic() - started_s)
+        self._count(job.verb, settled.answers)
+        return Answers(tuple(settled.answers), settled.revision or self._objects.head(BINDING))
+
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """A caller that goes away must not leave a commit without its end in the ledger."""
+        task = asyncio.create_task(work)
+        self._apart[task] = None
+        task.add_done_callback(lambda done: self._apart.pop(done, None))
+        return await asyncio.shield(task)
+
+    def _count(self, verb: str, answers: list[Answer]) -> None:
+        counts: dict[tuple[str, str], int] = {}
+        for answer in answers:
+            key = (answer.result.value, answer.reason)
+            counts[key] = counts.get(key, 0) + 1
+        for (result, reason), count in counts.items():
+            metrics.AUTHORITY_ANSWERS.labels(verb, result, reason).inc(count)
+
+    def _check_token(self, token: Token) -> None:
+        term = self._objects.get(_TERM, "", token.election)
+        if term is None or term.revision != token.revision:
+            raise StaleToken(
+                f"token {token.revision} of election {token.election} is not the current term: someone else leads",
+                facts={"token": token.revision, "current": term.revision if term is not None else 0},
+            )
+
+    async def _keep_leases(self) -> None:
+        """Flushing and fencing take turns here, and nowhere else."""
+        clock = self._ports.clock
+        fenced_at = clock.monotonic()
+        while self._commits.leading:
+            await clock.sleep(limits.LEASE_FLUSH_EVERY_S)
+            await self._try("flush", self._heartbeats.flush())
+            if clock.monotonic() - fenced_at >= limits.AUTHORITY_TICK_S:
+                fenced_at = clock.monotonic()
+                await self._try("fence", self._heartbeats.fence())
+                self._gauge()
+
+    async def _do_chores(self) -> None:
+        clock = self._ports.clock
+        due = {"orphans": clock.monotonic(), "prune": clock.monotonic(), "use": clock.monotonic()}
+        while self._commits.leading:
+            await clock.sleep(limits.AUTHORITY_TICK_S)
+            await self._try("tidy", self._tidy())
+            now_s = clock.monotonic()
+            for name, every_s, work in (
+                ("use", limits.USE_REPORT_EVERY_S, self._chores.report_use),
+                ("orphans", limits.ORPHANS_EVERY_S, self._chores.adopt_orphans),
+                ("prune", limits.PRUNE_EVERY_S, self._chores.prune),
+            ):
+                if now_s - due[name] >= every_s:
+                    due[name] = now_s
+                    await self._try(name, work())
+
+    async def _tidy(self) -> None:
+        await self._chores.expire()
+        await self._chores.clean()
+        await self._chores.promote()
+
+    async def _try(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        """A chore that fails is tried again at its next turn; nothing depends on one turn."""
+        try:
+            await work
+        except Fault as fault:
+            _log.info("chore_failed", chore=what, reason=fault.reason, message=fault.message)
+        except Exception:
+            _log.exception("chore_failed", chore=what)
+
+    async def _follow(self, kind: Kind) -> None:
+        """Notices what others removed (collector, operators) and what is held for recovery."""
+        after = self._followed_from.get(kind.name, 0)
+        while self._commits.leading:
+            try:
+                async for changes in self._objects.stream(kind, after=after):
+                    for change in changes:
+                        after = change.revision
+                        self._seen(kind, change)
+            except Expired:
+                after = self._objects.head(kind)
+                self._catch_up()
+            except Fault as fault:
+                _log.info("stream_ended", kind=kind.name, reason=fault.reason)
+                await self._ports.clock.sleep(limits.BACKOFF_FIRST_S)
+
+    def _seen(self, kind: Kind, change: ObjectChange) -> None:
+        item = change.new or change.old
+        if item is None:
+            return
+        if kind is HOLD:
+            assert isinstance(item, Hold)
+            self._state.follow_holds(item.spec.node)
+            return
+        if change.new is not None:
+            return  # only the authority writes claims, and it has booked its own already
+        key = f"{item.metadata.namespace}/{item.metadata.name}"
+        if key in self._state.ledger.claims and not self._rounds.in_flight(key):
+            self._state.follow_claim(item.metadata.namespace, item.metadata.name)
+
+    def _catch_up(self) -> None:
+        """After a gap in the stream: every claim that is not in flight is read anew."""
+        for claim in list(self._state.ledger.claims.values()):
+            if not self._rounds.in_flight(claim.key):
+                self._state.follow_claim(claim.namespace, claim.name)
+        for node in list(self._state.ledger.nodes):
+            self._state.follow_holds(node)
+
+    def _gauge(self) -> None:
+        monotonic_s = self._ports.clock.monotonic()
+        book, ledger = self._state.leases, self._state.ledger
+        metrics.AUTHORITY_LEASES.set(sum(book.live(node, monotonic_s) for node in book.held))
+        metrics.AUTHORITY_CLAIMS.labels("all").set(len(ledger.claims))
+        metrics.AUTHORITY_CLAIMS.labels("unbound").set(len(ledger.unbound))
+        metrics.AUTHORITY_CLAIMS.labels("lingering").set(len(ledger.lingering))

@@ -1,0 +1,132 @@
+"""bind: consumes a reservation. Past its expiry, or while it waits for victims, it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.authority import checks, records
+from holdfast.authority.claims import of_reservation
+from holdfast.authority.commits import Probe
+from holdfast.authority.reserve import Placing, World, already, why_not_here
+from holdfast.authority.rounds import Extra, Step, rejected
+from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, State
+from holdfast.gate.audit import Entry
+from holdfast.gate.principal import Principal
+from holdfast.model.binding import Reservation, ReservationPhase
+from holdfast.model.decision import Decision
+from holdfast.model.errors import Refused
+from holdfast.model.node import Node
+from holdfast.model.placement import Answer, BindItem, PlaceItem, Result
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.times import parse_time
+from holdfast.store.contract import Put, Remove
+
+
+class Bind:
+    """One bind request."""
+
+    verb = "bind"
+
+    def __init__(self, state: State, who: Principal, items: Sequence[BindItem], decision: Decision | None) -> None:
+        self.who = who
+        self.items = items
+        self._state = state
+        self._world: World
+        asked = [PlaceItem(i.namespace, i.replica, i.intent, "") for i in items]
+        self._placing = Placing(state, who, asked, decision, bind=True)
+
+    def identity(self, item: BindItem) -> str:
+        return item.intent.replica_uid
+
+    def begin(self) -> None:
+        self._world = World(self._state)
+        self._placing.begin()
+
+    def extra(self, taken: Sequence[tuple[int, Step]], answers: Sequence[Answer | None]) -> Extra:
+        return self._placing.extra(taken, answers)
+
+    def plan(self, item: BindItem) -> Step | Answer:
+        state = self._state
+        replica = state.replica(item.namespace, item.replica)
+        refused = checks.replica(replica, item.namespace, item.replica, item.intent)
+        if refused is not None or replica is None:
+            return rejected(refused or Refused(Reason.REPLICA_GONE))
+        placed = replica.status.placement
+        if placed.binding:
+            return already(state, replica, ())
+        reservation = state.reservation(item.namespace, placed.reservation) if placed.reservation else None
+        refused = self._why_not_consumed(item, reservation)
+        if refused is not None or reservation is None:
+            return rejected(refused or Refused(Reason.RESERVATION_MISSING), attempt=item.intent.attempt)
+        node = state.node(reservation.spec.node)
+        refused = why_not_here(state, self._world, replica, node, reservation.spec.node)
+        if refused is not None or node is None:
+            return rejected(refused or Refused(Reason.NODE_GONE), attempt=item.intent.attempt)
+        return self._step(item, replica, node, reservation)
+
+    def _why_not_consumed(self, item: BindItem, reservation: Reservation | None) -> Refused | None:
+        if reservation is None or reservation.spec.intent != item.intent:
+            return Refused(
+                Reason.RESERVATION_MISSING,
+                f"there is no reservation for attempt {item.intent.attempt} of {item.namespace}/{item.replica}",
+                {"replica": f"{item.namespace}/{item.replica}", "attempt": item.intent.attempt},
+            )
+        name = f"{item.namespace}/{reservation.metadata.name}"
+        if reservation.spec.expires_at and parse_time(reservation.spec.expires_at) <= self._world.now:
+            return Refused(
+                Reason.RESERVATION_EXPIRED,
+                f"reservation {name} expired at {reservation.spec.expires_at}; reserve again",
+                {"reservation": name, "expiresAt": reservation.spec.expires_at, "now": self._world.at},
+            )
+        if reservation.status.phase is ReservationPhase.NOMINATED:
+            return Refused(
+                Reason.WAITING,
+                f"reservation {name} waits for {len(reservation.spec.victims)} victims to be released",
+                {"reservation": name, "phase": "Nominated", "victims": list(reservation.spec.victims)},
+            )
+        return None
+
+    def _step(self, item: BindItem, replica: Replica, node: Node, reservation: Reservation) -> Step:
+        state, world = self._state, self._world
+        claim = msgspec.structs.replace(
+            of_reservation(reservation),
+            bound=True,
+            node_epoch=state.leases.epoch(node.metadata.name),
+            expires_at="",
+            victims=(),
+        )
+        placed = msgspec.structs.replace(
+            replica.status.placement,
+            binding=claim.name,
+            bound_at=world.at,
+            decision=self._placing.decision_name or replica.status.placement.decision,
+        )
+        uid = state.ports.ids.uid()
+        binding = records.binding_put(
+            claim, replica, node, item.intent, uid=uid, created=world.created,
+            decision=placed.decision, policy=reservation.spec.policy_revision,
+        )  # fmt: skip
+        writes: list[Put | Remove] = [
+            records.reservation_change(reservation, ReservationPhase.CONSUMED),
+            binding,
+            records.replica_put(replica, placed),
+        ]
+        return Step(
+            answer=Answer(
+                result=Result.ACCEPTED, node=claim.node, devices=claim.devices, ports=claim.ports,
+                reservation=claim.name, binding=claim.name, attempt=claim.attempt, epoch=claim.attempt,
+            ),
+            compares={
+                REPLICA.store_key(item.namespace, item.replica): replica.revision,
+                RESERVATION.store_key(item.namespace, claim.name): reservation.revision,
+                NODE.store_key("", claim.node): node.revision,
+                binding.key: 0,
+            },
+            writes=writes,
+            probe=Probe(BINDING, item.namespace, claim.name, lambda found: found is not None and found.uid == uid),
+            entry=Entry("create", BINDING.name, claim.name, item.namespace, uid),
+            claim=claim,
+        )  # fmt: skip

@@ -1,0 +1,255 @@
+"""What the authority does on its own: expiry, promotion, cleaning up behind fences, reports of use, old decisions.
+
+Every chore looks at what is and not at what happened, so that a lost event costs only time. Each goes through the same
+checks and commits as a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.authority import choose, records
+from holdfast.authority.claims import ENDED, Claim, Want, victim_key
+from holdfast.authority.commits import Commits, Probe
+from holdfast.authority.release import freed
+from holdfast.authority.rounds import Chore, Rounds, Step
+from holdfast.authority.state import BINDING, GRANT_COPY, RESERVATION, State
+from holdfast.gate import audit
+from holdfast.gate.principal import Principal
+from holdfast.model import limits
+from holdfast.model.binding import Desired, ReservationPhase
+from holdfast.model.decision import Decision
+from holdfast.model.errors import Conflict, Refused
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.kinds import kind_of
+from holdfast.model.placement import Answer, Result
+from holdfast.model.quantity import amounts_text
+from holdfast.model.quota import GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.times import parse_time
+from holdfast.store.contract import Put, Remove
+
+_DECISION = kind_of(Decision)
+_NOTHING = Answer(result=Result.ALREADY)
+
+
+class Chores:
+    def __init__(self, state: State, rounds: Rounds, commits: Commits, who: Principal) -> None:
+        self._state = state
+        self._rounds = rounds
+        self._commits = commits
+        self._who = who
+
+    async def _do(self, verb: str, claims: Iterable[Claim], plan: str) -> None:
+        items = [c for c in claims if not self._rounds.in_flight(c.key)]
+        if items:
+            chore = Chore(verb, self._who, items, lambda claim: claim.replica_uid, getattr(self, plan))
+            await self._rounds.settle(chore)
+
+    async def expire(self) -> None:
+        """Releases reservations past their expiry, and those whose replica is gone."""
+        now = self._state.now()
+        due = [c for c in self._state.ledger.unbound.values() if c.expires_at and parse_time(c.expires_at) <= now]
+        await self._do("expire", due, "plan_expiry")
+
+    def plan_expiry(self, claim: Claim) -> Step | Answer:
+        state = self._state
+        reservation = state.reservation(claim.namespace, claim.name)
+        if reservation is None or state.binding(claim.namespace, claim.name) is not None:
+            return _NOTHING
+        if reservation.spec.expires_at and parse_time(reservation.spec.expires_at) > state.now():
+            return _NOTHING
+        replica = state.replica(claim.namespace, claim.replica)
+        holds = replica is not None and replica.uid == claim.replica_uid
+        if replica is not None and holds and replica.status.placement.reservation == claim.name:
+            return freed(state, replica, None, Reason.RESERVATION_EXPIRED.value)
+        return self._removal(claim)
+
+    async def promote(self) -> None:
+        """Makes nominated reservations firm once none of their victims holds anything any more."""
+        ledger = self._state.ledger
+        ready = [
+            c for c in ledger.unbound.values()
+            if c.nominated and not any(victim_key(c.namespace, v) in ledger.claims for v in c.victims)
+        ]  # fmt: skip
+        await self._do("promote", ready, "plan_promotion")
+
+    def plan_promotion(self, claim: Claim) -> Step | Answer:
+        state = self._state
+        reservation = state.reservation(claim.namespace, claim.name)
+        replica = state.replica(claim.namespace, claim.replica)
+        node = state.node(claim.node)
+        if reservation is None or replica is None or node is None:
+            return _NOTHING
+        if reservation.status.phase is not ReservationPhase.NOMINATED:
+            return _NOTHING
+        template = replica.spec.template
+        want = Want(
+            claim.namespace, claim.name, claim.replica, claim.replica_uid, claim.attempt, claim.amounts,
+            claim.capacity_class, template.gpu_models, tuple((p.name, p.port) for p in template.ports),
+        )  # fmt: skip
+        before = state.ledger.drop(claim.key)
+        try:
+            account = state.ledger.see(node)
+            devices = choose.devices(account, want)
+            if account.shortage(want) or isinstance(devices, Refused):
+                return _NOTHING  # someone else came first; it keeps waiting until it expires
+        finally:
+            if before is not None:
+                state.ledger.put(before)
+        spec = msgspec.structs.replace(reservation.spec, victims=(), devices=devices)
+        uid = reservation.uid
+        return Step(
+            answer=Answer(result=Result.ACCEPTED, node=claim.node, reservation=claim.name, attempt=claim.attempt),
+            compares={RESERVATION.store_key(claim.namespace, claim.name): reservation.revision},
+            writes=[records.reservation_change(reservation, ReservationPhase.FIRM, spec)],
+            probe=Probe(
+                RESERVATION, claim.namespace, claim.name,
+                lambda f: f is not None and f.uid == uid and f.status.phase is not ReservationPhase.NOMINATED,
+            ),
+            entry=audit.Entry("update", RESERVATION.name, claim.name, claim.namespace, uid, reservation.revision),
+            claim=msgspec.structs.replace(claim, nominated=False, victims=(), devices=devices),
+        )  # fmt: skip
+
+    async def clean(self) -> None:
+        """Removes bindings whose quota leg is gone, once nothing of them can run any more."""
+        state = self._state
+        proven = [c for c in state.ledger.lingering.values() if self._is_over(c)]
+        await self._do("clean", proven, "plan_removal")
+
+    def _is_over(self, claim: Claim) -> bool:
+        binding = self._state.binding(claim.namespace, claim.name)
+        if binding is None or binding.status.phase in ENDED:
+            return True
+        return self._state.node(claim.node) is None and not self._state.leases.may_be_live(claim.node)
+
+    def plan_removal(self, claim: Claim) -> Step | Answer:
+        return self._removal(claim) if self._is_over(claim) else _NOTHING
+
+    async def adopt_orphans(self) -> None:
+        """Claims whose replica is gone: reservations go, bindings are stopped first and go when that is proven."""
+        state = self._state
+        orphans = [c for c in state.ledger.claims.values() if c.quota_held and self._is_orphan(c)]
+        await self._do("release", orphans, "plan_orphan")
+        for name in [n for n in state.ledger.nodes if state.node(n) is None]:
+            state.ledger.forget(name)
+
+    def _is_orphan(self, claim: Claim) -> bool:
+        replica = self._state.replica(claim.namespace, claim.replica)
+        if replica is None or replica.uid != claim.replica_uid:
+            return True
+        placed = replica.status.placement
+        return claim.name not in (placed.reservation, placed.binding)
+
+    def plan_orphan(self, claim: Claim) -> Step | Answer:
+        if not self._is_orphan(claim):
+            return _NOTHING
+        binding = self._state.binding(claim.namespace, claim.name)
+        if binding is None or binding.status.phase in ENDED:
+            return self._removal(claim)
+        node = self._state.node(claim.node)
+        gone = node is None and not self._state.leases.may_be_live(claim.node)
+        fenced = node is not None and node.status.fence.fenced_epoch >= binding.spec.node_epoch
+        if binding.spec.desired is Desired.STOP and not gone and not fenced:
+            return _NOTHING
+        spec = msgspec.structs.replace(
+            binding.spec, desired=Desired.STOP, stop_reason=binding.spec.stop_reason or Reason.OWNER_DELETED.value,
+            quota_released=gone or fenced,
+        )  # fmt: skip
+        uid = binding.uid
+        return Step(
+            answer=Answer(result=Result.ACCEPTED, binding=claim.name, node=claim.node, attempt=claim.attempt),
+            compares={BINDING.store_key(claim.namespace, claim.name): binding.revision},
+            writes=[records.binding_change(binding, spec)],
+            probe=Probe(
+                BINDING, claim.namespace, claim.name,
+                lambda f: f is not None and f.uid == uid and f.spec == spec,
+            ),
+            entry=audit.Entry("update", BINDING.name, claim.name, claim.namespace, uid, binding.revision),
+            keep=msgspec.structs.replace(claim, quota_held=not spec.quota_released),
+        )  # fmt: skip
+
+    def _removal(self, claim: Claim) -> Step:
+        """Takes the records of a claim away; its replica, if there is one, has moved on already."""
+        state = self._state
+        compares: dict[str, int] = {}
+        writes: list[Put | Remove] = []
+        for kind, item in (
+            (BINDING, state.binding(claim.namespace, claim.name)),
+            (RESERVATION, state.reservation(claim.namespace, claim.name)),
+        ):
+            key = kind.store_key(claim.namespace, claim.name)
+            compares[key] = item.revision if item is not None else 0
+            if item is not None:
+                writes.append(Remove(key))
+        kind = BINDING if claim.bound else RESERVATION
+        return Step(
+            answer=Answer(result=Result.ACCEPTED, reservation=claim.name, node=claim.node, attempt=claim.attempt),
+            compares=compares,
+            writes=writes,
+            probe=Probe(kind, claim.namespace, claim.name, lambda found: found is None),
+            entry=audit.Entry("delete", kind.name, claim.name, claim.namespace),
+            free=claim.key,
+        )
+
+    async def report_use(self) -> None:
+        """Writes each tenant's use beside its limit, with the generation of the limit it was counted under.
+
+        A reader that sees the generation of a lowered limit observed knows that nothing is spent under the higher one
+        any more. No other commit begins meanwhile, as all of them rest on these objects.
+        """
+        async with self._commits.alone():
+            state = self._state
+            compares: dict[str, int] = {}
+            writes: list[Put | Remove] = []
+            entries: list[audit.Entry] = []
+            for copy in state.every(GrantCopy):
+                # Emergency quota adds to the normal limit; use is reported once, on the normal copy.
+                spent = state.ledger.used.get((copy.metadata.namespace, copy.spec.grant_class), {})
+                used = dict(amounts_text(spent)) if copy.spec.grant_class is not GrantClass.EMERGENCY else {}
+                status = copy.status
+                if status.used == used and status.observed_generation == copy.metadata.generation:
+                    continue
+                moved = msgspec.structs.replace(
+                    status, used=used, observed_generation=copy.metadata.generation
+                )  # fmt: skip
+                item = msgspec.structs.replace(copy, metadata=records.unstored(copy.metadata), status=moved)
+                put = records.put(GRANT_COPY, item)
+                compares[put.key] = copy.revision
+                writes.append(put)
+                entries.append(audit.Entry("update", "GrantCopy", copy.metadata.name, copy.metadata.namespace, copy.uid,
+                                           copy.revision))  # fmt: skip
+                if len(writes) == limits.BATCH:
+                    break
+            if not writes:
+                return
+            first = writes[0]
+            assert isinstance(first, Put)
+            meta, status = first.attached.metadata, first.attached.status
+            probe = Probe(GRANT_COPY, meta.namespace, meta.name, lambda f: f is not None and f.status == status)
+            record = audit.record(self._who, state.now(), "update", entries)
+            try:
+                await self._commits.commit(compares, writes, (record,), probe)
+            except Conflict:
+                return  # a newer limit came; the next tick reports under it
+
+    async def prune(self) -> None:
+        """Keeps the newest decisions."""
+        decisions = sorted(self._state.every(Decision), key=lambda d: d.revision)
+        old = decisions[: max(0, len(decisions) - limits.DECISIONS_KEPT)]
+        for start in range(0, len(old), limits.BATCH):
+            part = old[start : start + limits.BATCH]
+            await self._commits.ready()
+            keys = [_DECISION.store_key(d.metadata.namespace, d.metadata.name) for d in part]
+            compares = {key: d.revision for key, d in zip(keys, part, strict=True)}
+            writes: list[Put | Remove] = [Remove(key) for key in keys]
+            entry = audit.Entry("delete", "Decision", f"{len(part)} oldest")
+            record = audit.record(self._who, self._state.now(), "prune", [entry])
+            meta = part[0].metadata
+            probe = Probe(_DECISION, meta.namespace, meta.name, lambda found: found is None)
+            try:
+                await self._commits.commit(compares, writes, (record,), probe)
+            except Conflict:
+                return

@@ -1,0 +1,223 @@
+"""Commits under a token: the only door from the authority to the store.
+
+What always holds: every transaction compares the Term, so nothing is written once another authority leads (S5). After
+an answer that did not come, nothing else is begun until reading back has shown what happened; if that stays unknown
+the authority steps down and never again uses that token, so that a late commit cannot meet a ledger without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import structlog
+
+from holdfast.client.contract import Token
+from holdfast.gate.audit import Audit
+from holdfast.model import codec, limits
+from holdfast.model.errors import Ambiguous, Conflict, Fault, Retryable, StaleToken, StoreFailed, Unavailable
+from holdfast.model.kinds import BY_NAME, Kind, kind_of_store_key
+from holdfast.model.reasons import Reason
+from holdfast.runtime import metrics
+from holdfast.runtime.ports import Ports
+from holdfast.store.contract import Append, Committed, Compare, Put, Remove, Txn
+from holdfast.store.objects import Objects
+
+_TERM = BY_NAME["Term"]
+_log = structlog.get_logger()
+
+Landed = Callable[[Any], bool]
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """How to tell that a transaction happened: one object it writes, and what only it would have made of it."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    landed: Landed
+
+    @property
+    def key(self) -> str:
+        return self.kind.store_key(self.namespace, self.name)
+
+
+class Commits:
+    def __init__(self, objects: Objects, ports: Ports, trail: Audit | None = None) -> None:
+        self._objects = objects
+        self._clock = ports.clock
+        self._trail = trail
+        self._store = objects.store_of(_TERM)
+        self._token: Token | None = None
+        self._burned: Token | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self._closed_by = 0
+        self.lost = asyncio.Event()
+        """Set when this authority stops leading, whoever found out."""
+
+    @property
+    def leading(self) -> bool:
+        return self._token is not None
+
+    async def lead(self, token: Token) -> None:
+        """Takes the token up once the Term it names is the one that can be read here."""
+        if token == self._burned:
+            raise StaleToken(f"a commit under token {token.revision} of {token.election} stayed unknown: win it anew")
+        if not await self._objects.wait_for(_TERM, token.revision, timeout_s=limits.COMMIT_DEADLINE_S):
+            raise Unavailable(f"the term at revision {token.revision} cannot be read here yet")
+        term = self._objects.get(_TERM, "", token.election)
+        if term is None or term.revision != token.revision:
+            raise StaleToken(
+                f"token {token.revision} of election {token.election} is not the current term: another authority leads",
+                facts={"token": token.revision, "current": term.revision if term is not None else 0},
+            )
+        self._token = token
+        self.lost.clear()
+
+    def step_down(self, why: str) -> None:
+        if self._token is not None:
+            _log.info("authority_stepped_down", election=self._token.election, why=why)
+        self._token = None
+        self.lost.set()
+
+    @property
+    def token(self) -> Token | None:
+        return self._token
+
+    async def ready(self, under: Token | None = None) -> None:
+        """Returns when a commit may begin; raises when this is not the authority, or no longer `under` that token."""
+        while True:
+            if self._token is None or (under is not None and under != self._token):
+                raise not_leader()
+            if self._open.is_set():
+                return
+            await self._open.wait()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """No other commit begins inside; those in flight go on."""
+        self._closed_by += 1
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._closed_by -= 1
+            if not self._closed_by:
+                self._open.set()
+
+    async def commit(
+        self,
+        compares: dict[str, int],
+        writes: list[Put | Remove],
+        appends: tuple[Append, ...],
+        probe: Probe,
+        *,
+        under: Token | None = None,
+    ) -> Committed:
+        """One transaction under the token. Raises Conflict when nothing happened and nothing will."""
+        token = self._token
+        if token is None or (under is not None and under != token):
+            raise not_leader()
+        term = Compare(_TERM.store_key("", token.election), token.revision)
+        txn = Txn((term, *(Compare(k, r) for k, r in compares.items())), tuple(writes), appends)
+        try:
+            done = await self._objects.commit(None, txn)
+            if self._trail is not None and appends:
+                self._trail.appended(len(appends))
+            return done
+        except Conflict as conflict:
+            metrics.AUTHORITY_CONFLICTS.inc()
+            if await self._replaced(token, conflict):
+                raise not_leader() from conflict
+            raise
+        except StoreFailed:
+            self.step_down("the store failed")
+            raise
+        except Ambiguous as unknown:
+            _log.warning("commit_unknown", probe=probe.key, message=unknown.message)
+            async with self.alone():
+                return await self._find_out(txn, probe, token)
+
+    async def published(self, conflict: Conflict) -> None:
+        """Waits, not for long, until what was in the way can be read here."""
+        kind = kind_of_store_key(str(conflict.facts.get("key", "")))
+        found = int(conflict.facts.get("found") or 0)
+        if kind is None or not found:
+            await self._clock.sleep(limits.BACKOFF_FIRST_S)
+            return
+        await self._objects.wait_for(kind, found, timeout_s=limits.CONFLICT_WAIT_S)
+
+    async def _find_out(self, txn: Txn, probe: Probe, token: Token) -> Committed:
+        """Reads back, and repeats the very same transaction: its compares make two of them one."""
+        for attempt in range(limits.READ_BACK_ATTEMPTS):
+            if attempt:
+                await self._clock.sleep(min(limits.BACKOFF_FIRST_S * 2**attempt, limits.BACKOFF_MAX_S))
+            try:
+                done = await self._landed(probe)
+                if done is not None:
+                    metrics.AUTHORITY_READ_BACKS.labels("committed").inc()
+                    return done
+                return await self._objects.commit(None, txn)
+            except Conflict as conflict:
+                try:
+                    dead = await self._cannot_land(txn)
+                    done = await self._landed(probe)
+                except Retryable:
+                    continue
+                if done is not None:
+                    metrics.AUTHORITY_READ_BACKS.labels("committed").inc()
+                    return done
+                if dead:
+                    metrics.AUTHORITY_READ_BACKS.labels("refused").inc()
+                    if await self._replaced(token, conflict):
+                        raise not_leader() from conflict
+                    raise
+            except StoreFailed:
+                self.step_down("the store failed")
+                raise
+            except Retryable:
+                continue
+        metrics.AUTHORITY_READ_BACKS.labels("unknown").inc()
+        self._burned = token
+        self.step_down("the outcome of a commit stayed unknown")
+        raise Ambiguous(f"whether the commit that writes {probe.key} happened is unknown: read it back first")
+
+    async def _landed(self, probe: Probe) -> Committed | None:
+        entry = await self._store.get(probe.key)
+        item = codec.decode(probe.kind, entry.value, entry.revision) if entry is not None else None
+        if not probe.landed(item):
+            return None
+        revision = entry.revision if entry is not None else self._store.head
+        if not await self._objects.wait_for(probe.kind, revision, timeout_s=limits.COMMIT_DEADLINE_S):
+            raise Unavailable(f"{probe.key} was committed and cannot be read here yet")
+        return Committed(revision, ())
+
+    async def _cannot_land(self, txn: Txn) -> bool:
+        """Whether a compare is broken in what is durable. Revisions only rise, so it then stays broken."""
+        for compare in txn.compares:
+            entry = await self._store.get(compare.key)
+            if (entry.revision if entry is not None else 0) != compare.revision:
+                return True
+        return False
+
+    async def _replaced(self, token: Token, conflict: Fault) -> bool:
+        key = _TERM.store_key("", token.election)
+        if conflict.facts.get("key", key) != key:
+            return False
+        entry = await self._store.get(key)
+        if entry is not None and entry.revision == token.revision:
+            return False
+        if self._token == token:
+            self.step_down("another authority was elected")
+        return True
+
+
+def not_leader() -> Unavailable:
+    return Unavailable(
+        "this server is not the region's authority at the moment; ask the one that leads",
+        facts={"reason": Reason.NOT_LEADER.value},
+    )

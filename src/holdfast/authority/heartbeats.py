@@ -1,0 +1,232 @@
+"""Renewals, gathered and made durable together: one commit for all that came since the last one.
+
+An answer is sent only after that commit. Registering gives out the next epoch; whatever is not the newest epoch of its
+node, or was fenced, is refused. Fencing and renewing take turns in one task, so that neither can overtake the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+
+from holdfast.authority import records
+from holdfast.authority.commits import Commits, Landed, Probe, not_leader
+from holdfast.authority.leases import page_name
+from holdfast.authority.rounds import rejected
+from holdfast.authority.state import LEASE_PAGE, NODE, State
+from holdfast.gate import audit
+from holdfast.gate.principal import Principal
+from holdfast.model import limits
+from holdfast.model.errors import Conflict, Fault, Refused
+from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import FenceBlock, Node
+from holdfast.model.placement import Answer, RenewItem, Result
+from holdfast.model.reasons import Reason
+from holdfast.model.times import micro_text, seconds_text
+from holdfast.runtime import metrics
+from holdfast.store.contract import Put, Remove
+
+_log = structlog.get_logger()
+
+_Waiting = tuple[RenewItem, "asyncio.Future[Answer]"]
+
+
+class Heartbeats:
+    def __init__(self, state: State, commits: Commits, who: Principal) -> None:
+        self._state = state
+        self._commits = commits
+        self._who = who
+        self._waiting: list[_Waiting] = []
+
+    async def renew(self, items: Iterable[RenewItem]) -> list[Answer]:
+        """Answers after the next flush."""
+        loop = asyncio.get_running_loop()
+        mine = [(item, loop.create_future()) for item in items]
+        self._waiting += mine
+        return [await future for _, future in mine]
+
+    def refuse_all(self) -> None:
+        """This is no longer the authority: whoever waits must ask the one that is."""
+        waiting, self._waiting = self._waiting, []
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(not_leader())
+
+    async def flush(self) -> None:
+        """Commits everything that waits, and answers it."""
+        taken, self._waiting = self._waiting, []
+        if not taken:
+            return
+        try:
+            answers = await self._renewed(taken)
+        except Fault as fault:
+            for _, future in taken:
+                if not future.done():
+                    future.set_exception(fault)
+            return
+        except asyncio.CancelledError:
+            for _, future in taken:
+                if not future.done():
+                    future.set_exception(not_leader())
+            raise
+        for (_, future), answer in zip(taken, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+    async def _renewed(self, taken: list[_Waiting]) -> list[Answer]:
+        for _ in range(limits.COMMIT_ROUNDS):
+            await self._commits.ready()
+            leases, answers = self._judge(item for item, _ in taken)
+            try:
+                await self.write(leases)
+            except Conflict as conflict:
+                await self._commits.published(conflict)
+                continue
+            return answers
+        raise Conflict("the lease pages kept changing under the authority: renew again")
+
+    def _judge(self, items: Iterable[RenewItem]) -> tuple[dict[str, NodeLease | None], list[Answer]]:
+        state, now = self._state, self._state.now()
+        leases: dict[str, NodeLease | None] = {}
+        answers = []
+        for item in items:
+            held = state.leases.held.get(item.node)
+            known = leases.get(item.node) or (held.lease if held is not None else None)
+            judged = state.leases.judge(item.node, item.epoch, known, self._floor(item.node), now)
+            if isinstance(judged, Refused):
+                answers.append(rejected(judged))
+                continue
+            leases[item.node] = judged
+            answers.append(Answer(result=Result.ACCEPTED, node=item.node, epoch=judged.epoch, ttl_seconds=judged.ttl_s))
+        return leases, answers
+
+    def _floor(self, name: str) -> int:
+        """The highest epoch of the node that may not be given out again."""
+        node = self._state.node(name)
+        account = self._state.ledger.nodes.get(name)
+        claimed = 0
+        if account is not None and self._state.leases.epoch(name) == 0:
+            claimed = max((c.node_epoch for c in account.claims.values()), default=0)
+        return max(claimed, node.status.fence.fenced_epoch if node is not None else 0)
+
+    async def write(self, leases: dict[str, NodeLease | None]) -> None:
+        """Makes these leases durable, one row per page; None forgets a node. One transaction."""
+        if not leases:
+            return
+        book, now = self._state.leases, self._state.now()
+        by_page: dict[int, dict[str, NodeLease | None]] = {}
+        homes: dict[str, int] = {}
+        for node, lease in leases.items():
+            page = book.page_for(node)
+            homes[node] = page
+            by_page.setdefault(page, {})[node] = lease
+            if node not in book.held and lease is not None:
+                # Takes its room at once, so that many new nodes of one flush do not all count on the same free place.
+                book.reserve_room(page)
+        compares: dict[str, int] = {}
+        writes: list[Put | Remove] = []
+        for page, changed in sorted(by_page.items()):
+            put = self._page(page, changed, now)
+            old = self._state.get(LEASE_PAGE, "", page_name(page))
+            compares[put.key] = old.revision if old is not None else 0
+            writes.append(put)
+        first = writes[0]
+        assert isinstance(first, Put)
+        expected = first.attached.spec.leases
+        probe = Probe(
+            LEASE_PAGE, "", first.attached.metadata.name, lambda f: f is not None and f.spec.leases == expected
+        )
+        try:
+            # A heartbeat changes nothing anyone decided: it has no audit record of its own.
+            await self._commits.commit(compares, writes, (), probe)
+        finally:
+            book.recount()
+        monotonic_s = self._state.ports.clock.monotonic()
+        for node, lease in leases.items():
+            if lease is None:
+                book.forget(node)
+            else:
+                book.record(node, homes[node], lease, monotonic_s)
+
+    def _page(self, page: int, changed: dict[str, NodeLease | None], now: float) -> Put:
+        old: LeasePage | None = self._state.get(LEASE_PAGE, "", page_name(page))
+        leases = dict(old.spec.leases) if old is not None else {}
+        for node, lease in changed.items():
+            if lease is None:
+                leases.pop(node, None)
+            else:
+                leases[node] = lease
+        meta = (
+            records.unstored(old.metadata)
+            if old is not None
+            else ObjectMeta(
+                name=page_name(page),
+                uid=self._state.ports.ids.uid(),
+                generation=1,
+                creation_timestamp=seconds_text(now),
+            )
+        )
+        return records.put(LEASE_PAGE, LeasePage(meta, LeasePageSpec(page, leases)))
+
+    async def fence(self) -> None:
+        """Fences what is overdue; ends the leases of nodes that are gone; forgets those ended long ago."""
+        state = self._state
+        now, monotonic_s = state.now(), state.ports.clock.monotonic()
+        ending: dict[str, NodeLease | None] = {}
+        fencing: list[Node] = []
+        for name in state.leases.overdue(monotonic_s):
+            node, lease = state.node(name), state.leases.held[name].lease
+            if node is None:
+                ending[name] = NodeLease(lease.epoch, lease.renewed_at_s, 0.0)
+            elif node.status.fence.fenced_epoch < lease.epoch:
+                fencing.append(node)
+        for name, held in state.leases.held.items():
+            if held.ended and now - held.lease.renewed_at_s > limits.LEASE_KEPT_S and state.node(name) is None:
+                ending[name] = None
+        if ending:
+            await self.write(ending)
+        for start in range(0, len(fencing), limits.BATCH):
+            await self._fence(fencing[start : start + limits.BATCH], now)
+
+    async def _fence(self, nodes: list[Node], now: float) -> None:
+        """One commit for many nodes; those whose object moved meanwhile are left for the next tick."""
+        left = nodes
+        for _ in range(limits.COMMIT_ROUNDS):
+            if not left:
+                return
+            await self._commits.ready()
+            puts = [self._fenced(node, now) for node in left]
+            compares = {NODE.store_key("", n.metadata.name): n.revision for n in left}
+            entries = [audit.Entry("fence", NODE.name, n.metadata.name, "", n.uid, n.revision) for n in left]
+            epoch = puts[0].attached.status.fence.fenced_epoch
+            probe = Probe(NODE, "", left[0].metadata.name, _fenced_at(epoch))
+            writes: list[Put | Remove] = [*puts]
+            try:
+                await self._commits.commit(
+                    compares, writes, (audit.record(self._who, now, "fence", entries),), probe
+                )  # fmt: skip
+            except Conflict as conflict:
+                key = conflict.facts.get("key")
+                left = [n for n in left if NODE.store_key("", n.metadata.name) != key] if key else []
+                continue
+            metrics.AUTHORITY_FENCES.inc(len(left))
+            for node in left:
+                _log.warning("node_fenced", node=node.metadata.name, epoch=self._state.leases.epoch(node.metadata.name))
+            return
+
+    def _fenced(self, node: Node, now: float) -> Put:
+        block = FenceBlock(
+            fenced_epoch=self._state.leases.epoch(node.metadata.name),
+            at=micro_text(now),
+            reason=Reason.LEASE_LAPSED.value,
+        )
+        status = msgspec.structs.replace(node.status, fence=block)
+        return records.put(NODE, msgspec.structs.replace(node, metadata=records.unstored(node.metadata), status=status))
+
+
+def _fenced_at(epoch: int) -> Landed:
+    return lambda found: found is not None and found.status.fence.fenced_epoch >= epoch

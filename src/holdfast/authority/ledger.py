@@ -1,0 +1,256 @@
+"""The ledger of a region: every claim, by node and by tenant, and the answer to "does this fit?". Pure, no I/O.
+
+Always holds: it is a function of the records. Built anew from Nodes, Holds, Reservations and Bindings it comes out the
+same; commits in flight are in it already, so that the next check counts them. It never forgets a claim because a node
+shrank or went away: claims go only when their records go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from holdfast.authority import choose
+from holdfast.authority.account import NodeAccount
+from holdfast.authority.claims import Claim, Want, all_recorded, grant_class
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.errors import Refused
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.hold import Hold
+from holdfast.model.node import Node
+from holdfast.model.quantity import CPU, GPU, MEMORY, Amounts, add, amounts, amounts_text, shortfall
+from holdfast.model.quota import GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.times import parse_time
+
+_SHORT_OF = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY, GPU: Reason.INSUFFICIENT_DEVICES}
+
+
+class Limit(msgspec.Struct, frozen=True, gc=False):
+    """What a tenant may spend here in one class: `spendable` now, `held` including grants whose lease has ended."""
+
+    spendable: Amounts
+    held: Amounts
+    copies: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+
+
+def limit_of(copies: Iterable[GrantCopy], spent_as: GrantClass, now: float) -> Limit:
+    """The sum of a tenant's grants for this class. Active emergency quota adds to what normal work may spend.
+
+    A resource that no grant lists has a limit of zero. A grant past its lease end stops new spending (S3, S8).
+    """
+    classes = {spent_as, GrantClass.EMERGENCY} if spent_as is GrantClass.NORMAL else {spent_as}
+    spendable: Amounts = {}
+    held: Amounts = {}
+    names, ended = [], []
+    for copy in copies:
+        if copy.spec.grant_class not in classes or copy.metadata.terminating:
+            continue
+        names.append(copy.metadata.name)
+        limit = amounts(copy.spec.limit)
+        add(held, limit)
+        if copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now:
+            ended.append(copy.metadata.name)
+        else:
+            add(spendable, limit)
+    return Limit(spendable, held, tuple(names), tuple(ended))
+
+
+class Ledger:
+    """All accounts of a region. `put` and `drop` are each other's undo."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Claim] = {}
+        self.nodes: dict[str, NodeAccount] = {}
+        self.used: dict[tuple[str, GrantClass], Amounts] = {}
+        self.unbound: dict[str, Claim] = {}
+        """Reservations that wait to be bound: what can expire, or wait for victims."""
+        self.lingering: dict[str, Claim] = {}
+        """Bound claims whose quota leg is gone and whose node leg waits for proof."""
+
+    def account(self, node: str) -> NodeAccount:
+        found = self.nodes.get(node)
+        if found is None:
+            found = self.nodes[node] = NodeAccount(node)
+        return found
+
+    def see(self, node: Node) -> NodeAccount:
+        """The node's account, with the capacity, devices and ports it has now."""
+        account = self.account(node.metadata.name)
+        account.see(node)
+        return account
+
+    def forget(self, node: str) -> None:
+        """Drops the account of a node that is gone and holds nothing."""
+        account = self.nodes.get(node)
+        if account is not None and not account.claims and not account.holds:
+            del self.nodes[node]
+
+    def put(self, claim: Claim) -> Claim | None:
+        """Records a claim in place of the one of its key, which is returned."""
+        before = self.drop(claim.key)
+        self.claims[claim.key] = claim
+        self.account(claim.node).book(claim, 1)
+        if claim.quota_held:
+            self._spend(claim, 1)
+        else:
+            self.lingering[claim.key] = claim
+        if not claim.bound:
+            self.unbound[claim.key] = claim
+        return before
+
+    def drop(self, key: str) -> Claim | None:
+        """Takes a claim out; dropping what is not there is harmless."""
+        claim = self.claims.pop(key, None)
+        if claim is None:
+            return None
+        self.nodes[claim.node].book(claim, -1)
+        if claim.quota_held:
+            self._spend(claim, -1)
+        self.lingering.pop(key, None)
+        self.unbound.pop(key, None)
+        return claim
+
+    def _spend(self, claim: Claim, sign: int) -> None:
+        if not claim.amounts:
+            return
+        key = (claim.namespace, claim.grant_class)
+        used = self.used.setdefault(key, {})
+        add(used, claim.amounts, times=sign)
+        if not used:
+            del self.used[key]
+
+    def restore(self, key: str, before: Claim | None) -> None:
+        """Undoes a `put` exactly."""
+        self.drop(key)
+        if before is not None:
+            self.put(before)
+
+    def hold(self, node: str, holds: Iterable[Hold]) -> None:
+        """Replaces what is held on a node."""
+        self.account(node).holds = {h.metadata.name: amounts(h.spec.resources) for h in holds}
+
+    def check(self, node: Node, want: Want, limit: Limit) -> Refused | Claim:
+        """Whether the claim fits on the node and in the limit. Changes nothing."""
+        account = self.see(node)
+        short = account.shortage(want)
+        gpu_short = short.pop(GPU, 0)
+        if short:
+            return _insufficient(account, want, short)
+        devices = choose.devices(account, want)
+        if isinstance(devices, Refused):
+            return devices
+        if gpu_short:
+            return _insufficient(account, want, {GPU: gpu_short})
+        ports = choose.ports(account, want)
+        if isinstance(ports, Refused):
+            return ports
+        over = self.over_limit(want, limit)
+        if over is not None:
+            return over
+        return Claim(
+            key=want.key,
+            namespace=want.namespace,
+            name=want.name,
+            replica=want.replica,
+            replica_uid=want.replica_uid,
+            attempt=want.attempt,
+            node=account.name,
+            amounts=want.amounts,
+            capacity_class=want.capacity_class,
+            devices=devices,
+            ports=ports,
+            nominated=want.nominated,
+            victims=want.victims,
+            holds=want.holds,
+        )
+
+    def over_limit(self, want: Want, limit: Limit) -> Refused | None:
+        spent_as = grant_class(want.capacity_class)
+        who = {"tenant": want.namespace, "class": spent_as.value}
+        if not limit.copies:
+            return Refused(
+                Reason.NO_GRANT,
+                f"this region holds no {spent_as.value} grant for tenant {want.namespace}; an operator sets a Quota",
+                who,
+            )
+        if len(limit.ended) == len(limit.copies):
+            return _ended(want, limit, who)
+        used = self.used.get((want.namespace, spent_as), {})
+        after = dict(used)
+        add(after, want.amounts)
+        over = shortfall(after, limit.spendable)
+        if not over:
+            return None
+        if not shortfall(after, limit.held):
+            return _ended(want, limit, who)
+        facts = {**who, "limit": amounts_text(limit.spendable), "used": amounts_text(used),
+                 "wanted": amounts_text(want.amounts), "shortfall": amounts_text(over)}  # fmt: skip
+        named = ", ".join(f"{n} by {t}" for n, t in amounts_text(over).items())
+        return Refused(Reason.QUOTA_EXCEEDED, f"tenant {want.namespace} would exceed its limit here: {named}", facts)
+
+    def state(self) -> dict[str, Any]:
+        """Everything two ledgers must agree on to be the same; hints left out."""
+        return {
+            "claims": dict(self.claims),
+            "used": {key: dict(used) for key, used in self.used.items()},
+            "unbound": sorted(self.unbound),
+            "lingering": sorted(self.lingering),
+            "nodes": {
+                name: (a.firm, a.reclaimable, a.nominated, a.holds, a.device_use, a.ports, sorted(a.claims))
+                for name, a in self.nodes.items()
+                if a.claims or a.holds
+            },
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self.state() == other.state()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def rebuild(
+    nodes: Iterable[Node], holds: Iterable[Hold], reservations: Iterable[Reservation], bindings: Iterable[Binding]
+) -> Ledger:
+    """The ledger that these records stand for."""
+    ledger = Ledger()
+    for node in nodes:
+        ledger.see(node)
+    by_node: dict[str, list[Hold]] = {}
+    for hold in holds:
+        by_node.setdefault(hold.spec.node, []).append(hold)
+    for name, held in by_node.items():
+        ledger.hold(name, held)
+    for claim in all_recorded(reservations, bindings):
+        ledger.put(claim)
+    return ledger
+
+
+def _insufficient(account: NodeAccount, want: Want, short: Amounts) -> Refused:
+    reason = next((_SHORT_OF[name] for name in (CPU, MEMORY, GPU) if name in short), Reason.INSUFFICIENT_RESOURCE)
+    facts: dict[str, Any] = {
+        "node": account.name,
+        "shortfall": amounts_text(short),
+        "wanted": amounts_text({n: want.amounts.get(n, 0) for n in short}),
+        "capacity": amounts_text({n: account.capacity.get(n, 0) for n in short}),
+        "firm": amounts_text({n: account.firm.get(n, 0) for n in short}),
+        "reclaimable": amounts_text({n: account.reclaimable.get(n, 0) for n in short}),
+    }
+    held, nominated = account.held(want.holds), account.nominated
+    if held:
+        facts["held"] = amounts_text({n: held.get(n, 0) for n in short})
+    if nominated:
+        facts["nominated"] = amounts_text({n: nominated.get(n, 0) for n in short})
+    named = ", ".join(f"{n} by {t}" for n, t in amounts_text(short).items())
+    return Refused(reason, f"node {account.name} has not enough left: {named}", facts)
+
+
+def _ended(want: Want, limit: Limit, who: dict[str, Any]) -> Refused:
+    return Refused(
+        Reason.GRANT_EXPIRED,
+        f"the grant of tenant {want.namespace} may not be spent until the region reaches the global cell again",
+        {**who, "ended": list(limit.ended), "limit": amounts_text(limit.held)},
+    )

@@ -1,0 +1,122 @@
+"""The records of a claim: Reservation, Binding and the replica's placement block, built once and encoded once. Pure.
+
+Reservation and Binding have no owner references on purpose: garbage collection must never free what only proof may
+free. The authority removes them itself, with the replica's placement in the same transaction.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.authority.claims import Claim
+from holdfast.model import codec
+from holdfast.model.binding import (
+    Binding,
+    BindingSpec,
+    Intent,
+    Reservation,
+    ReservationPhase,
+    ReservationSpec,
+    ReservationStatus,
+)
+from holdfast.model.kinds import Kind, kind_of
+from holdfast.model.meta import Object, ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.replica import PlacementBlock, Replica
+from holdfast.model.validation import MAX_LABEL
+from holdfast.store.contract import Put
+
+_REPLICA: Kind = kind_of(Replica)
+_RESERVATION: Kind = kind_of(Reservation)
+_BINDING: Kind = kind_of(Binding)
+
+
+def put(kind: Kind, item: Object) -> Put:
+    """The write that stores an object nobody has seen yet; its encoding is made here and nowhere else."""
+    return Put(kind.store_key(item.metadata.namespace, item.metadata.name), codec.encode(item), item)
+
+
+def unstored(meta: ObjectMeta, *, generation: int = 0) -> ObjectMeta:
+    """A copy of the metadata that a new state of the object may own; a generation given is the new one."""
+    if generation:
+        return msgspec.structs.replace(meta, resource_version="", generation=generation)
+    return msgspec.structs.replace(meta, resource_version="")
+
+
+def replica_put(replica: Replica, placement: PlacementBlock) -> Put:
+    status = msgspec.structs.replace(replica.status, placement=placement)
+    return put(_REPLICA, msgspec.structs.replace(replica, metadata=unstored(replica.metadata), status=status))
+
+
+def claim_meta(claim: Claim, workload: str, uid: str, created: str) -> ObjectMeta:
+    labels = {"holdfast.dev/node": claim.node}
+    if len(workload) <= MAX_LABEL:
+        labels["holdfast.dev/workload"] = workload
+    return ObjectMeta(
+        name=claim.name,
+        namespace=claim.namespace,
+        uid=uid,
+        generation=1,
+        creation_timestamp=created,
+        labels=labels,
+    )
+
+
+def reservation_put(
+    claim: Claim, replica: Replica, intent: Intent, phase: ReservationPhase, *, uid: str, created: str, policy: str
+) -> Put:
+    spec = ReservationSpec(
+        replica=claim.replica,
+        intent=intent,
+        node=claim.node,
+        resources=replica.spec.template.resources,
+        capacity_class=claim.capacity_class,
+        devices=claim.devices,
+        ports=claim.ports,
+        victims=claim.victims,
+        holds=claim.holds,
+        policy_revision=policy,
+        expires_at=claim.expires_at,
+    )
+    meta = claim_meta(claim, replica.spec.workload, uid, created)
+    return put(_RESERVATION, Reservation(meta, spec, ReservationStatus(phase=phase)))
+
+
+def reservation_change(reservation: Reservation, phase: ReservationPhase, spec: ReservationSpec | None = None) -> Put:
+    """The same reservation in another phase."""
+    status = msgspec.structs.replace(reservation.status, phase=phase)
+    moved = msgspec.structs.replace(
+        reservation, metadata=unstored(reservation.metadata), spec=spec or reservation.spec, status=status
+    )
+    return put(_RESERVATION, moved)
+
+
+def binding_put(
+    claim: Claim, replica: Replica, node: Node, intent: Intent, *, uid: str, created: str, decision: str, policy: str
+) -> Put:
+    spec = BindingSpec(
+        replica=claim.replica,
+        intent=intent,
+        node=claim.node,
+        template=replica.spec.template,
+        zone=node.spec.zone,
+        workload=replica.spec.workload,
+        revision=replica.spec.revision,
+        resources=replica.spec.template.resources,
+        capacity_class=claim.capacity_class,
+        devices=claim.devices,
+        ports=claim.ports,
+        exclusive=replica.spec.exclusive,
+        epoch=claim.attempt,
+        node_epoch=claim.node_epoch,
+        decision=decision,
+        policy_revision=policy,
+    )
+    meta = claim_meta(claim, replica.spec.workload, uid, created)
+    return put(_BINDING, Binding(meta, spec))
+
+
+def binding_change(binding: Binding, spec: BindingSpec) -> Put:
+    """The binding with another wish; its generation rises, so that the agent's word can be told from an older one."""
+    meta = unstored(binding.metadata, generation=binding.metadata.generation + 1)
+    return put(_BINDING, msgspec.structs.replace(binding, metadata=meta, spec=spec))

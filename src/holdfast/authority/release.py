@@ -1,0 +1,192 @@
+"""release: STOP tells the agent to end the work; FREE gives the claims back, as far as the evidence allows.
+
+What always holds: the node leg of a claim (capacity, devices, ports) goes only on proof, the agent's word that the work
+has ended or never began, or the removal of the node; the quota leg and the replica go at the fence as well. Freeing
+raises the attempt in the same transaction, so that a delayed duplicate of the old one is refused and not revived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.authority import checks, records
+from holdfast.authority.claims import ENDED, of_binding
+from holdfast.authority.commits import Probe
+from holdfast.authority.rounds import Extra, Step, rejected
+from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, State
+from holdfast.client.contract import Token
+from holdfast.gate.audit import Entry
+from holdfast.gate.principal import Principal
+from holdfast.model.binding import Binding, Desired, Reservation
+from holdfast.model.errors import Refused
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.placement import Answer, ReleaseAction, ReleaseItem, Result
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import PlacementBlock, Replica
+from holdfast.store.contract import Put, Remove
+
+_TERM = BY_NAME["Term"]
+
+
+class Release:
+    """One release request. `token` is the asking controller's: a stale one changes nothing."""
+
+    verb = "release"
+
+    def __init__(self, state: State, who: Principal, items: Sequence[ReleaseItem], token: Token | None) -> None:
+        self.who = who
+        self.items = items
+        self._state = state
+        self._token = token
+
+    def identity(self, item: ReleaseItem) -> str:
+        return item.replica_uid
+
+    def begin(self) -> None:
+        """Everything is read per item."""
+
+    def extra(self, taken: Sequence[tuple[int, Step]], answers: Sequence[Answer | None]) -> Extra:
+        if self._token is None:
+            return Extra()
+        return Extra({_TERM.store_key("", self._token.election): self._token.revision})
+
+    def plan(self, item: ReleaseItem) -> Step | Answer:
+        state = self._state
+        replica = state.replica(item.namespace, item.replica)
+        if replica is None or replica.uid != item.replica_uid:
+            return rejected(
+                Refused(
+                    Reason.REPLICA_GONE,
+                    f"replica {item.namespace}/{item.replica} with uid {item.replica_uid} does not exist",
+                    {"replica": f"{item.namespace}/{item.replica}", "uid": replica.uid if replica is not None else ""},
+                )
+            )
+        placed = replica.status.placement
+        claimed = bool(placed.binding or placed.reservation)
+        if not claimed and item.attempt in (placed.attempt, placed.attempt - 1):
+            return Answer(result=Result.ALREADY, attempt=placed.attempt)
+        refused = checks.attempt(replica, item.attempt)
+        if refused is not None:
+            return rejected(refused, attempt=placed.attempt)
+        binding = state.binding(item.namespace, placed.binding) if placed.binding else None
+        if item.action is ReleaseAction.STOP:
+            return self._stop(item, replica, binding)
+        return self._free(item, replica, binding)
+
+    def _stop(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> Step | Answer:
+        if binding is None or binding.spec.desired is Desired.STOP:
+            name = binding.metadata.name if binding is not None else ""
+            node = replica.status.placement.node
+            return Answer(result=Result.ALREADY, attempt=item.attempt, binding=name, node=node)
+        spec = msgspec.structs.replace(
+            binding.spec, desired=Desired.STOP, stop_reason=item.reason, stop_grace_seconds=item.grace_seconds
+        )
+        uid, name = binding.uid, binding.metadata.name
+        return Step(
+            answer=Answer(
+                result=Result.ACCEPTED, attempt=item.attempt, binding=name, reservation=name, node=binding.spec.node
+            ),
+            compares={BINDING.store_key(item.namespace, name): binding.revision},
+            writes=[records.binding_change(binding, spec)],
+            probe=Probe(
+                BINDING, item.namespace, name,
+                lambda found: found is not None and found.uid == uid and found.spec.desired is Desired.STOP,
+            ),
+            entry=Entry("update", BINDING.name, name, item.namespace, uid, binding.revision),
+        )  # fmt: skip
+
+    def _free(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> Step | Answer:
+        if binding is None or binding.status.phase in ENDED:
+            return freed(self._state, replica, binding, item.reason)
+        node = self._state.node(binding.spec.node)
+        gone = node is None and not self._state.leases.may_be_live(binding.spec.node)
+        fenced = node is not None and node.status.fence.fenced_epoch >= binding.spec.node_epoch
+        if gone or fenced:
+            return freed_at_fence(self._state, replica, binding, item.reason)
+        name = f"{item.namespace}/{binding.metadata.name}"
+        facts: dict[str, Any] = {
+            "binding": name,
+            "node": binding.spec.node,
+            "nodeEpoch": binding.spec.node_epoch,
+            "fencedEpoch": node.status.fence.fenced_epoch if node is not None else 0,
+            "nodeGone": node is None,
+            "desired": binding.spec.desired.value,
+            "phase": binding.status.phase.value if binding.status.phase is not None else "",
+        }
+        return rejected(
+            Refused(
+                Reason.NOT_PROVEN,
+                f"{name} cannot be freed: node {binding.spec.node} neither acknowledged the stop nor was it fenced",
+                facts,
+            ),
+            attempt=item.attempt,
+        )
+
+
+def freed(state: State, replica: Replica, binding: Binding | None, reason: str) -> Step:
+    """Both legs go: nothing runs, or nothing ever did."""
+    placed = replica.status.placement
+    namespace, name = replica.metadata.namespace, placed.binding or placed.reservation
+    compares, writes = cleared(state, replica, reason)
+    if binding is not None:
+        compares[BINDING.store_key(namespace, name)] = binding.revision
+        writes.append(Remove(BINDING.store_key(namespace, name)))
+    elif placed.binding:
+        compares[BINDING.store_key(namespace, name)] = 0
+    return _release_step(replica, name, compares, writes, free=f"{namespace}/{name}")
+
+
+def freed_at_fence(state: State, replica: Replica, binding: Binding, reason: str) -> Step:
+    """The quota leg and the replica go; the binding keeps the node leg until the work is proven to be gone."""
+    namespace, name = replica.metadata.namespace, binding.metadata.name
+    compares, writes = cleared(state, replica, reason)
+    spec = msgspec.structs.replace(
+        binding.spec, desired=Desired.STOP, stop_reason=binding.spec.stop_reason or reason, quota_released=True
+    )
+    change = records.binding_change(binding, spec)
+    node = state.node(binding.spec.node)
+    compares[BINDING.store_key(namespace, name)] = binding.revision
+    if node is None:
+        compares[NODE.store_key("", binding.spec.node)] = 0
+    writes.append(change)
+    step = _release_step(replica, name, compares, writes)
+    step.keep = of_binding(change.attached, None)
+    return step
+
+
+def cleared(state: State, replica: Replica, reason: str) -> tuple[dict[str, int], list[Put | Remove]]:
+    """The replica without a place and one attempt further, and its reservation gone."""
+    placed = replica.status.placement
+    namespace = replica.metadata.namespace
+    reservation: Reservation | None = state.reservation(namespace, placed.reservation) if placed.reservation else None
+    compares = {REPLICA.store_key(namespace, replica.metadata.name): replica.revision}
+    writes: list[Put | Remove] = [
+        records.replica_put(replica, PlacementBlock(attempt=placed.attempt + 1, released_reason=reason))
+    ]
+    if reservation is not None:
+        key = RESERVATION.store_key(namespace, reservation.metadata.name)
+        compares[key] = reservation.revision
+        writes.append(Remove(key))
+    return compares, writes
+
+
+def _release_step(
+    replica: Replica, name: str, compares: dict[str, int], writes: list[Put | Remove], free: str = ""
+) -> Step:
+    meta, attempt = replica.metadata, replica.status.placement.attempt + 1
+    return Step(
+        answer=Answer(
+            result=Result.ACCEPTED, attempt=attempt, node=replica.status.placement.node, reservation=name, binding=name
+        ),
+        compares=compares,
+        writes=writes,
+        probe=Probe(
+            REPLICA, meta.namespace, meta.name,
+            lambda found: found is not None and found.uid == meta.uid and found.status.placement.attempt >= attempt,
+        ),
+        entry=Entry("release", REPLICA.name, meta.name, meta.namespace, meta.uid, replica.revision),
+        free=free,
+    )  # fmt: skip

@@ -1,0 +1,292 @@
+"""reserve: turns proposals into claims, bound at once on the ordinary path.
+
+Each item is checked against the current state, never against the proposer's snapshot. The transaction compares the
+Term, each Node, each Replica and each GrantCopy, so that a cordon, a deletion or a lower limit never races a bind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.authority import checks, records
+from holdfast.authority.claims import Claim, Want, capacity_class, grant_class
+from holdfast.authority.commits import Probe
+from holdfast.authority.ledger import Limit, limit_of
+from holdfast.authority.rounds import Extra, Step, rejected
+from holdfast.authority.state import BINDING, GRANT_COPY, NODE, REPLICA, RESERVATION, State
+from holdfast.gate.audit import Entry
+from holdfast.gate.principal import Principal
+from holdfast.model import limits
+from holdfast.model.binding import CapacityClass, DeviceClaim, Reservation, ReservationPhase, claim_name
+from holdfast.model.decision import Decision, DecisionEntry
+from holdfast.model.errors import Refused
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.kinds import kind_of
+from holdfast.model.node import Node
+from holdfast.model.override import Override
+from holdfast.model.placement import Answer, PlaceItem, Result
+from holdfast.model.reasons import Reason
+from holdfast.model.region import Region
+from holdfast.model.replica import PlacementBlock, Replica
+from holdfast.model.template import requests
+from holdfast.model.tenant import Tenant
+from holdfast.model.times import micro_text, seconds_text
+from holdfast.store.contract import Put, Remove
+
+_DECISION = kind_of(Decision)
+
+
+class World:
+    """What a round reads once for all of its items."""
+
+    def __init__(self, state: State) -> None:
+        self.now = state.now()
+        self.at = micro_text(self.now)
+        self.created = seconds_text(self.now)
+        self.monotonic_s = state.ports.clock.monotonic()
+        self.overrides: list[Override] = checks.avoiding(state.overrides(), state.region, self.now)
+        self.region: Region | None = state.this_region()
+        self._state = state
+        self._limits: dict[tuple[str, str], tuple[Limit, dict[str, int]]] = {}
+        self._tenants: dict[str, Tenant | None] = {}
+
+    def limit(self, tenant: str, spent: CapacityClass) -> tuple[Limit, dict[str, int]]:
+        """The limit a claim of this class counts against, and the revisions it rests on."""
+        spent_as = grant_class(spent)
+        key = (tenant, spent_as.value)
+        found = self._limits.get(key)
+        if found is None:
+            copies = list(self._state.every(GrantCopy, tenant))
+            rests_on = {GRANT_COPY.store_key(tenant, c.metadata.name): c.revision for c in copies}
+            found = self._limits[key] = (limit_of(copies, spent_as, self.now), rests_on)
+        return found
+
+    def tenant(self, name: str) -> Tenant | None:
+        if name not in self._tenants:
+            self._tenants[name] = self._state.tenant(name)
+        return self._tenants[name]
+
+
+def why_not_here(state: State, world: World, who: Replica, node: Node | None, name: str) -> Refused | None:
+    """Every check of the node that does not count anything."""
+    refused = checks.node(node, name, state.leases.epoch(name), live=state.leases.live(name, world.monotonic_s))
+    if refused is not None or node is None:
+        return refused
+    return (
+        checks.avoided(node, who, world.overrides)
+        or checks.driver(node, who)
+        or checks.rules(node, who, state.region, world.region)
+        or checks.tenancy(node, who, world.tenant(who.metadata.namespace))
+    )
+
+
+class Placing:
+    """One reserve request."""
+
+    def __init__(
+        self, state: State, who: Principal, items: Sequence[PlaceItem], decision: Decision | None, *, bind: bool
+    ) -> None:
+        self.verb = "bind" if bind else "reserve"
+        self.who = who
+        self.items = items
+        self._state = state
+        self._bind = bind
+        self._decision = decision
+        self._world: World
+        self.decision_name = ""
+        self._base_name = self._namespace = ""
+        if decision is not None:
+            self._base_name = decision.metadata.name or f"decision-{state.ports.ids.uid()}"
+            self._namespace = decision.metadata.namespace or (items[0].namespace if items else "")
+
+    def identity(self, item: PlaceItem) -> str:
+        return item.intent.replica_uid
+
+    def begin(self) -> None:
+        self._world = World(self._state)
+        self.decision_name = self._name_decision()
+
+    def plan(self, item: PlaceItem) -> Step | Answer:
+        state, world = self._state, self._world
+        replica = state.replica(item.namespace, item.replica)
+        refused = checks.replica(replica, item.namespace, item.replica, item.intent)
+        if refused is not None or replica is None:
+            return rejected(refused or Refused(Reason.REPLICA_GONE), attempt=_attempt(replica))
+        placed = replica.status.placement
+        if placed.reservation or placed.binding:
+            return already(state, replica, item.devices)
+        refused = self._name_in_use(item)
+        if refused is not None:
+            return rejected(refused, attempt=item.intent.attempt)
+        node = state.node(item.node)
+        refused = why_not_here(state, world, replica, node, item.node)
+        if refused is not None or node is None:
+            return rejected(refused or Refused(Reason.NODE_GONE), attempt=item.intent.attempt)
+        want = self._want(item, replica)
+        limit, rests_on = world.limit(item.namespace, want.capacity_class)
+        claim = state.ledger.check(node, want, limit)
+        if isinstance(claim, Refused):
+            return rejected(claim, attempt=item.intent.attempt)
+        return self._step(item, replica, node, claim, rests_on)
+
+    def _name_in_use(self, item: PlaceItem) -> Refused | None:
+        """A replica that was deleted and made anew waits until the old one's claim of the same name is proven gone."""
+        other = self._state.ledger.claims.get(f"{item.namespace}/{claim_name(item.replica, item.intent.attempt)}")
+        if other is None:
+            return None
+        return Refused(
+            Reason.ALREADY_CLAIMED,
+            f"claim {other.key} on node {other.node} is still held by uid {other.replica_uid}; release it first",
+            {"node": other.node, "winner": other.facts()},
+        )
+
+    def _want(self, item: PlaceItem, replica: Replica) -> Want:
+        template, kind = replica.spec.template, capacity_class(replica)
+        return Want(
+            namespace=item.namespace,
+            name=claim_name(item.replica, item.intent.attempt),
+            replica=item.replica,
+            replica_uid=replica.uid,
+            attempt=item.intent.attempt,
+            amounts=requests(template),
+            capacity_class=kind,
+            gpu_models=template.gpu_models,
+            ports=tuple((p.name, p.port) for p in template.ports),
+            devices=item.devices,
+            victims=item.victims,
+            holds=item.holds if kind is CapacityClass.RECOVERY else (),
+            nominated=bool(item.victims) and not self._bind,
+        )
+
+    def _step(self, item: PlaceItem, replica: Replica, node: Node, claim: Claim, rests_on: dict[str, int]) -> Step:
+        world, ids = self._world, self._state.ports.ids
+        binds = self._bind
+        expires_at = "" if binds else micro_text(world.now + limits.RESERVATION_TTL_S)
+        claim = msgspec.structs.replace(
+            claim,
+            bound=binds,
+            node_epoch=self._state.leases.epoch(node.metadata.name) if binds else 0,
+            expires_at=expires_at,
+            victims=() if binds else claim.victims,
+        )
+        phase = (
+            ReservationPhase.CONSUMED if binds
+            else ReservationPhase.NOMINATED if claim.nominated
+            else ReservationPhase.FIRM
+        )  # fmt: skip
+        placement = PlacementBlock(
+            attempt=claim.attempt,
+            node=claim.node,
+            zone=node.spec.zone,
+            reservation=claim.name,
+            binding=claim.name if binds else "",
+            epoch=claim.attempt,
+            reserved_at=world.at,
+            bound_at=world.at if binds else "",
+            decision=self.decision_name,
+        )
+        replica_key = REPLICA.store_key(item.namespace, item.replica)
+        reservation = records.reservation_put(
+            claim, replica, item.intent, phase, uid=ids.uid(), created=world.created, policy=item.policy_revision
+        )
+        compares = {
+            **rests_on,
+            replica_key: replica.revision,
+            NODE.store_key("", claim.node): node.revision,
+            reservation.key: 0,
+        }
+        writes: list[Put | Remove] = [reservation]
+        if binds:
+            binding = records.binding_put(
+                claim, replica, node, item.intent, uid=ids.uid(), created=world.created,
+                decision=self.decision_name, policy=item.policy_revision,
+            )  # fmt: skip
+            compares[binding.key] = 0
+            writes.append(binding)
+        writes.append(records.replica_put(replica, placement))
+        kind = BINDING if binds else RESERVATION
+        made_uid = writes[-2].attached.uid if isinstance(writes[-2], Put) else ""
+        return Step(
+            answer=Answer(
+                result=Result.ACCEPTED, node=claim.node, devices=claim.devices, ports=claim.ports,
+                reservation=claim.name, binding=placement.binding, attempt=claim.attempt, epoch=claim.attempt,
+            ),
+            compares=compares,
+            writes=writes,
+            probe=Probe(kind, item.namespace, claim.name, lambda found: found is not None and found.uid == made_uid),
+            entry=Entry("create", kind.name, claim.name, item.namespace, made_uid),
+            claim=claim,
+        )  # fmt: skip
+
+    def _name_decision(self) -> str:
+        """The name given, or a new one; a part that is committed later gets a number behind it."""
+        if self._decision is None:
+            return ""
+        for number in range(1, limits.COMMIT_ROUNDS + 1):
+            name = self._base_name if number == 1 else f"{self._base_name}.{number}"
+            if self._state.get(_DECISION, self._namespace, name) is None:
+                return name
+        return f"{self._base_name}.{self._state.ports.ids.uid()}"
+
+    def extra(self, taken: Sequence[tuple[int, Step]], answers: Sequence[Answer | None]) -> Extra:
+        """The decision, with what became of each replica it speaks of."""
+        if self._decision is None:
+            return Extra()
+        outcome = {self.items[i].intent.replica_uid: a for i, a in enumerate(answers) if a is not None}
+        outcome.update({self.items[i].intent.replica_uid: step.answer for i, step in taken})
+        entries = tuple(_with_result(e, outcome.get(e.uid)) for e in self._decision.spec.entries)
+        meta = msgspec.structs.replace(
+            self._decision.metadata,
+            name=self.decision_name,
+            namespace=self._namespace,
+            uid=self._state.ports.ids.uid(),
+            generation=1,
+            resource_version="",
+            creation_timestamp=self._world.created,
+        )
+        spec = msgspec.structs.replace(self._decision.spec, entries=entries)
+        write = records.put(_DECISION, Decision(meta, spec, self._decision.status))
+        return Extra({write.key: 0}, [write])
+
+
+def _attempt(replica: Replica | None) -> int:
+    return replica.status.placement.attempt if replica is not None else 0
+
+
+def _with_result(entry: DecisionEntry, answer: Answer | None) -> DecisionEntry:
+    if answer is None:
+        return entry
+    return msgspec.structs.replace(
+        entry, node=answer.node or entry.node, result=answer.result.value, reason=answer.reason, message=answer.message
+    )
+
+
+def already(state: State, replica: Replica, asked: tuple[DeviceClaim, ...]) -> Answer:
+    """The claim this very intent made before; the caller adopts it. Other devices than those are a contradiction."""
+    placed = replica.status.placement
+    namespace = replica.metadata.namespace
+    binding = state.binding(namespace, placed.binding) if placed.binding else None
+    reservation: Reservation | None = state.reservation(namespace, placed.reservation)
+    devices, ports = (
+        (binding.spec.devices, binding.spec.ports) if binding is not None
+        else (reservation.spec.devices, reservation.spec.ports) if reservation is not None
+        else ((), {})
+    )  # fmt: skip
+    facts = {}
+    if asked and asked != devices:
+        facts = {"claim": f"{namespace}/{placed.binding or placed.reservation}", "node": placed.node}
+    return Answer(
+        result=Result.REJECTED if facts else Result.ALREADY,
+        reason=Reason.INTENT_MISMATCH if facts else "",
+        message=f"{replica.key} was placed on {placed.node} with other devices; adopt those" if facts else "",
+        facts=facts,
+        node=placed.node,
+        devices=devices,
+        ports=ports,
+        reservation=placed.reservation,
+        binding=placed.binding,
+        attempt=placed.attempt,
+        epoch=placed.epoch,
+    )

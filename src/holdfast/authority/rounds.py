@@ -1,0 +1,301 @@
+"""Many proposals, one transaction: checks each item, commits what passed, and answers every item by itself.
+
+What always holds: a claim is in the ledger from its check on, so that the next check counts it; it leaves again,
+exactly, when its commit fails. Nothing is answered on a state that could still be lost: a refusal that rests on a
+commit in flight waits for it, and is checked again if that commit failed. One bad item never spoils the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.authority.claims import Claim
+from holdfast.authority.commits import Commits, Probe
+from holdfast.authority.state import State
+from holdfast.gate import audit
+from holdfast.gate.principal import Principal
+from holdfast.model import limits
+from holdfast.model.errors import Conflict, Refused
+from holdfast.model.placement import Answer, Result
+from holdfast.model.reasons import Reason
+from holdfast.store.contract import Append, Put, Remove
+
+RESTS_ON_CLAIMS = frozenset(
+    {
+        Reason.INSUFFICIENT_CPU,
+        Reason.INSUFFICIENT_MEMORY,
+        Reason.INSUFFICIENT_RESOURCE,
+        Reason.INSUFFICIENT_DEVICES,
+        Reason.DEVICE_TAKEN,
+        Reason.PORT_TAKEN,
+        Reason.PORTS_EXHAUSTED,
+        Reason.QUOTA_EXCEEDED,
+        Reason.GRANT_EXPIRED,
+        Reason.WAITING,
+    }
+)
+"""Refusals that other claims cause: only these can be undone by a failed commit."""
+
+
+class Step(msgspec.Struct):
+    """What one accepted item adds to the transaction, and what it does to the ledger.
+
+    `claim` is booked at once. When the commit has landed, `keep` replaces it or, with `free`, it goes.
+    """
+
+    answer: Answer
+    compares: dict[str, int]
+    writes: list[Put | Remove]
+    probe: Probe
+    entry: audit.Entry
+    claim: Claim | None = None
+    keep: Claim | None = None
+    free: str = ""
+    before: Claim | None = None
+
+
+class Extra(msgspec.Struct):
+    """What a transaction carries besides its items."""
+
+    compares: dict[str, int] = {}
+    writes: list[Put | Remove] = []
+
+
+class Job(Protocol):
+    """One request: its items, and how each is checked against current state."""
+
+    @property
+    def verb(self) -> str: ...
+
+    @property
+    def who(self) -> Principal: ...
+
+    @property
+    def items(self) -> Sequence[Any]: ...
+
+    def begin(self) -> None:
+        """A new round: forget what was read for the last one."""
+
+    def identity(self, item: Any) -> str:
+        """What must not be in two commits at once: the replica's uid."""
+
+    def plan(self, item: Any) -> Step | Answer: ...
+
+    def extra(self, taken: Sequence[tuple[int, Step]], answers: Sequence[Answer | None]) -> Extra: ...
+
+
+class Settled(msgspec.Struct):
+    answers: list[Answer]
+    revision: int
+
+
+class _Flight:
+    """A commit under way. `done` says whether everything in it landed."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+
+def rejected(refused: Refused, *, attempt: int = 0) -> Answer:
+    return Answer(
+        result=Result.REJECTED,
+        reason=refused.reason,
+        message=refused.message,
+        facts=refused.facts,
+        attempt=attempt,
+    )
+
+
+class Rounds:
+    """The rounds of one leadership. Another begins with rounds, and a ledger, of its own."""
+
+    def __init__(self, state: State, commits: Commits) -> None:
+        self._state = state
+        self._commits = commits
+        self._token = commits.token
+        self._ledger = state.ledger
+        self._slots = asyncio.Semaphore(limits.BATCHES_IN_FLIGHT)
+        self._flights: dict[_Flight, None] = {}
+        self._busy: dict[str, _Flight] = {}
+        self._busy_claims: dict[str, None] = {}
+
+    def in_flight(self, claim_key: str) -> bool:
+        return claim_key in self._busy_claims
+
+    async def settle(self, job: Job) -> Settled:
+        """Answers every item, in order. Returns when all that was accepted is durable and readable."""
+        answers: list[Answer | None] = [None] * len(job.items)
+        revision = 0
+        todo = list(range(len(job.items)))
+        for _ in range(limits.COMMIT_ROUNDS):
+            if not todo:
+                break
+            todo, landed_at = await self._round(job, todo, answers)
+            revision = max(revision, landed_at)
+        for index in todo:
+            answers[index] = rejected(
+                Refused(Reason.WAITING, f"what the item rests on changed {limits.COMMIT_ROUNDS} times over; ask again")
+            )
+        return Settled([a for a in answers if a is not None], revision)
+
+    async def _round(self, job: Job, todo: list[int], answers: list[Answer | None]) -> tuple[list[int], int]:
+        """One pass: answers what it can and returns what is left, with the revision that was reached."""
+        later: list[int] = todo[limits.BATCH :]
+        waits: dict[_Flight, None] = {}
+        async with self._slots:
+            await self._commits.ready(self._token)
+            # From here to the commit nothing is awaited: what is checked is what is committed against.
+            earlier = dict(self._flights)
+            flight = _Flight()
+            taken: list[tuple[int, Step]] = []
+            unsure: list[tuple[int, Answer]] = []
+            self._flights[flight] = None
+            try:
+                job.begin()
+                for index in todo[: limits.BATCH]:
+                    identity = job.identity(job.items[index])
+                    other = self._busy.get(identity)
+                    if other is not None:
+                        waits[other] = None
+                        later.append(index)
+                        continue
+                    out = job.plan(job.items[index])
+                    if isinstance(out, Step):
+                        self._book(identity, out, flight)
+                        taken.append((index, out))
+                    elif out.reason in RESTS_ON_CLAIMS and (earlier or taken):
+                        unsure.append((index, out))
+                    else:
+                        answers[index] = out
+            except BaseException:
+                self._undo(taken)
+                self._end(job, flight, taken, landed=False)
+                raise
+            lost: list[int] = []
+            revision, conflict = 0, None
+            if taken:
+                lost, revision, conflict = await self._fly(job, flight, taken, answers)
+            else:
+                self._end(job, flight, taken, landed=True)
+        if conflict is not None:
+            await self._commits.published(conflict)
+        later += lost
+        stands = not lost
+        for other in earlier if unsure else ():
+            stands = await _outcome(other) and stands
+        for index, answer in unsure:
+            if stands:
+                answers[index] = answer
+            else:
+                later.append(index)
+        for other in waits:
+            await _outcome(other)
+        return sorted(later), revision
+
+    def _book(self, identity: str, step: Step, flight: _Flight) -> None:
+        self._busy[identity] = flight
+        if step.claim is not None:
+            step.before = self._ledger.put(step.claim)
+            self._busy_claims[step.claim.key] = None
+
+    def _undo(self, steps: Sequence[tuple[int, Step]]) -> None:
+        for _, step in reversed(steps):
+            if step.claim is not None:
+                self._ledger.restore(step.claim.key, step.before)
+
+    async def _fly(
+        self, job: Job, flight: _Flight, taken: list[tuple[int, Step]], answers: list[Answer | None]
+    ) -> tuple[list[int], int, Conflict | None]:
+        """Commits the steps; those whose objects moved are taken out and the others go on without them."""
+        left, lost, revision = taken, list[int](), 0
+        conflict: Conflict | None = None
+        try:
+            for attempt in range(limits.COMMIT_ROUNDS):
+                if not left:
+                    break
+                if attempt:
+                    await self._commits.ready(self._token)
+                try:
+                    revision = await self._commit(job, left, answers)
+                except Conflict as found:
+                    conflict = found
+                    hit = self._hit(left, str(found.facts.get("key", "")))
+                    self._undo(hit)
+                    lost += [index for index, _ in hit]
+                    gone = {index for index, _ in hit}
+                    left = [pair for pair in left if pair[0] not in gone]
+                    continue
+                self._land(left, answers)
+                left = []
+            return lost + [index for index, _ in left], revision, conflict
+        finally:
+            self._undo(left)
+            self._end(job, flight, taken, landed=not lost and not left)
+
+    def _end(self, job: Job, flight: _Flight, taken: list[tuple[int, Step]], *, landed: bool) -> None:
+        del self._flights[flight]
+        for index, step in taken:
+            self._busy.pop(job.identity(job.items[index]), None)
+            if step.claim is not None:
+                self._busy_claims.pop(step.claim.key, None)
+        flight.done.set_result(landed)
+
+    async def _commit(self, job: Job, steps: list[tuple[int, Step]], answers: list[Answer | None]) -> int:
+        extra = job.extra(steps, answers)
+        compares = dict(extra.compares)
+        writes = list(extra.writes)
+        entries = []
+        for _, step in steps:
+            compares.update(step.compares)
+            writes += step.writes
+            entries.append(step.entry)
+        record: Append = audit.record(job.who, self._state.now(), job.verb, entries)
+        done = await self._commits.commit(compares, writes, (record,), steps[0][1].probe, under=self._token)
+        return done.revision
+
+    def _hit(self, steps: list[tuple[int, Step]], key: str) -> list[tuple[int, Step]]:
+        """The steps that rest on the key in the way; all of them if that cannot be told."""
+        return [pair for pair in steps if key in pair[1].compares] or steps
+
+    def _land(self, steps: list[tuple[int, Step]], answers: list[Answer | None]) -> None:
+        ledger = self._ledger
+        for index, step in steps:
+            if step.free:
+                ledger.drop(step.free)
+            if step.keep is not None:
+                ledger.put(step.keep)
+            answers[index] = step.answer
+
+
+async def _outcome(flight: _Flight) -> bool:
+    return await asyncio.shield(flight.done)
+
+
+class Chore:
+    """A job of the authority's own: items of any type, and a function that plans one."""
+
+    def __init__(
+        self,
+        verb: str,
+        who: Principal,
+        items: Sequence[Any],
+        identity: Callable[[Any], str],
+        plan: Callable[[Any], Step | Answer],
+    ) -> None:
+        self.verb = verb
+        self.who = who
+        self.items = items
+        self.identity = identity
+        self.plan = plan
+
+    def begin(self) -> None:
+        """Chores read everything anew for each item."""
+
+    def extra(self, taken: Sequence[tuple[int, Step]], answers: Sequence[Answer | None]) -> Extra:
+        return Extra()

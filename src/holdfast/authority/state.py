@@ -1,0 +1,111 @@
+"""What the authority reads: the cell's published objects, typed, beside its own ledger and lease book.
+
+Reads are synchronous and of one published state, so that a check and the transaction built on it see the same world.
+`now` is commit time: it never goes back, whatever the wall clock does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
+
+from holdfast.authority.claims import Claim, recorded
+from holdfast.authority.leases import LeaseBook
+from holdfast.authority.ledger import Ledger, rebuild
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.hold import Hold
+from holdfast.model.kinds import Kind, kind_of
+from holdfast.model.lease_page import LeasePage
+from holdfast.model.meta import Object
+from holdfast.model.node import Node
+from holdfast.model.override import Override
+from holdfast.model.region import Region
+from holdfast.model.replica import Replica
+from holdfast.model.tenant import Tenant
+from holdfast.runtime.ports import Ports
+from holdfast.store.objects import Objects
+
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+
+NODE = kind_of(Node)
+REPLICA = kind_of(Replica)
+RESERVATION = kind_of(Reservation)
+BINDING = kind_of(Binding)
+GRANT_COPY = kind_of(GrantCopy)
+HOLD = kind_of(Hold)
+LEASE_PAGE = kind_of(LeasePage)
+
+
+class State:
+    def __init__(self, region: str, objects: Objects, ports: Ports, leases: LeaseBook) -> None:
+        self.region = region
+        self.objects = objects
+        self.ports = ports
+        self.leases = leases
+        self.ledger = Ledger()
+        self._last_s = 0.0
+        self._last_monotonic_s = 0.0
+
+    def load(self) -> None:
+        """Forgets everything and reads it anew from the records."""
+        self.ledger = rebuild(
+            self.every(Node), self.every(Hold), self.every(Reservation), self.every(Binding)
+        )  # fmt: skip
+        pages = list(self.every(LeasePage))
+        for page in pages:
+            for lease in page.spec.leases.values():
+                self._last_s = max(self._last_s, lease.renewed_at_s)
+        self._last_monotonic_s = self.ports.clock.monotonic()
+        self.leases.load(pages, self.now(), self._last_monotonic_s)
+
+    def now(self) -> float:
+        """The wall clock, unless that went back: then time passes from the last commit time on."""
+        monotonic_s = self.ports.clock.monotonic()
+        passed_s = max(0.0, monotonic_s - self._last_monotonic_s)
+        self._last_s = max(self.ports.clock.now(), self._last_s + passed_s)
+        self._last_monotonic_s = monotonic_s
+        return self._last_s
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Any:
+        return self.objects.get(kind, namespace, name)
+
+    def every(self, kind: type[O], namespace: str = "") -> Iterable[O]:
+        return cast("list[O]", self.objects.list(kind_of(kind), namespace)[0])
+
+    def node(self, name: str) -> Node | None:
+        return cast("Node | None", self.objects.get(NODE, "", name))
+
+    def replica(self, namespace: str, name: str) -> Replica | None:
+        return cast("Replica | None", self.objects.get(REPLICA, namespace, name))
+
+    def reservation(self, namespace: str, name: str) -> Reservation | None:
+        return cast("Reservation | None", self.objects.get(RESERVATION, namespace, name))
+
+    def binding(self, namespace: str, name: str) -> Binding | None:
+        return cast("Binding | None", self.objects.get(BINDING, namespace, name))
+
+    def tenant(self, name: str) -> Tenant | None:
+        return cast("Tenant | None", self.objects.get(kind_of(Tenant), "", name))
+
+    def this_region(self) -> Region | None:
+        return cast("Region | None", self.objects.get(kind_of(Region), "", self.region))
+
+    def overrides(self) -> Iterable[Override]:
+        return self.every(Override)
+
+    def recorded(self, namespace: str, name: str) -> Claim | None:
+        """The claim that the published records of this name stand for."""
+        return recorded(self.reservation(namespace, name), self.binding(namespace, name))
+
+    def follow_claim(self, namespace: str, name: str) -> None:
+        """Brings the ledger in line with records that someone else removed."""
+        claim = self.recorded(namespace, name)
+        if claim is None:
+            self.ledger.drop(f"{namespace}/{name}")
+        else:
+            self.ledger.put(claim)
+
+    def follow_holds(self, node: str) -> None:
+        held = self.objects.list(HOLD, fields={"node": node})[0]
+        self.ledger.hold(node, cast("list[Hold]", held))

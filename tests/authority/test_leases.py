@@ -1,0 +1,111 @@
+"""Leases and fences: epochs, durability before the answer, and how long the grantor waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.authority.cell import WHO, Cell, turns
+
+from holdfast.model.errors import Unavailable
+from holdfast.model.lease_page import LeasePage
+from holdfast.model.placement import RenewItem, RenewRequest, Result
+
+
+async def test_registering_gives_out_epochs_before_the_node_exists(cell: Cell) -> None:
+    first = await cell.renew("new", 0)
+    assert (first.result, first.epoch, first.ttl_seconds) == (Result.ACCEPTED, 1, 15.0)
+    assert (await cell.renew("new", 1)).epoch == 1
+    assert (await cell.renew("new", 0)).epoch == 2
+    old = await cell.renew("new", 1)
+    assert (old.result, old.reason, old.facts["current"]) == (Result.REJECTED, "NodeFenced", 2)
+    assert (await cell.renew("new", 9)).reason == "NodeFenced"
+    assert (await cell.renew("never", 1)).reason == "NodeFenced"
+
+
+async def test_many_renewals_share_one_commit_and_a_page_holds_500(cell: Cell) -> None:
+    before = cell.store.commits
+    asked = asyncio.create_task(
+        cell.authority.renew(WHO, RenewRequest(tuple(RenewItem(f"m-{i:04d}", 0) for i in range(1200))))
+    )
+    more = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
+    await turns(3)
+    assert not asked.done() and cell.store.commits == before
+    await cell.authority._heartbeats.flush()
+    answers = (await asked).answers
+    assert all(a.epoch == 1 for a in answers) and (await more).answers[0].epoch == 1
+    assert cell.store.commits == before + 1
+    pages = cell.every(LeasePage)
+    assert sorted(len(p.spec.leases) for p in pages) == [201, 500, 500]
+
+
+async def test_an_overdue_node_is_fenced_and_cannot_renew(cell: Cell) -> None:
+    await cell.lead(run=True)
+    await cell.clock.advance(10)
+    assert (await cell.renew("n1", 1)).result is Result.ACCEPTED
+    await cell.clock.advance(19.9)  # TTL 15 * 1.01 + 5 = 20.15 after the renewal
+    assert cell.get_node().status.fence.fenced_epoch == 0
+    await cell.clock.advance(2)
+    fence = cell.get_node().status.fence
+    assert (fence.fenced_epoch, fence.reason) == (1, "LeaseLapsed") and fence.at
+    refused = await cell.renew("n1", 1)
+    assert (refused.reason, refused.facts["floor"]) == ("NodeFenced", 1)
+    assert (await cell.renew("n1", 0)).epoch == 2
+    await cell.clock.advance(5)
+    assert cell.get_node().status.fence.fenced_epoch == 1
+
+
+async def test_a_new_authority_waits_a_full_ttl_before_it_fences(cell: Cell) -> None:
+    """The node was silent for long before the takeover; only the time since the takeover counts."""
+    await cell.clock.advance(100)
+    await cell.lead(run=True)
+    await cell.clock.advance(19.9)
+    assert cell.get_node().status.fence.fenced_epoch == 0
+    await cell.clock.advance(2)
+    assert cell.get_node().status.fence.fenced_epoch == 1
+
+
+async def test_a_renewal_in_the_same_tick_comes_before_the_fence(cell: Cell) -> None:
+    await cell.clock.advance(60)
+    waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
+    await turns(2)
+    await cell.authority.tick()
+    assert (await waiting).answers[0].result is Result.ACCEPTED
+    assert cell.get_node().status.fence.fenced_epoch == 0
+
+
+async def test_a_wall_clock_that_steps_fences_nobody(cell: Cell) -> None:
+    await cell.lead(run=True)
+    cell.clock.wall_s += 86_400
+    await cell.clock.advance(5)
+    assert cell.get_node().status.fence.fenced_epoch == 0
+
+
+async def test_losing_the_lead_refuses_those_who_wait(cell: Cell) -> None:
+    waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
+    await turns(2)
+    cell.authority.stop()
+    with pytest.raises(Unavailable):
+        await waiting
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+async def test_a_renewal_without_an_answer_is_read_back(cell: Cell, fault: str) -> None:
+    await cell.lead(run=True)
+    cell.store.faults = [fault]
+    waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n2", 0),))))
+    await cell.clock.advance(2)
+    assert (await waiting).answers[0].epoch == 1
+    assert cell.authority.lease_epoch("n2") == 1
+    await cell.lead()
+    assert cell.authority.lease_epoch("n2") == 1
+
+
+async def test_many_nodes_are_fenced_together_and_one_that_moved_is_left_for_later(cell: Cell) -> None:
+    for index in range(20):
+        await cell.node(f"m-{index}")
+    await cell.lead(run=True)
+    before = cell.store.commits
+    await cell.clock.advance(23)
+    assert all(n.status.fence.fenced_epoch == 1 for n in map(cell.get_node, (f"m-{i}" for i in range(20))))
+    assert cell.store.commits <= before + 3

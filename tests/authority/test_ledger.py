@@ -1,0 +1,240 @@
+"""The ledger by itself: its arithmetic as properties, whatever the order of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from holdfast.authority.claims import Claim, Want, grant_class
+from holdfast.authority.ledger import Ledger, Limit, limit_of, rebuild
+from holdfast.model.binding import (
+    Binding,
+    BindingSpec,
+    CapacityClass,
+    Intent,
+    Reservation,
+    ReservationPhase,
+    ReservationSpec,
+    ReservationStatus,
+)
+from holdfast.model.errors import Refused
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.hold import Hold, HoldSpec
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Device, Node, NodeSpec, node_capacity
+from holdfast.model.quantity import add, amounts_text
+from holdfast.model.quota import GrantClass
+from holdfast.model.template import Template
+
+CLASSES = st.sampled_from(list(CapacityClass))
+TENANTS = ("a", "b")
+LIMIT = {"cpu": 9000, "gpu": 3000}
+
+
+def make_node(name: str, revision: int, cpu: int, gpus: int) -> Node:
+    meta = ObjectMeta(name=name, resource_version=str(revision))
+    devices = tuple(Device(f"g{i}") for i in range(gpus))
+    return Node(meta, NodeSpec("z", capacity={"cpu": f"{cpu}m"}, devices=devices, port_range=(3000, 3004)))
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Random claims, bindings, releases, fences, resizes and holds, beside the records they would leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.revision = 10
+        self.nodes: dict[str, Node] = {}
+        self.holds: dict[str, Hold] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.bindings: dict[str, Binding] = {}
+        self.count = 0
+        for name in ("n1", "n2"):
+            self._resize(name, 6000, 2)
+
+    def _resize(self, name: str, cpu: int, gpus: int) -> None:
+        self.revision += 1
+        self.nodes[name] = make_node(name, self.revision, cpu, gpus)
+        self.ledger.see(self.nodes[name])
+
+    @rule(name=st.sampled_from(["n1", "n2"]), cpu=st.integers(0, 9000), gpus=st.integers(0, 3))
+    def resize(self, name: str, cpu: int, gpus: int) -> None:
+        self._resize(name, cpu, gpus)
+
+    @rule(
+        node=st.sampled_from(["n1", "n2"]), tenant=st.sampled_from(TENANTS), kind=CLASSES, cpu=st.integers(0, 5000),
+        gpu=st.sampled_from([0, 0, 300, 500, 1000, 2000]),
+        ports=st.lists(st.sampled_from([0, 0, 3001, 80]), max_size=2),
+        lands=st.booleans(), binds=st.booleans(), victim=st.integers(0, 30), draws=st.booleans(),
+    )  # fmt: skip
+    def reserve(
+        self, *, node: str, tenant: str, kind: CapacityClass, cpu: int, gpu: int, ports: list[int], lands: bool,
+        binds: bool, victim: int, draws: bool,
+    ) -> None:  # fmt: skip
+        self.count += 1
+        sums = {name: amount for name, amount in (("cpu", cpu), ("gpu", gpu)) if amount}
+        victims = tuple(key for key in list(self.bindings)[victim : victim + 1] if not binds)
+        holds = tuple(self.holds) if draws and kind is CapacityClass.RECOVERY else ()
+        want = Want(
+            tenant, f"r{self.count}.1", f"r{self.count}", f"u{self.count}", 1, sums, kind, (),
+            tuple((f"p{i}", p) for i, p in enumerate(ports)), (), victims, holds, bool(victims),
+        )  # fmt: skip
+        before = self._state()
+        found = self.ledger.check(self.nodes[node], want, Limit(LIMIT, LIMIT, ("x",)))
+        assert self._state() == before, "a check changed the ledger"
+        if isinstance(found, Refused):
+            assert found.reason and found.message and found.facts
+            return
+        self._fits(self.nodes[node], found)
+        claim = msgspec.structs.replace(found, bound=binds, victims=() if binds else found.victims)
+        undo = self.ledger.put(claim)
+        if not lands:
+            self.ledger.restore(claim.key, undo)
+            assert self._state() == before, "an undo left something behind"
+            return
+        self._record(claim)
+
+    def _state(self) -> dict[str, Any]:
+        return msgspec.json.decode(msgspec.json.encode(_plain(self.ledger.state())))
+
+    def _fits(self, node: Node, claim: Claim) -> None:
+        """The capacity rule, the devices and the limit, from first principles."""
+        capacity = node_capacity(node)
+        firm: dict[str, int] = {}
+        loose: dict[str, int] = {}
+        nominated: dict[str, int] = {}
+        drawn: set[str] = set()
+        victims: set[str] = set()
+        here = [c for c in self.ledger.claims.values() if c.node == claim.node] + [claim]
+        for each in here:
+            into = nominated if each.nominated else loose if each.capacity_class == "Reclaimable" else firm
+            add(into, each.amounts)
+            drawn |= set(each.holds)
+            if each.nominated:
+                victims |= set(each.victims)
+        held: dict[str, int] = {}
+        for hold in self.holds.values():
+            if hold.spec.node == claim.node and hold.metadata.name not in drawn:
+                add(held, {"cpu": int(str(hold.spec.resources["cpu"])[:-1])})
+        leaving: dict[str, int] = {}
+        leaving_firm: dict[str, int] = {}
+        for each in here:
+            if each.key in victims and not each.nominated:
+                add(leaving, each.amounts)
+                if each.capacity_class != "Reclaimable":
+                    add(leaving_firm, each.amounts)
+        solid = claim.nominated or claim.capacity_class != "Reclaimable"
+        for name in sorted({*firm, *loose, *nominated}):
+            f, k, n, cap = firm.get(name, 0), loose.get(name, 0), nominated.get(name, 0), capacity.get(name, 0)
+            if solid:
+                assert f + held.get(name, 0) + n - leaving_firm.get(name, 0) <= cap
+            assert f + k + n - leaving.get(name, 0) <= cap
+            assert f + k <= cap
+        used = dict(self.ledger.used.get((claim.namespace, grant_class(claim.capacity_class)), {}))
+        add(used, claim.amounts)
+        assert all(amount <= LIMIT.get(name, 0) for name, amount in used.items())
+
+    def _record(self, claim: Claim) -> None:
+        meta = ObjectMeta(name=claim.name, namespace=claim.namespace)
+        intent = Intent(claim.replica_uid, "h", claim.attempt)
+        phase = (
+            ReservationPhase.CONSUMED if claim.bound
+            else ReservationPhase.NOMINATED if claim.nominated
+            else ReservationPhase.FIRM
+        )  # fmt: skip
+        common: dict[str, Any] = {
+            "replica": claim.replica, "intent": intent, "node": claim.node, "resources": amounts_text(claim.amounts),
+            "capacity_class": claim.capacity_class, "devices": claim.devices, "ports": claim.ports,
+        }  # fmt: skip
+        spec = ReservationSpec(**common, victims=claim.victims, holds=claim.holds)
+        self.reservations[claim.key] = Reservation(meta, spec, ReservationStatus(phase=phase))
+        if claim.bound:
+            self.bindings[claim.key] = Binding(meta, BindingSpec(**common, template=Template()))
+
+    @precondition(lambda self: self.reservations)
+    @rule(which=st.integers(0, 100))
+    def free(self, which: int) -> None:
+        key = list(self.reservations)[which % len(self.reservations)]
+        self.ledger.drop(key)
+        self.ledger.drop(key)
+        self.reservations.pop(key, None)
+        self.bindings.pop(key, None)
+
+    @precondition(lambda self: self.bindings)
+    @rule(which=st.integers(0, 100))
+    def fence(self, which: int) -> None:
+        key = list(self.bindings)[which % len(self.bindings)]
+        binding = self.bindings[key]
+        if binding.spec.quota_released:
+            self.ledger.drop(key)
+            del self.bindings[key]
+            return
+        self.bindings[key] = msgspec.structs.replace(
+            binding, spec=msgspec.structs.replace(binding.spec, quota_released=True)
+        )
+        self.reservations.pop(key, None)
+        self.ledger.put(msgspec.structs.replace(self.ledger.claims[key], quota_held=False, holds=()))
+
+    @rule(node=st.sampled_from(["n1", "n2"]), cpu=st.integers(1, 3000), number=st.integers(0, 3))
+    def hold(self, node: str, cpu: int, number: int) -> None:
+        old = self.holds.pop(f"h{number}", None)
+        if old is None:
+            self.holds[f"h{number}"] = Hold(
+                ObjectMeta(name=f"h{number}"), HoldSpec("b", node, resources={"cpu": f"{cpu}m"})
+            )
+        for name in self.nodes:
+            self.ledger.hold(name, [h for h in self.holds.values() if h.spec.node == name])
+
+    @invariant()
+    def it_is_what_the_records_say(self) -> None:
+        again = rebuild(
+            self.nodes.values(), self.holds.values(), self.reservations.values(), self.bindings.values()
+        )  # fmt: skip
+        assert self.ledger == again
+
+    @invariant()
+    def no_device_has_two_owners(self) -> None:
+        for account in self.ledger.nodes.values():
+            for owners in account.device_use.values():
+                assert sum(owners.values()) <= 1000
+                assert len(owners) == 1 or 1000 not in owners.values()
+            assert len({p for c in account.claims.values() for p in c.ports.values()}) == sum(
+                len(c.ports) for c in account.claims.values()
+            )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
+
+
+LedgerMachine.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestLedger = LedgerMachine.TestCase
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(GrantClass)), st.integers(0, 5), st.booleans()), max_size=5))
+def test_what_may_be_spent_is_what_live_grants_of_the_class_say(rows: list[tuple[GrantClass, int, bool]]) -> None:
+    copies = [
+        GrantCopy(
+            ObjectMeta(name=str(i)),
+            GrantCopySpec(c, {"cpu": n}, spend_until="2026-01-01T00:00:00Z" if ended else ""),
+        )
+        for i, (c, n, ended) in enumerate(rows)
+    ]
+    now = 1_800_000_000.0
+    for spent_as, classes in (
+        (GrantClass.NORMAL, (GrantClass.NORMAL, GrantClass.EMERGENCY)),
+        (GrantClass.RECOVERY, (GrantClass.RECOVERY,)),
+    ):
+        limit = limit_of(copies, spent_as, now)
+        assert limit.spendable.get("cpu", 0) == 1000 * sum(n for c, n, e in rows if c in classes and not e)
+        assert limit.held.get("cpu", 0) == 1000 * sum(n for c, n, _ in rows if c in classes)

@@ -1,0 +1,276 @@
+"""Races and lost answers: one effect, one owner, and refusals that rest on nothing that can still be undone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.authority.cell import TENANT, Cell, devices, turns
+
+from holdfast.authority.records import put, unstored
+from holdfast.model import limits
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.errors import Ambiguous, StaleToken, Unavailable
+from holdfast.model.kinds import kind_of
+from holdfast.model.placement import ReleaseAction, Result
+from holdfast.model.replica import Phase
+from holdfast.runtime.ports import SystemClock
+from holdfast.store.contract import Committed, Txn
+
+
+class SlowStore:
+    """Holds commits back until they are let go, so that several are in flight at once."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._commit = cell.store.commit
+        self.waiting: list[asyncio.Event] = []
+        self.hold = True
+        cell.store.commit = self.commit  # type: ignore[method-assign]
+
+    async def commit(self, txn: Txn) -> Committed:
+        if self.hold and any("/bindings/" in w.key for w in txn.writes):
+            gate = asyncio.Event()
+            self.waiting.append(gate)
+            await gate.wait()
+        return await self._commit(txn)
+
+    def let_go(self) -> None:
+        self.hold = False
+        for gate in self.waiting:
+            gate.set()
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "late"])
+async def test_a_reserve_without_an_answer_has_exactly_one_effect(cell: Cell, fault: str) -> None:
+    replica = await cell.replica()
+    cell.store.faults = [fault]
+    answer = await cell.place(replica)
+    assert answer.result is Result.ACCEPTED
+    for txn in cell.store.late:
+        with pytest.raises(Exception, match=r"expected|exists"):
+            await cell.store.inner.commit(txn)
+    assert len(cell.every(Binding)) == len(cell.every(Reservation)) == 1
+    assert (await cell.place(replica)).result is Result.ALREADY
+    cell.check_ledger()
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "late"])
+async def test_a_release_without_an_answer_has_exactly_one_effect(cell: Cell, fault: str) -> None:
+    replica = await cell.replica()
+    await cell.place(replica)
+    await cell.acknowledge("web-0.1")
+    cell.store.faults = [fault]
+    assert (await cell.release(replica, ReleaseAction.FREE)).result is Result.ACCEPTED
+    assert cell.get_replica().status.placement.attempt == 2
+    assert not cell.every(Binding) and not cell.authority.ledger.claims
+    cell.check_ledger()
+
+
+async def test_nothing_is_committed_while_an_outcome_is_unknown(cell: Cell) -> None:
+    await cell.lead(run=True)
+    one, two = await cell.replica("one"), await cell.replica("two")
+    cell.store.faults = ["before", "before", "after"]
+    first = asyncio.create_task(cell.place(one))
+    await turns()
+    before = cell.store.commits
+    second = asyncio.create_task(cell.place(two))
+    await turns()
+    assert cell.store.commits == before and not second.done()
+    await cell.clock.advance(1)
+    assert (await first).result is Result.ACCEPTED
+    assert (await second).result is Result.ACCEPTED
+    cell.check_ledger()
+
+
+async def test_an_outcome_that_stays_unknown_ends_the_leadership(cell: Cell) -> None:
+    replica = await cell.replica()
+    token = cell.authority._commits.token
+    assert token is not None
+    cell.store.faults = ["before"] * (limits.READ_BACK_ATTEMPTS + 1)
+    waiting = asyncio.create_task(cell.place(replica))
+    await cell.clock.advance(60)
+    with pytest.raises(Ambiguous):
+        await waiting
+    assert not cell.authority.leading
+    with pytest.raises(StaleToken):
+        await cell.authority.start(token)
+    await cell.lead()
+    await cell.renew("n1", 1)
+    assert (await cell.place(replica)).result is Result.ACCEPTED
+
+
+async def test_a_caller_that_goes_away_leaves_no_half_claim(cell: Cell) -> None:
+    replica = await cell.replica()
+    slow = SlowStore(cell)
+    asking = asyncio.create_task(cell.place(replica))
+    await turns()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    slow.let_go()
+    await turns()
+    assert len(cell.every(Binding)) == 1
+    cell.check_ledger()
+
+
+async def test_batches_in_flight_count_each_others_claims(cell: Cell) -> None:
+    replicas = [await cell.replica(f"w-{i}", template={"resources": {"cpu": "3"}}) for i in range(3)]
+    slow = SlowStore(cell)
+    asking = [asyncio.create_task(cell.place(r)) for r in replicas]
+    await turns()
+    assert len(slow.waiting) == 2
+    assert not asking[2].done()  # its refusal rests on commits that could still fail
+    slow.let_go()
+    answers = await asyncio.gather(*asking)
+    assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"]
+    assert answers[2].reason == "InsufficientCpu"
+    cell.check_ledger()
+
+
+async def test_a_refusal_that_rested_on_a_failed_commit_is_checked_again(cell: Cell) -> None:
+    """The first taker's replica goes away while its commit is in flight: the second gets the place."""
+    big = {"resources": {"cpu": "8"}}
+    first, second = await cell.replica("one", template=big), await cell.replica("two", template=big)
+    slow = SlowStore(cell)
+    asking = [asyncio.create_task(cell.place(r)) for r in (first, second)]
+    await turns()
+    await cell.remove(first)
+    slow.let_go()
+    await cell.clock.advance(1)
+    answers = await asyncio.gather(*asking)
+    assert [a.reason for a in answers] == ["ReplicaGone", ""]
+    assert answers[1].result is Result.ACCEPTED
+    cell.check_ledger()
+
+
+async def test_a_cordon_never_races_a_bind(cell: Cell) -> None:
+    """The operator's write lands between check and commit: the bind sees it, the others in its batch do not suffer."""
+    await cell.node("n2")
+    one, two = await cell.replica("one"), await cell.replica("two")
+    slow = SlowStore(cell)
+    asking = asyncio.create_task(cell.reserve(cell.item(one, "n1"), cell.item(two, "n2")))
+    await turns()
+    await cell.change_node("n1", unschedulable=True)
+    slow.let_go()
+    answers = await asking
+    assert (answers[0].reason, answers[1].result) == ("NodeCordoned", Result.ACCEPTED)
+    assert [b.metadata.name for b in cell.every(Binding)] == ["two.1"]
+    cell.check_ledger()
+
+
+async def test_a_lower_limit_never_races_a_bind(cell: Cell) -> None:
+    replica = await cell.replica()
+    slow = SlowStore(cell)
+    asking = asyncio.create_task(cell.place(replica))
+    await turns()
+    await cell.grant(limit={"cpu": "500m", "memory": "8Gi"})
+    slow.let_go()
+    assert (await asking).reason == "QuotaExceeded"
+    assert not cell.authority.ledger.used
+    cell.check_ledger()
+
+
+async def test_objects_that_keep_changing_end_in_an_answer(cell: Cell) -> None:
+    """Every commit finds the replica changed once more: bounded work, then a refusal that says so."""
+    replica = await cell.replica()
+    commit = cell.store.commit
+
+    async def meddle(txn: Txn) -> Committed:
+        if any("/bindings/" in w.key for w in txn.writes):
+            current = cell.get_replica()
+            await cell.store.inner.commit(
+                Txn(writes=(msgspec.structs.replace(_put(current), key="/replicas/team-a/web-0"),))
+            )
+        return await commit(txn)
+
+    cell.store.commit = meddle  # type: ignore[method-assign]
+    asking = asyncio.create_task(cell.place(replica))
+    for _ in range(limits.COMMIT_ROUNDS * 2):
+        await cell.clock.advance(1)
+    answer = await asking
+    assert (answer.result, answer.reason) == (Result.REJECTED, "Waiting")
+    assert not cell.authority.ledger.claims
+
+
+def _put(item: Any) -> Any:
+    return put(kind_of(item), msgspec.structs.replace(item, metadata=unstored(item.metadata)))
+
+
+async def test_losing_the_lead_in_flight_leaves_nothing(cell: Cell) -> None:
+    replica = await cell.replica()
+    slow = SlowStore(cell)
+    asking = asyncio.create_task(cell.place(replica))
+    await turns()
+    await cell.elect()
+    slow.let_go()
+    with pytest.raises(Unavailable):
+        await asking
+    assert not cell.every(Binding)
+    assert cell.get_replica().status.placement.binding == ""
+
+
+async def _race(cell: Cell, rounds: int, clients: int) -> None:
+    """`clients` proposals for one GPU, `rounds` times; the winner's place is given back in between."""
+    await cell.node("g", gpus=1, capacity={"cpu": "64"})
+    await cell.grant()
+    await cell.lead()
+    replicas = [await cell.replica(f"r-{i}", template={"resources": {"gpu": "1"}}) for i in range(clients)]
+    for number in range(rounds):
+        current = [cell.get_replica(r.metadata.name) for r in replicas]
+        named = {"devices": devices("gpu-0")} if number % 2 else {}
+        answers = await asyncio.gather(*(cell.place(r, "g", **named) for r in current))
+        won = [i for i, a in enumerate(answers) if a.result is Result.ACCEPTED]
+        assert len(won) == 1, f"round {number}: {len(won)} owners"
+        winner = current[won[0]]
+        claim = f"{TENANT}/{answers[won[0]].binding}"
+        for index, answer in enumerate(answers):
+            if index != won[0]:
+                assert answer.reason == ("DeviceTaken" if named else "InsufficientDevices")
+                assert answer.facts["winner"]["claim"] == claim
+        assert cell.authority.ledger.nodes["g"].device_use == {"gpu-0": {claim: 1000}}
+        await cell.acknowledge(answers[won[0]].binding, Phase.STOPPED)
+        assert (await cell.release(winner, ReleaseAction.FREE)).result is Result.ACCEPTED
+        if number % 100 == 0:
+            cell.check_ledger()
+
+
+async def test_a_restart_on_disk_finds_every_claim(tmp_path: Path) -> None:
+    cell = await Cell.open(tmp_path / "cell.db", clock=SystemClock())
+    await cell.node("g", gpus=2)
+    await cell.grant()
+    await cell.lead()
+    replicas = [await cell.replica(f"r-{i}", template={"resources": {"gpu": "500m"}}) for i in range(3)]
+    first = [await cell.place(r, "g") for r in replicas]
+    await cell.reserve(cell.item(await cell.replica("held"), "g"), bind=False)
+    before = cell.authority.ledger
+    await cell.close()
+    cell = await Cell.open(tmp_path / "cell.db", clock=SystemClock())
+    try:
+        await cell.lead()
+        assert cell.authority.ledger == before and len(before.claims) == 4
+        for replica, answer in zip(replicas, first, strict=True):
+            again = await cell.place(replica, "g")
+            assert (again.result, again.devices) == (Result.ALREADY, answer.devices)
+    finally:
+        await cell.close()
+
+
+async def test_32_clients_race_for_one_gpu() -> None:
+    cell = await Cell.open(clock=SystemClock())
+    try:
+        await _race(cell, 30, 32)
+    finally:
+        await cell.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+async def test_32_clients_race_for_one_gpu_a_thousand_times(tmp_path: Path, backend: str) -> None:
+    cell = await Cell.open(tmp_path / "cell.db" if backend == "sqlite" else None, clock=SystemClock())
+    try:
+        await _race(cell, 1000, 32)
+    finally:
+        await cell.close()

@@ -1,0 +1,304 @@
+"""Stop and free: what counts as proof, which leg goes when, and that nothing comes back from the dead."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.authority.cell import TENANT, WHO, Cell
+
+from holdfast.model import limits
+from holdfast.model.assignment import Purpose
+from holdfast.model.binding import Binding, Desired, Reservation, ReservationPhase
+from holdfast.model.decision import Decision, DecisionSpec
+from holdfast.model.errors import StaleToken, Unavailable
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.hold import Hold, HoldSpec
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.placement import BindItem, BindRequest, ReleaseAction, ReleaseItem, ReleaseRequest, Result
+from holdfast.model.quota import GrantClass
+from holdfast.model.replica import Phase
+from holdfast.model.workload import Exclusivity
+
+STOP, FREE = ReleaseAction.STOP, ReleaseAction.FREE
+NORMAL = (TENANT, GrantClass.NORMAL)
+
+
+async def test_stop_then_acknowledge_then_free(cell: Cell) -> None:
+    replica = await cell.replica()
+    await cell.place(replica)
+    assert (await cell.release(replica, STOP)).result is Result.ACCEPTED
+    binding = cell.binding("web-0.1")
+    assert binding is not None
+    assert (binding.spec.desired, binding.spec.stop_reason, binding.spec.stop_grace_seconds) == (
+        Desired.STOP,
+        "Drained",
+        3.0,
+    )
+    assert binding.metadata.generation == 2
+    assert (await cell.release(replica, STOP)).result is Result.ALREADY
+    refused = await cell.release(replica, FREE)
+    assert (refused.result, refused.reason) == (Result.REJECTED, "NotProven")
+    assert refused.facts["desired"] == "Stop" and refused.facts["nodeEpoch"] == 1
+    await cell.acknowledge("web-0.1")
+    freed = await cell.release(replica, FREE)
+    assert (freed.result, freed.attempt) == (Result.ACCEPTED, 2)
+    assert not cell.every(Binding) and not cell.every(Reservation)
+    placed = cell.get_replica().status.placement
+    assert (placed.attempt, placed.node, placed.binding, placed.released_reason) == (2, "", "", "Drained")
+    assert not cell.authority.ledger.claims and not cell.authority.ledger.used
+    assert (await cell.release(replica, FREE)).result is Result.ALREADY
+    cell.check_ledger()
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED, Phase.STOPPED])
+async def test_work_that_ended_is_free_without_a_stop(cell: Cell, phase: Phase) -> None:
+    replica = await cell.replica()
+    await cell.place(replica)
+    await cell.acknowledge("web-0.1", phase)
+    assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF])
+async def test_work_that_may_still_run_is_not(cell: Cell, phase: Phase) -> None:
+    replica = await cell.replica(exclusive=Exclusivity())
+    await cell.place(replica)
+    await cell.acknowledge("web-0.1", phase)
+    assert (await cell.release(replica, FREE)).reason == "NotProven"
+
+
+async def test_a_delayed_duplicate_is_refused_and_not_revived(cell: Cell) -> None:
+    replica = await cell.replica()
+    old = cell.item(replica)
+    await cell.place(replica)
+    await cell.acknowledge("web-0.1")
+    await cell.release(replica, FREE)
+    (late,) = await cell.reserve(old)
+    assert (late.result, late.reason, late.facts["current"]) == (Result.REJECTED, "StaleAttempt", 2)
+    assert (await cell.place(cell.get_replica())).binding == "web-0.2"
+    stale = await cell.release(replica, FREE, attempt=1)
+    assert (stale.result, stale.reason) == (Result.REJECTED, "StaleAttempt")
+    assert cell.binding("web-0.2") is not None
+    other = msgspec.structs.replace(replica, metadata=msgspec.structs.replace(replica.metadata, uid="someone-else"))
+    assert (await cell.release(other, FREE)).reason == "ReplicaGone"
+
+
+async def test_a_fence_frees_the_quota_and_keeps_the_node(cell: Cell) -> None:
+    await cell.node("g", gpus=1)
+    replica = await cell.replica(template={"resources": {"gpu": "1", "cpu": "2"}}, exclusive=Exclusivity())
+    await cell.place(replica, "g")
+    await cell.change_node("g", fence=0)
+    assert (await cell.release(replica, FREE)).reason == "NotProven"
+    await cell.change_node("g", fence=1)
+    assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
+    binding = cell.binding("web-0.1")
+    assert binding is not None and binding.spec.quota_released and binding.spec.desired is Desired.STOP
+    assert cell.get_replica().status.placement.attempt == 2
+    ledger = cell.authority.ledger
+    assert NORMAL not in ledger.used and ledger.nodes["g"].device_use == {"gpu-0": {f"{TENANT}/web-0.1": 1000}}
+    cell.check_ledger()
+    # The node comes back under a new epoch; until it says that the work is gone its device stays taken.
+    assert (await cell.renew("g", 1)).reason == "NodeFenced"
+    assert (await cell.renew("g", 0)).epoch == 2
+    node = cell.get_node("g")
+    running = msgspec.structs.replace(node.status.execution, epoch=2)
+    await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=running)))
+    moved = cell.get_replica()
+    taken = await cell.place(moved, "g")
+    assert taken.reason == "InsufficientDevices" and taken.facts["winner"]["claim"] == f"{TENANT}/web-0.1"
+    await cell.acknowledge("web-0.1")
+    await cell.authority.tick()
+    assert cell.binding("web-0.1") is None
+    assert (await cell.place(moved, "g")).result is Result.ACCEPTED
+    cell.check_ledger()
+
+
+async def test_a_removed_node_frees_once_its_lease_cannot_be_live(cell: Cell) -> None:
+    replica = await cell.replica()
+    await cell.place(replica)
+    await cell.remove(cell.get_node())
+    assert (await cell.release(replica, FREE)).reason == "NotProven"
+    await cell.clock.advance(21)  # TTL 15 s, drift 1 %, kill bound 5 s
+    await cell.authority.tick()
+    assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
+    await cell.authority.tick()
+    assert not cell.every(Binding) and not cell.authority.ledger.claims
+    # The old agent's lease is over for good; a new node of that name gets another epoch.
+    assert (await cell.renew("n1", 1)).reason == "NodeFenced"
+    assert (await cell.renew("n1", 0)).epoch == 2
+
+
+async def test_reserve_then_bind(cell: Cell) -> None:
+    replica = await cell.replica()
+    item = cell.item(replica)
+    (held,) = await cell.reserve(item, bind=False)
+    assert (held.result, held.reservation, held.binding) == (Result.ACCEPTED, "web-0.1", "")
+    (reservation,) = cell.every(Reservation)
+    assert reservation.status.phase is ReservationPhase.FIRM and reservation.spec.expires_at
+    cell.check_ledger()
+    request = BindRequest((BindItem(TENANT, "web-0", item.intent),))
+    bound = (await cell.authority.bind(WHO, request)).answers[0]
+    assert (bound.result, bound.binding, bound.node) == (Result.ACCEPTED, "web-0.1", "n1")
+    assert cell.every(Reservation)[0].status.phase is ReservationPhase.CONSUMED
+    assert (await cell.authority.bind(WHO, request)).answers[0].result is Result.ALREADY
+    cell.check_ledger()
+    await cell.clock.advance(120)
+    await cell.authority.tick()
+    assert cell.binding("web-0.1") is not None  # consumed reservations do not expire
+
+
+async def test_a_reservation_expires(cell: Cell) -> None:
+    replica = await cell.replica()
+    item = cell.item(replica)
+    bind = BindRequest((BindItem(TENANT, "web-0", item.intent),))
+    assert (await cell.authority.bind(WHO, bind)).answers[0].reason == "ReservationMissing"
+    await cell.reserve(item, bind=False)
+    await cell.clock.advance(60)
+    late = (await cell.authority.bind(WHO, bind)).answers[0]
+    assert late.reason == "ReservationExpired" and late.facts["expiresAt"]
+    await cell.authority.tick()
+    assert not cell.every(Reservation) and not cell.authority.ledger.claims
+    placed = cell.get_replica().status.placement
+    assert (placed.attempt, placed.released_reason) == (2, "ReservationExpired")
+    assert (await cell.authority.bind(WHO, bind)).answers[0].reason == "StaleAttempt"
+
+
+async def test_a_reservation_is_freed_without_proof(cell: Cell) -> None:
+    replica = await cell.replica()
+    await cell.reserve(cell.item(replica), bind=False)
+    assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
+    assert not cell.authority.ledger.claims
+
+
+async def test_commit_time_never_goes_back(cell: Cell) -> None:
+    replica = await cell.replica()
+    await cell.reserve(cell.item(replica), bind=False)
+    cell.clock.wall_s -= 3600
+    await cell.clock.advance(60)
+    await cell.authority.tick()
+    assert not cell.every(Reservation)
+
+
+async def test_a_nominated_claim_becomes_firm_when_its_victims_are_gone(cell: Cell) -> None:
+    victim = await cell.replica("low", template={"resources": {"cpu": "6"}})
+    await cell.place(victim)
+    high = await cell.replica("high", template={"resources": {"cpu": "6"}})
+    assert (await cell.place(high)).reason == "InsufficientCpu"
+    item = cell.item(high, victims=("low.1",))
+    (held,) = await cell.reserve(item, bind=False)
+    assert held.result is Result.ACCEPTED
+    cell.check_ledger()
+    # Nobody else may slip into what the victim gives back.
+    third = await cell.replica("third", template={"resources": {"cpu": "3"}})
+    assert (await cell.place(third)).reason == "InsufficientCpu"
+    bind = BindRequest((BindItem(TENANT, "high", item.intent),))
+    waiting = (await cell.authority.bind(WHO, bind)).answers[0]
+    assert waiting.reason == "Waiting" and waiting.facts["victims"] == ["low.1"]
+    await cell.acknowledge("low.1")
+    await cell.release(victim, FREE)
+    assert (await cell.place(third)).reason == "InsufficientCpu"
+    await cell.authority.tick()
+    cell.check_ledger()
+    assert (await cell.authority.bind(WHO, bind)).answers[0].result is Result.ACCEPTED
+    cell.check_ledger()
+
+
+async def test_held_capacity_is_for_recovery_and_reclaimable_work(cell: Cell) -> None:
+    await cell.put(Hold(ObjectMeta(name="h1"), HoldSpec("b", "n1", resources={"cpu": "4"})))
+    await cell.lead()
+    firm = await cell.replica("firm", template={"resources": {"cpu": "6"}})
+    refused = await cell.place(firm)
+    assert refused.reason == "InsufficientCpu" and refused.facts["held"] == {"cpu": "4"}
+    # Naming the hold does not help work that is not recovery.
+    assert (await cell.place(firm, holds=("h1",))).reason == "InsufficientCpu"
+    loose = await cell.replica("loose", template={"resources": {"cpu": "6"}}, reclaimable=True)
+    assert (await cell.place(loose)).result is Result.ACCEPTED
+    cell.check_ledger()
+
+
+async def test_recovery_draws_on_what_is_held(cell: Cell) -> None:
+    await cell.put(Hold(ObjectMeta(name="h1"), HoldSpec("b", "n1", resources={"cpu": "6"})))
+    await cell.grant(grant_class=GrantClass.RECOVERY)
+    await cell.lead()
+    shape = {"resources": {"cpu": "6"}}
+    one, two = [await cell.replica(f"r-{i}", template=shape, purpose=Purpose.RECOVERY) for i in range(2)]
+    assert (await cell.place(one)).reason == "InsufficientCpu"
+    assert (await cell.place(one, holds=("h1",))).result is Result.ACCEPTED
+    cell.check_ledger()
+    assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"  # one slot is drawn once
+    await cell.lead()
+    assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"
+
+
+async def test_bindings_that_someone_else_removed_leave_the_ledger(cell: Cell) -> None:
+    await cell.lead(run=True)
+    await cell.place(await cell.replica())
+    binding = cell.binding("web-0.1")
+    assert binding is not None
+    await cell.remove(binding)
+    await cell.remove(cell.every(Reservation)[0])
+    await cell.clock.advance(0)
+    assert not cell.authority.ledger.claims
+    cell.check_ledger()
+
+
+async def test_use_is_reported_beside_the_limit(cell: Cell) -> None:
+    await cell.place(await cell.replica())
+    await cell.authority.tick()
+    (copy,) = cell.every(GrantCopy)
+    assert copy.status.used == {"cpu": "1", "memory": "1Gi"} and copy.status.observed_generation == 1
+    before = cell.store.commits
+    await cell.authority.tick()
+    assert cell.store.commits == before
+
+
+async def test_old_decisions_are_pruned(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DECISIONS_KEPT", 3)
+    for number in range(5):
+        await cell.put(Decision(ObjectMeta(name=f"d{number}", namespace=TENANT), DecisionSpec("r", "w")))
+    await cell.authority.tick()
+    assert [d.metadata.name for d in cell.every(Decision)] == ["d2", "d3", "d4"]
+
+
+async def test_nothing_is_accepted_before_start_after_stop_or_on_a_stale_token(cell: Cell) -> None:
+    replica = await cell.replica()
+    cell.authority.stop()
+    with pytest.raises(Unavailable) as not_leading:
+        await cell.place(replica)
+    assert not_leading.value.facts["reason"] == "NotLeader"
+    old = await cell.lead()
+    item = cell.item(replica)
+    token = await cell.elect()  # someone else wins; this one does not know yet
+    with pytest.raises(Unavailable):
+        await cell.reserve(item)
+    assert not old.leading and not cell.every(Binding) and not old.ledger.claims
+    await cell.elect()
+    with pytest.raises(StaleToken):
+        await old.start(token)
+
+
+async def test_a_release_under_a_stale_token_changes_nothing(cell: Cell) -> None:
+    replica = await cell.replica()
+    await cell.place(replica)
+    stale = await cell.elect()
+    await cell.lead()
+    item = ReleaseItem(TENANT, "web-0", replica.uid, 1, STOP, "x")
+    with pytest.raises(StaleToken):
+        await cell.authority.release(WHO, ReleaseRequest((item,)), token=stale)
+    binding = cell.binding("web-0.1")
+    assert binding is not None and binding.spec.desired is Desired.RUN
+
+
+async def test_a_new_authority_rebuilds_the_same_ledger(cell: Cell) -> None:
+    await cell.node("g", gpus=2)
+    for index in range(3):
+        await cell.place(await cell.replica(f"w-{index}"))
+    await cell.place(await cell.replica("gpu", template={"resources": {"gpu": "500m"}}), "g")
+    await cell.reserve(cell.item(await cell.replica("held")), bind=False)
+    fenced = await cell.replica("f")
+    await cell.place(fenced, "g")
+    await cell.change_node("g", fence=1)
+    await cell.release(fenced, FREE)
+    before = cell.authority.ledger
+    await cell.lead()
+    assert cell.authority.ledger is not before and cell.authority.ledger == before
+    assert cell.authority.ledger.lingering and cell.authority.ledger.unbound
