@@ -56,7 +56,7 @@ class Cell:
         self.objects = Objects(store, volatile)
         self.gate = Gate(name, self.objects, ports)
         self.events = EventLog(self.objects, ports)
-        self.authority = Authority(name, self.objects, ports) if name != GLOBAL else None
+        self.authority = Authority(name, self.objects, ports, trail=self.gate.audit) if name != GLOBAL else None
         self._outlet = outlet
         self.informers = Informers(self.client_of("informers"), ports)
         self.election = Election(self.client_of("election"), "controllers", identity, ports)

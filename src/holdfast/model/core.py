@@ -50,7 +50,7 @@ class Event(Object, frozen=True):
 
 class LeaseSpec(Part, frozen=True):
     holder_identity: str = ""
-    lease_duration_seconds: int = 15
+    lease_duration_seconds: int = shown(15)
     acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int = 0
@@ -63,11 +63,11 @@ class Lease(Object, frozen=True):
 
 
 class NamespaceSpec(Part, frozen=True):
-    finalizers: tuple[str, ...] = ("kubernetes",)
+    finalizers: tuple[str, ...] = shown(("kubernetes",))
 
 
 class NamespaceStatus(Part, frozen=True):
-    phase: str = "Active"
+    phase: str = shown("Active")
 
 
 class Namespace(Object, frozen=True):

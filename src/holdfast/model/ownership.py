@@ -80,7 +80,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
     "LeasePage": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AUTHORITY)},
 }
 
-# Shared by everyone who is authorized; nobody in particular owns them. Terms are guarded by their own rule: they only rise.
+# Shared by everyone who is authorized; nobody in particular owns them. Terms have a rule of their own: they only rise.
 UNOWNED = frozenset({"Event", "Lease", "Term"})
 
 # Who may ask for deletion, besides operators and the collector. People delete what they own; agents their own node.

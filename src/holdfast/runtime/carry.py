@@ -25,9 +25,11 @@ from holdfast.model.errors import (
     Retryable,
     StaleToken,
 )
+from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key
 from holdfast.model.placement import ReleaseItem, ReleaseRequest, Result
-from holdfast.model.writes import Create, Delete, Outcome, SetStatus, Update, Write
+from holdfast.model.trace import trace_of
+from holdfast.model.writes import Create, Delete, Notice, Outcome, SetStatus, Update, Write
 from holdfast.runtime import metrics
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.ports import Ports
@@ -233,10 +235,23 @@ class Carrier:
         notices = [notice for made in done for notice in made.outcome.notices]
         if not notices:
             return
+        self._tell(notices)
         try:
             await self._client.notify(notices, component=self._name)
         except Fault as fault:
             self._log.debug("notices_dropped", count=len(notices), reason=fault.reason, message=fault.message)
+
+    def _tell(self, notices: Sequence[Notice]) -> None:
+        """What people are told is also in the log, with the trace of the workload it belongs to."""
+        for notice in notices[: limits.NOTICES_LOGGED]:
+            about = notice.about
+            say = self._log.warning if notice.warning else self._log.info
+            say(
+                "transition_made", kind=kind_of(about).name, object=str(about.key), reason=str(notice.reason),
+                message=notice.message, generation=about.metadata.generation, trace=trace_of(about),
+            )  # fmt: skip
+        if len(notices) > limits.NOTICES_LOGGED:
+            self._log.info("transitions_made", more=len(notices) - limits.NOTICES_LOGGED)
 
 
 def _short(write: Write) -> str:
