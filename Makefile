@@ -1,0 +1,82 @@
+# Everything a person does with this tree. `make help` explains each target; .ci/run calls `make test`.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+# Last, so that a newer kubectl of the machine comes first.
+export PATH := $(PATH):$(CURDIR)/.tools/bin
+
+# `make test WORKERS=4` on a larger machine.
+WORKERS ?= 2
+SEED ?=
+SEEDS ?= 20
+BENCH ?=
+ARGS ?=
+
+.PHONY: help
+help: ## Explain the targets (what a plain `make` does)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: install
+install: ## Make .venv with the `holdfast` command, from hashed locks; quick the second time
+	@scripts/install
+
+.PHONY: install-dev
+install-dev: ## The same, with everything tests and checks need
+	@scripts/install --dev
+
+.PHONY: tools
+tools: ## Fetch the programs tests drive (kubectl, promtool) into .tools/
+	@scripts/install-tools
+
+.PHONY: up
+up: install ## Start a platform on this machine: make up ARGS="--detach --port-base 9400"
+	@$(PY) -m holdfast.cli up $(ARGS)
+
+.PHONY: down
+down: install ## Stop it, and everything it runs: make down ARGS="--state DIR"
+	@$(PY) -m holdfast.cli down $(ARGS)
+
+.PHONY: check
+check: install-dev lint ## Format, lint, types, import layers, tidiness and fast tests; under a minute
+	$(PY) -m pytest -q -n $(WORKERS) -m "not slow and not e2e" $(ARGS)
+
+.PHONY: lint
+lint: install-dev ## The checks that run nothing: ruff, mypy, import layers
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+# Tests that start platforms have the machine to themselves: they measure time, and own processes and ports.
+.PHONY: test
+test: install-dev tools lint ## Everything CI runs
+	$(PY) -m pytest -q -n $(WORKERS) --dist loadgroup -m "not e2e" $(ARGS)
+	$(PY) -m pytest -q -m e2e $(ARGS)
+
+.PHONY: bench
+bench: install-dev ## Measure: all, or one with BENCH=name
+	$(PY) -m bench $(BENCH) $(ARGS)
+
+.PHONY: sim
+sim: install-dev ## Run simulated worlds: make sim SEED=7 for one, SEEDS=200 for many
+	$(PY) -m holdfast.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+.PHONY: prove
+prove: install-dev tools ## Every longer demonstration once: many worlds, real platforms under kill, measurements
+	$(PY) -m holdfast.sim --seeds 600
+	$(PY) -m pytest -q -m "slow or e2e"
+	$(PY) -m bench
+
+.PHONY: docs
+docs: install-dev ## Write the generated pages: reasons, metrics, command line, lifecycle
+	$(PY) scripts/generate_docs.py
+
+.PHONY: lock
+lock: install-dev ## Write requirements/*.txt anew from pyproject.toml; hashes, no registry named
+	@scripts/lock
+
+.PHONY: clean
+clean: ## Remove everything that was made here, except a platform's state
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .schemathesis .import_linter_cache dist build bench/out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

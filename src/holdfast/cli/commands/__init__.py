@@ -1,0 +1,1 @@
+"""One command per file. Each imports what it needs when it runs."""

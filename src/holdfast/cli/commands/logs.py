@@ -1,0 +1,84 @@
+"""`holdfast logs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.output import output_option, state_option
+
+if TYPE_CHECKING:
+    from holdfast.cli.platform.task_logs import Found
+
+FOLLOW_EVERY_S = 0.25
+FIND_EVERY = 20
+
+
+@click.command()
+@click.argument("name", metavar="[TENANT/]REPLICA|WORKLOAD")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing what is written from now on.")
+@click.option(
+    "--tail",
+    type=click.IntRange(0, 1_000_000),
+    default=200,
+    show_default=True,
+    help="How many of the last lines to print for each replica.",
+)
+@state_option
+@output_option
+def logs(name: str, *, follow: bool, tail: int, state: str, output: str) -> None:
+    """Print what replicas wrote, from this machine's agents.
+
+    Names one replica, or a workload and so all its replicas; lines of several replicas carry their names. With -o json
+    each line is a JSON object of its own.
+
+    \b
+    Examples:
+      holdfast logs payments/risk-api --tail 20
+      holdfast logs risk-api-us-east-0 -f
+    """
+    import time
+
+    from holdfast.cli.platform.layout import Layout
+    from holdfast.cli.platform.task_logs import find_logs
+
+    layout = Layout(state)
+    layout.load()
+    found = find_logs(layout, name)
+    if not found and not follow:
+        raise Stop(
+            f"no agent on this machine has run {name}",
+            why=f"looked in {layout.root / 'agents'}",
+            next_step="holdfast status shows what runs; --follow waits for it",
+            code=Exit.FAILED,
+        )
+    show = printer(output, several=len(found) != 1)
+    show(sorted((line for log in found for line in log.last(tail)), key=lambda found: found.line.at))
+    known = {log.path: log for log in found}
+    turn = 0
+    while follow:
+        time.sleep(FOLLOW_EVERY_S)
+        turn += 1
+        if turn % FIND_EVERY == 0 or not known:
+            # Replicas that were started since are followed from their first line.
+            for log in find_logs(layout, name):
+                known.setdefault(log.path, log)
+        show(sorted((line for log in known.values() for line in log.read_new()), key=lambda found: found.line.at))
+
+
+def printer(output: str, *, several: bool) -> Callable[[Iterable[Found]], None]:
+    import json
+
+    def show(lines: Iterable[Found]) -> None:
+        for found in lines:
+            line = found.line
+            if output == "json":
+                told = {"replica": found.replica, "time": line.at, "stream": line.stream, "text": line.text}
+                click.echo(json.dumps(told, ensure_ascii=False))
+            else:
+                click.echo(f"{found.replica}  {line.text}" if several else line.text)
+
+    return show

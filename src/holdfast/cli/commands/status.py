@@ -1,0 +1,77 @@
+"""`holdfast status`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import output_option, print_json, state_option, table
+
+if TYPE_CHECKING:
+    from holdfast.cli.platform.survey import Survey
+
+
+@click.command()
+@state_option
+@output_option
+def status(state: str, output: str) -> int:
+    """Show cells, nodes and workloads by stage.
+
+    Asks every cell, and shows what it could not reach. Exits with 8 when a cell does not
+    answer, so that scripts notice.
+
+    \b
+    Examples:
+      holdfast status
+      holdfast status -o json | jq '.workloads[] | {name, serving, wanted}'
+    """
+    import msgspec
+
+    from holdfast.cli.platform.layout import Layout
+    from holdfast.cli.platform.survey import Surveyor
+
+    layout = Layout(state)
+    platform = layout.load()
+    surveyor = Surveyor(layout, platform)
+    try:
+        survey = surveyor.look()
+    finally:
+        surveyor.close()
+    if output == "json":
+        print_json(msgspec.to_builtins(survey))
+    else:
+        click.echo(as_text(survey))
+    return Exit.OK if survey.complete else Exit.UNREACHABLE
+
+
+def as_text(survey: Survey) -> str:
+    up = f"supervisor {survey.supervisor_pid}" if survey.supervisor_pid else "no supervisor: holdfast up starts it"
+    restarts = {p.name: p for p in survey.processes}
+    parts = [f"platform {survey.state} ({up})"]
+    cells = []
+    for cell in survey.cells:
+        process = restarts.get(f"cell-{cell.name}")
+        count = process.restarts if process is not None else 0
+        cells.append((cell.name, cell.url, "yes" if cell.ready else "no", cell.health, count, cell.message))
+    parts.append(table(("CELL", "ADDRESS", "READY", "HEALTH", "RESTARTS", "MESSAGE"), cells))
+    if survey.nodes:
+        nodes = [(n.region, n.name, n.zone, n.contact, n.running, n.reason) for n in survey.nodes]
+        parts.append(table(("REGION", "NODE", "ZONE", "CONTACT", "RUNNING", "NOT SCHEDULABLE"), nodes))
+    if survey.workloads:
+        rows = [
+            (
+                w.tenant,
+                w.name,
+                f"{w.succeeded}/{w.wanted} done" if w.type == "Batch" else f"{w.serving}/{w.wanted}",
+                " ".join(f"{stage}:{count}" for stage, count in w.stages.items()),
+                " ".join(f"{region}:{count}" for region, count in w.regions.items()),
+                w.reason,
+            )
+            for w in survey.workloads
+        ]
+        parts.append(table(("TENANT", "WORKLOAD", "SERVING", "STAGES", "REGIONS", "WAITING FOR"), rows))
+    down = [p for p in survey.processes if not p.running]
+    parts.extend(f"{p.name} is not running: {p.last_exit or 'not started'}; see {p.log}" for p in down)
+    return "\n\n".join(parts)

@@ -1,0 +1,38 @@
+"""`holdfast supervise`: what `holdfast up` runs in the background. Hidden, as nobody needs to type it."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from holdfast.cli.output import state_option
+
+
+@click.command(hidden=True)
+@state_option
+@click.option("--with-parent", "parent_pid", type=int, default=0, help="Stop everything when this process is gone.")
+def supervise(state: str, parent_pid: int) -> None:
+    """Keep the processes of a prepared platform running until told to stop.
+
+    \b
+    Example:
+      holdfast supervise --state .holdfast
+    """
+    from holdfast.cli.platform.layout import Layout
+    from holdfast.cli.platform.processes import identify
+    from holdfast.cli.platform.programs import programs
+    from holdfast.cli.platform.supervisor import Supervisor
+
+    layout = Layout(state)
+    platform = layout.load()
+
+    def say(line: str) -> None:
+        click.echo(f"{time.strftime('%H:%M:%S')} {line}")
+
+    parent = identify(parent_pid) if parent_pid else None
+    if parent_pid and parent is None:
+        say("the command that started this platform is already gone")
+        return
+    Supervisor(layout, programs(platform, layout), say).run(parent=parent)
+    say("stopped")

@@ -1,0 +1,82 @@
+"""`holdfast up`."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.output import output_option, quiet_option, state_option
+
+
+@click.command()
+@click.option(
+    "--regions",
+    default="us-east,eu-central,eu-west",
+    show_default=True,
+    metavar="NAME,…",
+    help="The regions to run; the part before the first dash is the region's residency tag.",
+)
+@click.option(
+    "--agents",
+    type=click.IntRange(1, 50),
+    default=2,
+    show_default=True,
+    help="Agents per region, spread over its two zones; the first has two pretend GPUs.",
+)
+@click.option("--detach", is_flag=True, help="Return once everything serves; `holdfast down` stops it.")
+@state_option
+@click.option(
+    "--port-base",
+    type=int,
+    default=7400,
+    show_default=True,
+    help="The global cell's port; regions and agents use the ones after it.",
+)
+@click.option("--no-samples", is_flag=True, help="Do not apply the sample tenants and workloads.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(1, 3600),
+    default=120.0,
+    show_default=True,
+    help="How many seconds to wait until everything serves.",
+)
+@quiet_option
+@output_option
+def up(
+    *,
+    regions: str,
+    agents: int,
+    detach: bool,
+    state: str,
+    port_base: int,
+    no_samples: bool,
+    timeout_s: float,
+    quiet: bool,
+    output: str,
+) -> int:
+    """Start a whole platform on this machine.
+
+    Real processes: a global cell, a cell per region, agents, and the sample workloads they run. It shows progress until
+    everything serves, then prints the API's address, the kubeconfig and three commands to try. Ctrl-C stops it all and
+    leaves nothing behind; with --detach it keeps running. A second `up` on the same directory continues where the
+    first one ended. --timeout running out exits with 5 and leaves the platform up, so that it can be looked at.
+
+    \b
+    Examples:
+      holdfast up
+      holdfast up --detach
+      holdfast up --state /tmp/two --port-base 9400 --regions us-east,eu-west
+    """
+    from holdfast.cli.platform import launch
+
+    wanted = launch.Wanted(
+        regions=launch.parse_regions(regions), agents=agents, port_base=port_base, samples=not no_samples
+    )
+    given = {
+        name
+        for name in ("regions", "agents", "port_base", "no_samples")
+        if click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
+    return launch.bring_up(
+        state, wanted, given=given, detach=detach, timeout_s=timeout_s, quiet=quiet, as_json=output == "json"
+    )

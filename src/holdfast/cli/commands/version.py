@@ -1,0 +1,26 @@
+"""`holdfast version`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import click
+
+import holdfast
+from holdfast.cli.output import output_option, print_json
+
+
+@click.command()
+@output_option
+def version(output: str) -> None:
+    """Print the version.
+
+    \b
+    Example:
+      holdfast version -o json
+    """
+    if output == "json":
+        print_json({"holdfast": holdfast.__version__, "python": platform.python_version(), "platform": sys.platform})
+    else:
+        click.echo(f"holdfast {holdfast.__version__} (Python {platform.python_version()})")

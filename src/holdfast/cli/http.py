@@ -1,0 +1,157 @@
+"""A small synchronous HTTPS client for commands: standard library only, so that commands start at once.
+
+It reads and applies; controllers, agents and everything that must survive faults use `holdfast.client` instead.
+Every request has a deadline. It never retries by itself: a command that waits says so and asks again.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from holdfast.cli.exits import Exit, Stop
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+PAGE = 500
+MAX_PAGES = 1000
+
+
+class Refusal(Stop):
+    """The API answered, and the answer was no. `status` is the HTTP code, `reason` the API's word for it."""
+
+    def __init__(self, what: str, *, status: int, reason: str, why: str) -> None:
+        code = {401: Exit.DENIED, 403: Exit.DENIED, 409: Exit.CONFLICT}.get(status, Exit.FAILED)
+        super().__init__(what, why=why, code=code)
+        self.status = status
+        self.reason = reason
+
+
+class Api:
+    """One cell's API. Connections are opened on first use and reopened after a failure."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        ca: Path,
+        cert: Path | None = None,
+        key: Path | None = None,
+        token: str = "",
+        timeout_s: float = 5.0,
+    ) -> None:
+        parts = urlsplit(url)
+        self.name = name
+        self.url = url.rstrip("/")
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 443
+        self._token = token
+        self._timeout_s = timeout_s
+        self._context = ssl.create_default_context(cafile=str(ca))
+        if cert is not None and key is not None:
+            self._context.load_cert_chain(str(cert), str(key))
+        self._connection: http.client.HTTPSConnection | None = None
+
+    def get(self, path: str, **query: str) -> Any:
+        return self.request("GET", path, query=query)
+
+    def text(self, path: str) -> tuple[int, str]:
+        """A plain-text page such as /readyz: the code and the body, whatever the code."""
+        status, body = self._exchange("GET", path, b"", "")
+        return status, body.decode(errors="replace")
+
+    def list(self, plural: str, namespace: str = "", **query: str) -> list[dict[str, Any]]:
+        """All objects of a kind, page by page."""
+        where = f"namespaces/{quote(namespace)}/{plural}" if namespace else plural
+        items: list[dict[str, Any]] = []
+        asked = {"limit": str(PAGE), **query}
+        for _ in range(MAX_PAGES):
+            answer = self.request("GET", f"/apis/holdfast.dev/v1/{where}", query=asked)
+            items.extend(answer["items"])
+            rest = answer.get("metadata", {}).get("continue", "")
+            if not rest:
+                return items
+            asked["continue"] = rest
+        raise Stop(f"{plural}: more than {MAX_PAGES * PAGE} objects", next_step="narrow the question")
+
+    def apply(self, item: dict[str, Any], plural: str, *, manager: str) -> Any:
+        """Server-side apply: creates or changes the object and owns the fields it names."""
+        meta = item["metadata"]
+        namespace = meta.get("namespace", "")
+        where = f"namespaces/{quote(namespace)}/" if namespace else ""
+        path = f"/apis/{item['apiVersion']}/{where}{plural}/{quote(meta['name'])}"
+        query = {"fieldManager": manager, "force": "true"}
+        return self.request("PATCH", path, item, query=query, content_type="application/apply-patch+yaml")
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: dict[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> Any:
+        """One request; the decoded JSON answer, or `Refusal`, or `Stop` when there was no answer."""
+        target = f"{path}?{urlencode(query)}" if query else path
+        sent = json.dumps(body).encode() if body is not None else b""
+        status, answer = self._exchange(method, target, sent, content_type if sent else "")
+        if status >= 400:
+            raise self._refusal(method, path, status, answer)
+        return json.loads(answer) if answer else None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _exchange(self, method: str, target: str, body: bytes, content_type: str) -> tuple[int, bytes]:
+        headers = {"Accept": "application/json, text/plain", "User-Agent": "holdfast-cli"}
+        if content_type:
+            headers["Content-Type"] = content_type
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        connection = self._connection
+        if connection is None:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._timeout_s, context=self._context
+            )
+        # Taken back only after a whole answer: a connection that failed half-way is never used again.
+        self._connection = None
+        try:
+            connection.request(method, target, body=body or None, headers=headers)
+            answer = connection.getresponse()
+            data = answer.read(MAX_ANSWER_BYTES + 1)
+        except ssl.SSLCertVerificationError as error:
+            connection.close()
+            raise Stop(
+                f"the {self.name} cell at {self.url} has a certificate that this platform's CA did not sign",
+                why=error.verify_message,
+                next_step="check that no other platform uses the same ports",
+                code=Exit.UNREACHABLE,
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise Stop(
+                f"cannot reach the {self.name} cell at {self.url}",
+                why=str(error) or type(error).__name__,
+                next_step="holdfast status shows which processes run; holdfast up starts them",
+                code=Exit.UNREACHABLE,
+            ) from error
+        if len(data) > MAX_ANSWER_BYTES:
+            connection.close()
+            raise Stop(f"{target}: the answer is larger than {MAX_ANSWER_BYTES} bytes")
+        self._connection = connection
+        return answer.status, data
+
+    def _refusal(self, method: str, path: str, status: int, answer: bytes) -> Refusal:
+        reason, why = "", answer[:500].decode(errors="replace")
+        try:
+            said = json.loads(answer)
+            reason, why = said.get("reason", ""), said.get("message", why)
+        except (ValueError, AttributeError):
+            pass
+        return Refusal(f"{method} {path} at the {self.name} cell: {status}", status=status, reason=reason, why=why)

@@ -1,0 +1,46 @@
+"""A kubeconfig for a platform: one context per cell, everything embedded, so that the file can be copied elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.platform.credentials import Credentials, Files
+from holdfast.cli.platform.layout import Layout, Platform, write_whole
+
+USER = "holdfast-operator"
+
+
+def kubeconfig_of(layout: Layout, platform: Platform, *, token: str = "") -> dict[str, Any]:
+    """The operator's by default; with a token, that of whoever the token stands for."""
+    files = Credentials(layout).operator()
+    user = {"token": token} if token else _certificate(files)
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "global",
+        "clusters": [
+            {"name": f"holdfast-{name}", "cluster": {"server": url, "certificate-authority-data": _text(files.ca)}}
+            for name, url in platform.cells
+        ],
+        "contexts": [
+            {"name": name, "context": {"cluster": f"holdfast-{name}", "user": USER}} for name, _ in platform.cells
+        ],
+        "users": [{"name": USER, "user": user}],
+        "preferences": {},
+    }
+
+
+def write_kubeconfig(layout: Layout, platform: Platform, path: Path, *, token: str = "") -> None:
+    """JSON, which is YAML too: every client reads it, and no parser is needed to write it."""
+    write_whole(path, json.dumps(kubeconfig_of(layout, platform, token=token), indent=2).encode() + b"\n")
+
+
+def _certificate(files: Files) -> dict[str, str]:
+    return {"client-certificate-data": _text(files.cert), "client-key-data": _text(files.key)}
+
+
+def _text(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

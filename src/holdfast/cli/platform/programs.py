@@ -1,0 +1,75 @@
+"""The processes of a platform, as command lines an operator could type."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from holdfast.cli.platform.credentials import Credentials
+from holdfast.cli.platform.layout import AgentPlan, Layout, Platform, RegionPlan
+from holdfast.cli.platform.supervisor import Program, python_command, venv_path
+
+GLOBAL_RANK, REGION_RANK, AGENT_RANK = 0, 1, 2
+CELL_STOP_S = 10.0
+AGENT_STOP_WORK_S = 20.0
+
+
+def programs(platform: Platform, layout: Layout) -> list[Program]:
+    """The global cell, a cell per region, and the agents; in the order they are started."""
+    kept = [_cell("global", platform.port_base, layout, rank=GLOBAL_RANK)]
+    for region in platform.regions:
+        link = ("--global-url", platform.global_url)
+        kept.append(_cell(region.name, region.port, layout, rank=REGION_RANK, more=link))
+    for region in platform.regions:
+        kept.extend(_agent(agent, region, layout) for agent in region.agents)
+    return kept
+
+
+def _cell(name: str, port: int, layout: Layout, *, rank: int, more: tuple[str, ...] = ()) -> Program:
+    files = Credentials(layout).cell(name)
+    options = (
+        "--cell", name,
+        "--state", str(layout.cell(name)),
+        "--host", "127.0.0.1",
+        "--port", str(port),
+        "--tls-cert", str(files.cert),
+        "--tls-key", str(files.key),
+        "--client-ca", str(files.ca),
+        "--tokens", str(layout.tokens),
+    )  # fmt: skip
+    if rank == REGION_RANK:
+        link = Credentials(layout).link(name)
+        more = (*more, "--link-cert", str(link.cert), "--link-key", str(link.key))
+    return Program(
+        name=f"cell-{name}",
+        argv=python_command("serve", *options, *more),
+        rank=rank,
+        stop_signals=((int(signal.SIGTERM), CELL_STOP_S),),
+    )
+
+
+def _agent(agent: AgentPlan, region: RegionPlan, layout: Layout) -> Program:
+    files = Credentials(layout).agent(region.name, agent.name)
+    options = [
+        "--name", agent.name,
+        "--region", region.name,
+        "--zone", agent.zone,
+        "--url", region.url,
+        "--ca", str(files.ca),
+        "--cert", str(files.cert),
+        "--key", str(files.key),
+        "--state", str(layout.agent(agent.name)),
+        "--ports", f"{agent.ports[0]}-{agent.ports[1]}",
+        "--stop-work-on-exit",
+    ]  # fmt: skip
+    for resource, amount in agent.capacity.items():
+        options += ["--capacity", f"{resource}={amount}"]
+    for device, model in agent.gpus:
+        options += ["--gpu", f"{device}={model}"]
+    return Program(
+        name=f"agent-{agent.name}",
+        argv=python_command("agent", *options),
+        rank=AGENT_RANK,
+        env={"PATH": venv_path(os.environ.get("PATH", os.defpath))},
+        stop_signals=((int(signal.SIGTERM), AGENT_STOP_WORK_S),),
+    )

@@ -1,0 +1,132 @@
+"""What `holdfast up` shows while it waits: a live table on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.cli.output import note, wants_colour
+from holdfast.cli.platform.layout import Platform
+
+if TYPE_CHECKING:
+    from holdfast.cli.platform.survey import Survey, WorkloadView
+
+
+class Display(Protocol):
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, survey: Survey) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+
+def display(platform: Platform, *, quiet: bool) -> Display:
+    if quiet:
+        return Silent()
+    return Live(platform) if wants_colour() else Lines(platform)
+
+
+def facts(platform: Platform, survey: Survey) -> list[tuple[str, str, bool]]:
+    """What there is to wait for: (what, how far, whether it is there)."""
+    ready = [cell.name for cell in survey.cells if cell.ready]
+    nodes_wanted = sum(len(region.agents) for region in platform.regions)
+    nodes_ready = sum(node.schedulable for node in survey.nodes)
+    rows = [
+        ("cells ready", f"{len(ready)} of {len(survey.cells)}", len(ready) == len(survey.cells)),
+        ("nodes ready", f"{nodes_ready} of {nodes_wanted}", nodes_ready >= nodes_wanted),
+    ]
+    rows.extend((f"{w.tenant}/{w.name}", how_far(w), w.done) for w in survey.workloads)
+    rows.extend(
+        (p.name, f"{p.last_exit}, restarted {p.restarts} times; see {p.log}", False)
+        for p in survey.processes
+        if p.restarts
+    )
+    return rows
+
+
+def how_far(workload: WorkloadView) -> str:
+    if workload.type == "Batch":
+        running = sum(workload.stages.get(s, 0) for s in ("Starting", "Running", "Ready", "Serving"))
+        return f"{running} running, {workload.succeeded} of {workload.wanted} done"
+    text = f"{workload.serving} of {workload.wanted} serving"
+    where = ", ".join(f"{region} {count}" for region, count in workload.regions.items())
+    return f"{text} ({where})" if where else text
+
+
+class Silent:
+    """--quiet."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, survey: Survey) -> None:
+        return None
+
+    def say(self, line: str) -> None:
+        return None
+
+
+class Lines(Silent):
+    """One line per change, with the seconds since the start: what a CI log wants."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._shown: dict[str, str] = {}
+        self._began = time.monotonic()
+
+    def show(self, survey: Survey) -> None:
+        for what, how, _ in facts(self._platform, survey):
+            if self._shown.get(what) != how:
+                self._shown[what] = how
+                self.say(f"{what}: {how}")
+
+    def say(self, line: str) -> None:
+        note(f"[{time.monotonic() - self._began:5.1f} s] {line}")
+
+
+class Live(Silent):
+    """A table that is redrawn in place; remarks scroll above it."""
+
+    def __init__(self, platform: Platform) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._platform = platform
+        self._began = time.monotonic()
+        self._console = Console(stderr=True)
+        self._live = RichLive(console=self._console, refresh_per_second=8, transient=False)
+
+    def __enter__(self) -> Live:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, survey: Survey) -> None:
+        self._live.update(self._table(facts(self._platform, survey)))
+
+    def say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False)
+
+    def _table(self, rows: list[tuple[str, str, bool]]) -> Any:
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        for what, how, there in rows:
+            mark = "[green]✓[/]" if there else "[yellow]…[/]"
+            table.add_row(mark, what, f"[dim]{how}[/]" if there else how)
+        table.add_row("", "", f"[dim]{time.monotonic() - self._began:.0f} s[/]")
+        return table

@@ -1,0 +1,228 @@
+"""One look at a whole platform: its processes, cells, nodes, replicas by stage, and workloads.
+
+What cannot be reached is part of the answer, never an error: a platform is looked at most when something is down.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.exits import Stop
+from holdfast.cli.http import Api
+from holdfast.cli.platform.credentials import Credentials
+from holdfast.cli.platform.layout import Layout, Platform
+from holdfast.cli.platform.processes import alive
+from holdfast.cli.platform.supervisor import load_records, supervisor_of
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.meta import is_true
+from holdfast.model.node import Contact, Node, why_not_schedulable
+from holdfast.model.region import Region
+from holdfast.model.replica import Replica
+from holdfast.model.workload import Workload, WorkloadType, wanted_replicas
+
+
+class ProcessView(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    running: bool
+    pid: int = 0
+    uptime_seconds: float = 0.0
+    restarts: int = 0
+    last_exit: str = ""
+    log: str = ""
+
+
+class CellView(msgspec.Struct, frozen=True, rename="camel"):
+    """`health` is what the global cell concludes about a region; `ready` is the cell's own word."""
+
+    name: str
+    url: str
+    ready: bool
+    message: str = ""
+    health: str = ""
+    live_nodes: int = 0
+
+
+class NodeView(msgspec.Struct, frozen=True, rename="camel"):
+    region: str
+    name: str
+    zone: str
+    contact: str
+    schedulable: bool
+    reason: str = ""
+    running: int = 0
+
+
+class WorkloadView(msgspec.Struct, frozen=True, rename="camel"):
+    """`stages` counts replicas in all regions that answered; `done` is what `up` waits for."""
+
+    tenant: str
+    name: str
+    type: str
+    wanted: int
+    serving: int
+    succeeded: int
+    done: bool
+    stages: dict[str, int]
+    regions: dict[str, int]
+    reason: str = ""
+
+
+class Survey(msgspec.Struct, frozen=True, rename="camel"):
+    state: str
+    supervisor_pid: int
+    processes: tuple[ProcessView, ...]
+    cells: tuple[CellView, ...]
+    nodes: tuple[NodeView, ...]
+    workloads: tuple[WorkloadView, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Every cell answered, so that what is missing is missing and not merely unseen."""
+        return all(cell.ready for cell in self.cells)
+
+
+class Surveyor:
+    """Keeps its connections between looks."""
+
+    def __init__(self, layout: Layout, platform: Platform, *, timeout_s: float = 5.0) -> None:
+        self._layout = layout
+        self._platform = platform
+        self._apis = {name: connect(layout, platform, name, timeout_s=timeout_s) for name, _ in platform.cells}
+
+    def api(self, cell: str) -> Api:
+        return self._apis[cell]
+
+    def look(self) -> Survey:
+        cells = tuple(self._cell(name) for name, _ in self._platform.cells)
+        ready = {cell.name for cell in cells if cell.ready}
+        if "global" in ready:
+            regions = {r.metadata.name: r for r in self._list("global", "regions", Region)}
+            cells = tuple(with_health(cell, regions.get(cell.name)) for cell in cells)
+        nodes: list[NodeView] = []
+        replicas: list[tuple[str, Replica]] = []
+        for region in self._platform.regions:
+            if region.name in ready:
+                nodes.extend(node_view(region.name, n) for n in self._list(region.name, "nodes", Node))
+                replicas.extend((region.name, r) for r in self._list(region.name, "replicas", Replica))
+        workloads = self._list("global", "workloads", Workload) if "global" in ready else []
+        found = supervisor_of(self._layout)
+        return Survey(
+            state=str(self._layout.root),
+            supervisor_pid=found.pid if found is not None else 0,
+            processes=processes(self._layout),
+            cells=cells,
+            nodes=tuple(sorted(nodes, key=lambda n: (n.region, n.name))),
+            workloads=tuple(workload_view(w, replicas) for w in workloads),
+        )
+
+    def close(self) -> None:
+        for api in self._apis.values():
+            api.close()
+
+    def _cell(self, name: str) -> CellView:
+        api = self._apis[name]
+        try:
+            status, text = api.text("/readyz")
+        except Stop as stop:
+            return CellView(name=name, url=api.url, ready=False, message=stop.why or stop.what)
+        return CellView(name=name, url=api.url, ready=status == 200, message="" if status == 200 else text.strip())
+
+    def _list(self, cell: str, plural: str, kind: type[Any]) -> list[Any]:
+        try:
+            return [msgspec.convert(item, kind) for item in self._apis[cell].list(plural)]
+        except Stop:
+            return []  # it went away between two questions; the next look says so
+
+
+def with_health(cell: CellView, region: Region | None) -> CellView:
+    if region is None:
+        return cell
+    report = region.status.report
+    live_nodes = report.live_nodes if report is not None else 0
+    return msgspec.structs.replace(cell, health=region.status.health.state, live_nodes=live_nodes)
+
+
+def connect(layout: Layout, platform: Platform, cell: str, *, timeout_s: float = 5.0) -> Api:
+    """The API of one cell, as the platform's operator."""
+    files = Credentials(layout).operator()
+    url = dict(platform.cells)[cell]
+    return Api(url, name=cell, ca=files.ca, cert=files.cert, key=files.key, timeout_s=timeout_s)
+
+
+def processes(layout: Layout) -> tuple[ProcessView, ...]:
+    views: list[ProcessView] = []
+    for record in load_records(layout):
+        running = record.identity is not None and alive(record.identity)
+        views.append(
+            ProcessView(
+                name=record.program.name,
+                running=running,
+                pid=record.identity.pid if record.identity is not None and running else 0,
+                uptime_seconds=round(max(0.0, time.time() - record.started_at), 1) if running else 0.0,
+                restarts=record.restarts,
+                last_exit=record.last_exit,
+                log=str(layout.log(record.program.name)),
+            )
+        )
+    return tuple(views)
+
+
+def node_view(region: str, node: Node) -> NodeView:
+    reason = why_not_schedulable(node)
+    return NodeView(
+        region=region,
+        name=node.metadata.name,
+        zone=node.spec.zone,
+        contact=node.status.contact.state,
+        schedulable=not reason and node.status.contact.state is Contact.LIVE,
+        reason=reason,
+        running=node.status.execution.running,
+    )
+
+
+def workload_view(workload: Workload, replicas: list[tuple[str, Replica]]) -> WorkloadView:
+    """Stages are derived from the replicas themselves, by the same function every part of the system uses."""
+    own = [(region, r) for region, r in replicas if r.spec.workload_uid == workload.metadata.uid]
+    stages: dict[str, int] = {}
+    regions: dict[str, int] = {}
+    for region, replica in own:
+        reached = stage(replica)
+        stages[reached.value] = stages.get(reached.value, 0) + 1
+        regions[region] = regions.get(region, 0) + 1
+    order = {s.value: i for i, s in enumerate(Stage)}
+    wanted = wanted_replicas(workload)
+    serving = stages.get(Stage.SERVING.value, 0)
+    succeeded = max(stages.get(Stage.SUCCEEDED.value, 0), workload.status.summary.succeeded)
+    batch = workload.spec.type is WorkloadType.BATCH
+    conditions = workload.status.conditions
+    if batch:
+        started = any(stages.get(s.value, 0) for s in (Stage.RUNNING, Stage.READY, Stage.SERVING))
+        done = started or succeeded > 0 or is_true(conditions, "Complete")
+    else:
+        done = serving >= wanted and workload.status.summary.serving >= wanted
+    return WorkloadView(
+        tenant=workload.metadata.namespace,
+        name=workload.metadata.name,
+        type=workload.spec.type,
+        wanted=workload.spec.batch.completions if batch and workload.spec.batch is not None else wanted,
+        serving=serving,
+        succeeded=succeeded,
+        done=done,
+        stages=dict(sorted(stages.items(), key=lambda item: order[item[0]])),
+        regions=dict(sorted(regions.items())),
+        reason="" if done else pending_reason(workload),
+    )
+
+
+def pending_reason(workload: Workload) -> str:
+    """The first reason a region gives, or the condition that says why nothing serves."""
+    for progress in workload.status.summary.regions:
+        if progress.pending_reason:
+            return f"{progress.region}: {progress.pending_reason}"
+    for condition in workload.status.conditions:
+        if condition.status != "True" and condition.message:
+            return f"{condition.reason}: {condition.message}"
+    return ""

@@ -1,0 +1,78 @@
+"""What the work wrote, found in the agents' directories on this machine, for one replica or all of a workload."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.logs import Line, files, parse
+from holdfast.cli.platform.layout import Layout
+
+
+class Found(msgspec.Struct, frozen=True):
+    replica: str
+    line: Line
+
+
+class TaskLog:
+    """The output of one replica's newest place; `read_new` goes on where `last` stopped."""
+
+    def __init__(self, path: Path, *, tenant: str, replica: str) -> None:
+        self.path = path
+        self.tenant = tenant
+        self.replica = replica
+        self._inode = 0
+        self._offset = 0
+
+    def last(self, count: int) -> list[Found]:
+        """The last lines, from as many rotated files as there are."""
+        lines: list[bytes] = []
+        for part in files(self.path):
+            try:
+                with part.open("rb") as file:
+                    lines = (lines + list(file))[-count:] if count else []
+                    if part == self.path:
+                        file.seek(0, os.SEEK_END)
+                        self._inode, self._offset = os.fstat(file.fileno()).st_ino, file.tell()
+            except FileNotFoundError:
+                continue  # rotated away meanwhile
+        return [Found(self.replica, parse(raw.rstrip(b"\n"))) for raw in lines]
+
+    def read_new(self) -> Iterator[Found]:
+        """Whole lines written since; a new file after a rotation is read from its beginning."""
+        try:
+            with self.path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                for raw in file:
+                    if not raw.endswith(b"\n"):
+                        return
+                    self._offset += len(raw)
+                    yield Found(self.replica, parse(raw.rstrip(b"\n")))
+        except FileNotFoundError:
+            return
+
+
+def find_logs(layout: Layout, name: str) -> list[TaskLog]:
+    """The newest place of each replica that the name means: a replica, or a workload and so all of its replicas."""
+    tenant, _, own = name.rpartition("/")
+    newest: dict[tuple[str, str], tuple[float, TaskLog]] = {}
+    for path in layout.root.glob("agents/*/tasks/*/task.json"):
+        try:
+            task = json.loads(path.read_bytes())["task"]
+            written = path.stat().st_mtime
+        except (OSError, ValueError, KeyError):
+            continue  # just removed, or just being written
+        if (tenant and task["namespace"] != tenant) or own not in (task["replica"], task["workload"]):
+            continue
+        log = TaskLog(path.with_name("output.log"), tenant=task["namespace"], replica=task["replica"])
+        key = (log.tenant, log.replica)
+        if key not in newest or newest[key][0] < written:
+            newest[key] = (written, log)
+    return [log for _, (_, log) in sorted(newest.items())]

@@ -1,0 +1,124 @@
+"""What a platform consists of, and the samples it applies."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.cli.exits import Stop
+from holdfast.cli.platform.layout import Layout, Platform, design
+from holdfast.cli.platform.programs import programs
+from holdfast.cli.platform.samples import FILES, examples_folder, load_manifests, region_manifests, sample_manifests
+from holdfast.model import kinds
+
+THREE = ("us-east", "eu-central", "eu-west")
+
+
+def default_platform() -> Platform:
+    return design(THREE, agents_per_region=2, port_base=7400, samples=True)
+
+
+def test_ports_never_overlap() -> None:
+    platform = design(THREE, agents_per_region=5, port_base=9000, samples=True)
+    taken = [int(url.rpartition(":")[2]) for _, url in platform.cells]
+    for region in platform.regions:
+        for agent in region.agents:
+            taken.extend(range(agent.ports[0], agent.ports[1] + 1))
+    assert len(taken) == len(set(taken))
+    assert min(taken) == 9000
+
+
+def test_the_default_platform_has_what_was_promised() -> None:
+    platform = default_platform()
+    assert [r.name for r in platform.regions] == list(THREE)
+    assert [r.port for r in platform.regions] == [7401, 7402, 7403]
+    for region in platform.regions:
+        assert {agent.zone for agent in region.agents} == set(region.zones)
+        assert len(region.zones) == 2
+        assert any(agent.gpus for agent in region.agents)
+    assert platform.regions[0].residency == ("us",)
+    assert platform.regions[1].residency == platform.regions[2].residency == ("eu",)
+
+
+def test_a_port_base_without_room_is_refused() -> None:
+    with pytest.raises(Stop, match="no room"):
+        design(THREE, agents_per_region=50, port_base=60000, samples=False)
+    with pytest.raises(Stop):
+        design(THREE, agents_per_region=1, port_base=80, samples=False)
+
+
+def test_a_platform_is_read_back_as_it_was_written(layout: Layout) -> None:
+    layout.prepare()
+    platform = default_platform()
+    layout.save(platform)
+    assert layout.load() == platform
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_samples_are_valid_manifests(name: str) -> None:
+    """Strictly: a field the kind does not have is a mistake in the example."""
+    for manifest in load_manifests(examples_folder() / name):
+        kind = kinds.BY_NAME[manifest["kind"]]
+        item = msgspec.convert(manifest, kind.type)
+        if kind.default is not None:
+            item = kind.default(item)
+        assert list(kind.validate(item, None)) == []
+        known = msgspec.to_builtins(item)
+        assert unknown_fields(manifest.get("spec", {}), known.get("spec", {})) == []
+        assert manifest["apiVersion"] == kind.api_version
+        assert kind.namespaced == ("namespace" in manifest["metadata"])
+
+
+def unknown_fields(given: object, kept: object, path: str = "spec") -> list[str]:
+    if isinstance(given, dict):
+        if not isinstance(kept, dict):
+            return [path]
+        return [
+            wrong
+            for key, value in given.items()
+            for wrong in (unknown_fields(value, kept[key], f"{path}.{key}") if key in kept else [f"{path}.{key}"])
+        ]
+    return []
+
+
+def test_every_example_file_is_applied() -> None:
+    assert {path.name for path in examples_folder().glob("*.yaml")} == set(FILES)
+
+
+def test_samples_name_only_what_there_is() -> None:
+    manifests, remarks = sample_manifests(default_platform())
+    assert remarks == []
+    tenants = {m["metadata"]["name"] for m in manifests if m["kind"] == "Tenant"}
+    classes = {m["metadata"]["name"] for m in manifests if m["kind"] == "PriorityClass"}
+    workloads = [m for m in manifests if m["kind"] == "Workload"]
+    assert {w["metadata"]["name"] for w in workloads} == {
+        "risk-api", "billing-api", "search-indexer", "fraud-batch", "analytics",
+    }  # fmt: skip
+    for workload in workloads:
+        assert workload["metadata"]["namespace"] in tenants
+        assert workload["spec"]["priorityClassName"] in classes
+
+
+def test_samples_are_fitted_to_fewer_regions() -> None:
+    platform = design(("us-west",), agents_per_region=2, port_base=7400, samples=True)
+    manifests, remarks = sample_manifests(platform)
+    names = {m["metadata"]["name"] for m in manifests if m["kind"] == "Workload"}
+    assert "billing-api" not in names
+    risk = next(m for m in manifests if m["metadata"]["name"] == "risk-api")
+    assert risk["spec"]["placement"]["spreadRegions"] == 1
+    assert not [m for m in manifests if m["kind"] == "RecoveryBudget"]
+    assert any("billing-api left out" in remark for remark in remarks)
+
+
+def test_regions_are_valid_objects() -> None:
+    for manifest in region_manifests(default_platform()):
+        kind = kinds.BY_NAME["Region"]
+        assert list(kind.validate(msgspec.convert(manifest, kind.type), None)) == []
+
+
+def test_programs_start_global_first_and_agents_last(layout: Layout) -> None:
+    kept = programs(default_platform(), layout)
+    assert [p.rank for p in kept] == sorted(p.rank for p in kept)
+    assert len(kept) == 1 + 3 + 6
+    assert len({p.name for p in kept}) == len(kept)
+    assert all(word.startswith("/") for p in kept for word in p.argv if word.endswith((".crt", ".key")))

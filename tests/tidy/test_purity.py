@@ -1,0 +1,76 @@
+"""model, flow and fleet decide and do nothing else; nothing iterates over a set into a decision by accident."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PURE = ("model", "flow", "fleet")
+OUTSIDE_WORLD = {
+    "asyncio", "time", "random", "uuid", "os", "socket", "logging", "threading", "subprocess", "secrets", "pathlib",
+    "structlog", "apsw", "aiohttp", "uvicorn", "prometheus_client", "ssl", "http", "urllib", "shutil", "tempfile",
+}  # fmt: skip
+CALLS = {"open", "print", "input", "exec", "eval", "id", "hash", "globals"}
+
+
+def pure_sources(root: Path, sources: dict[Path, ast.Module]) -> dict[str, ast.Module]:
+    folders = tuple(root / "src" / "holdfast" / name for name in PURE)
+    return {p.relative_to(root).as_posix(): t for p, t in sources.items() if p.is_relative_to(folders[0])
+            or p.is_relative_to(folders[1]) or p.is_relative_to(folders[2])}  # fmt: skip
+
+
+def test_decisions_import_nothing_of_the_outside_world(root: Path, sources: dict[Path, ast.Module]) -> None:
+    found = []
+    for name, tree in pure_sources(root, sources).items():
+        for node in ast.walk(tree):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules = [node.module or ""]
+            found += [f"{name}:{node.lineno} imports {m}" for m in modules if m.split(".")[0] in OUTSIDE_WORLD]
+    assert not found, found
+
+
+def test_decisions_call_nothing_of_the_outside_world(root: Path, sources: dict[Path, ast.Module]) -> None:
+    found = [
+        f"{name}:{node.lineno} calls {node.func.id}"
+        for name, tree in pure_sources(root, sources).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS
+    ]
+    assert not found, found
+
+
+def test_decisions_are_not_coroutines(root: Path, sources: dict[Path, ast.Module]) -> None:
+    found = [
+        f"{name}:{node.lineno} {node.name}"
+        for name, tree in pure_sources(root, sources).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncFunctionDef)
+    ]
+    assert not found, f"a decision waits for nothing: {found}"
+
+
+def test_decisions_keep_no_changing_globals(root: Path, sources: dict[Path, ast.Module]) -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in pure_sources(root, sources).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Global | ast.Nonlocal)
+    ]
+    assert not found, found
+
+
+def test_order_never_comes_from_a_set(root: Path, sources: dict[Path, ast.Module]) -> None:
+    """`for x in {…}` and `for x in set(…)` differ from run to run; sort first."""
+    found = []
+    for name, tree in pure_sources(root, sources).items():
+        loops = [n.iter for n in ast.walk(tree) if isinstance(n, ast.For | ast.comprehension)]
+        for over in loops:
+            made = isinstance(over, ast.Set | ast.SetComp) or (
+                isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id in ("set", "frozenset")
+            )
+            if made:
+                found.append(f"{name}:{over.lineno}")
+    assert not found, f"iterates over a set: {found}"

@@ -1,0 +1,70 @@
+"""The tree speaks of the project alone: no paths of one machine, no registries, no credentials."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# Written in pieces, so that this file does not find itself.
+MACHINE = [
+    r"/ro" r"ot/", r"/ho" r"me/[a-z]", r"/wo" r"rk/", r"/op" r"t/pypi", r"/op" r"t/wheels", r"C:\\\\Users",
+    r"py" r"pi\.org", r"pythonhos" r"ted\.org", r"index-u" r"rl\s*=", r"deb\.deb" r"ian\.org", r"npm" r"js\.org",
+]  # fmt: skip
+SECRETS = [r"BEGIN (RSA |EC |)PRIV" r"ATE KEY", r"AKIA[0-9A-Z]{16}", r"ghp_[A-Za-z0-9]{36}"]
+
+
+def texts(files: list[Path]) -> list[tuple[Path, str]]:
+    found = []
+    for path in files:
+        try:
+            found.append((path, path.read_text()))
+        except UnicodeDecodeError:
+            continue
+    return found
+
+
+def test_nothing_names_a_machine_or_a_registry(root: Path, files: list[Path]) -> None:
+    pattern = re.compile("|".join(MACHINE))
+    found = []
+    for path, text in texts(files):
+        if path.name == "LICENSE":
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{path.relative_to(root)}:{number}: {line.strip()[:100]}")
+    assert not found, found
+
+
+def test_nothing_holds_a_secret(root: Path, files: list[Path]) -> None:
+    pattern = re.compile("|".join(SECRETS))
+    found = [str(path.relative_to(root)) for path, text in texts(files) if pattern.search(text)]
+    assert not found, found
+
+
+def test_lines_end_and_files_end_as_they_should(root: Path, files: list[Path]) -> None:
+    found = []
+    for path, text in texts(files):
+        if text and (not text.endswith("\n") or "\r\n" in text or re.search(r"[ \t]+$", text, re.MULTILINE)):
+            found.append(str(path.relative_to(root)))
+    assert not found, f"trailing spaces, CRLF or no final newline: {found}"
+
+
+def test_locks_pin_everything_with_hashes(root: Path) -> None:
+    for lock in sorted((root / "requirements").glob("*.txt")):
+        text = lock.read_text()
+        assert "://" not in re.sub(r"#.*", "", text), f"{lock.name} names a place"
+        for block in re.split(r"\n(?=[a-z0-9])", text.strip()):
+            name = block.split()[0]
+            assert "==" in name, f"{lock.name}: {name} is not pinned"
+            assert "--hash=sha256:" in block, f"{lock.name}: {name} has no hash"
+
+
+def test_every_dependency_has_a_reason(root: Path) -> None:
+    import tomllib
+
+    reasons = (root / "docs" / "decisions" / "0002-dependencies.md").read_text().lower()
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    names = [re.split(r"[<>=!~ \[]", item)[0].lower() for item in wanted]
+    unexplained = [name for name in names if f"`{name}`" not in reasons]
+    assert not unexplained, f"docs/decisions/0002-dependencies.md does not say why: {unexplained}"
