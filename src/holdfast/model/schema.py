@@ -57,6 +57,8 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
     either: tuple[str, ...] = ()
     list_type: str = ""
     list_keys: tuple[str, ...] = ()
+    optional: bool = False
+    """An object that is there only if someone put it there: whoever did owns its being there."""
 
 
 ANYTHING = Schema()
@@ -181,7 +183,8 @@ def _schema(info: shapes.Type) -> Schema:
 def _union(types: tuple[shapes.Type, ...]) -> Schema:
     present = tuple(t for t in types if not isinstance(t, shapes.NoneType))
     if len(present) == 1:
-        return _schema(present[0])
+        made = _schema(present[0])
+        return msgspec.structs.replace(made, optional=True) if made.fields else made
     return Schema(either=tuple(_schema(t).type for t in present))
 
 

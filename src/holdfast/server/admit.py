@@ -1,0 +1,112 @@
+"""From the plain data of a request to a typed object: apiVersion and kind, names, strict decoding, types.
+
+Reports everything that is wrong at once. What passes here converts to the kind's type; whether it is allowed and sound
+is the gate's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.model.errors import BadRequest, Cause, Invalid
+from holdfast.model.meta import Object
+from holdfast.model.schema import Findings, RepeatedKeys, object_schema, walk
+from holdfast.model.validation import unsupported
+from holdfast.server import status
+from holdfast.server.request import Request
+from holdfast.server.resources import Resource
+
+FIELD_VALIDATION = ("Ignore", "Warn", "Strict")
+
+
+def dry_run(request: Request) -> bool:
+    value = request.query.get("dryRun", "")
+    if value not in ("", "All"):
+        raise _bad_option("dryRun", value, ("All",))
+    return value == "All"
+
+
+def _bad_option(name: str, value: str, choices: tuple[str, ...]) -> Invalid:
+    cause = unsupported(name, value, choices)
+    return Invalid(f"the request's options are invalid: {name}: {cause.message}", (cause,))
+
+
+def field_validation(request: Request) -> str:
+    value = request.query.get("fieldValidation", "") or "Warn"
+    if value not in FIELD_VALIDATION:
+        raise _bad_option("fieldValidation", value, FIELD_VALIDATION)
+    return value
+
+
+def identify(request: Request, resource: Resource, data: dict[str, Any], *, name: str = "") -> dict[str, Any]:
+    """The data with apiVersion, kind, namespace and name as the URL says; a contradiction is refused."""
+    kind = resource.kind
+    for field, wanted in (("apiVersion", kind.api_version), ("kind", kind.name)):
+        found = data.get(field) or wanted
+        if found != wanted:
+            what = "API version" if field == "apiVersion" else "kind"
+            raise BadRequest(f"the {what} in the data ({str(found)[:80]}) does not match the expected one ({wanted})")
+    meta = data.get("metadata")
+    if meta is None:
+        meta = {}
+    if not isinstance(meta, dict):
+        raise BadRequest("metadata must be an object with at least a name")
+    namespace = request.target.namespace
+    if meta.get("namespace") not in (None, "", namespace):
+        message = "the namespace of the provided object does not match the namespace sent on the request"
+        raise BadRequest(message)
+    if name and meta.get("name") not in (None, "", name):
+        found_name = str(meta["name"])[:80]
+        raise BadRequest(f"the name of the object ({found_name}) does not match the name on the URL ({name})")
+    told = _copied(meta)
+    told.update({"namespace": namespace} if namespace else {}, **({"name": name} if name else {}))
+    made = _copied(data)
+    made.update(apiVersion=kind.api_version, kind=kind.name, metadata=told)
+    return made
+
+
+def _copied(data: dict[str, Any]) -> dict[str, Any]:
+    """A copy that still knows which keys were written twice."""
+    if not isinstance(data, RepeatedKeys):
+        return dict(data)
+    made = RepeatedKeys(data)
+    made.repeated = data.repeated
+    return made
+
+
+def checked(request: Request, resource: Resource, data: dict[str, Any]) -> dict[str, Any]:
+    """The data with unknown fields left out, or refused, as the request asks; every wrong type is reported."""
+    strictness = field_validation(request)
+    found = Findings()
+    kept: dict[str, Any] = walk(object_schema(resource.kind.type), data, found)
+    problems = [f'unknown field "{path}"' for path in found.unknown]
+    problems += [f'duplicate field "{path}"' for path in found.repeated]
+    if problems and strictness == "Strict":
+        kind = resource.kind
+        listed = ", ".join(problems)
+        message = f'{kind.name} in version "v1" cannot be handled as a {kind.name}: strict decoding error: {listed}'
+        raise BadRequest(message)
+    if strictness == "Warn":
+        request.warnings += problems
+    if found.causes:
+        raise status.invalid(resource.kind, _name_of(data), tuple(found.causes))
+    return kept
+
+
+def typed(resource: Resource, data: dict[str, Any]) -> Object:
+    """The typed object of data that passed `checked`."""
+    plain = {key: value for key, value in data.items() if key not in ("apiVersion", "kind")}
+    try:
+        item: Object = msgspec.convert(plain, resource.kind.type)
+    except (msgspec.ValidationError, RecursionError, OverflowError) as wrong:
+        cause = Cause("", "FieldValueInvalid", str(wrong))
+        raise status.invalid(resource.kind, _name_of(data), (cause,)) from wrong
+    return item
+
+
+def _name_of(data: dict[str, Any]) -> str:
+    meta = data.get("metadata")
+    name = meta.get("name", "") if isinstance(meta, dict) else ""
+    return name if isinstance(name, str) else ""

@@ -1,0 +1,371 @@
+"""The ASGI application of one cell: who asks, for what, may they, is it their turn, and the answer.
+
+Every answer from 400 on is a Status object. An exception nobody expected becomes a 500 with a logged traceback; nothing
+a client sends may lead there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from holdfast.gate.authenticate import Authenticator, impersonated
+from holdfast.gate.authorize import authorize, authorize_path, homes
+from holdfast.gate.events import EventLog
+from holdfast.gate.gate import Gate
+from holdfast.gate.local import Placement
+from holdfast.model import limits
+from holdfast.model.errors import Fault, Forbidden, Overloaded, Refused, Unauthorized
+from holdfast.model.indexes import indexes_of
+from holdfast.runtime import metrics
+from holdfast.runtime.ports import Ports
+from holdfast.server import status
+from holdfast.server.flow_control import FlowControl, lane_of
+from holdfast.server.health import Health
+from holdfast.server.openapi import Documents
+from holdfast.server.request import (
+    Answer,
+    Disconnected,
+    Receive,
+    Request,
+    Response,
+    Scope,
+    Send,
+    StreamResponse,
+)
+from holdfast.server.resources import NAMESPACES
+from holdfast.server.route import Route, Router, Target, resource_target
+from holdfast.server.routes import ROUTES
+from holdfast.server.selectors import parse
+from holdfast.store.objects import Objects
+
+log = structlog.get_logger()
+_BODY_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_ITEM_VERBS = {"GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_COLLECTION_VERBS = {"GET": "list", "HEAD": "list", "POST": "create", "DELETE": "deletecollection"}
+MAX_WARNINGS = 20
+MAX_WARNING_CHARS = 500
+
+
+class Application:
+    """One cell's API. `placement` is the region's authority, and None in the global cell."""
+
+    def __init__(
+        self,
+        cell: str,
+        objects: Objects,
+        gate: Gate,
+        authenticator: Authenticator,
+        ports: Ports,
+        *,
+        placement: Placement | None = None,
+        events: EventLog | None = None,
+        open_metrics: bool = False,
+    ) -> None:
+        self.cell = cell
+        self.objects = objects
+        self.gate = gate
+        self.authenticator = authenticator
+        self.ports = ports
+        self.placement = placement
+        self.events = events if events is not None else EventLog(objects, ports)
+        self.open_metrics = open_metrics
+        self.draining = False
+        self.documents = Documents(cell)
+        self.health = Health(self)
+        self.flow = FlowControl()
+        self._router = Router(ROUTES)
+        self._streams: set[asyncio.Task[None]] = set()
+        self._measured: dict[tuple[str, str], Any] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        began = self.ports.clock.monotonic()
+        request: Request | None = None
+        try:
+            request = Request(scope, receive, request_id=self.ports.ids.uid())
+            answer = await self._answer(request)
+        except Disconnected:
+            return
+        except Fault as fault:
+            answer = _refusal(request, fault)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            metrics.SERVER_FAILURES.inc()
+            await log.aexception("request_failed", path=scope["path"][:200], method=scope["method"])
+            answer = _refusal(request, Fault("the server failed to answer; its log says more"))
+        code = answer.code if isinstance(answer, Response) else 200
+        try:
+            if isinstance(answer, StreamResponse):
+                assert request is not None
+                await self._stream(request, answer, send)
+            else:
+                await _send_whole(request, answer, send)
+        finally:
+            if request is not None:
+                self._record(request, code, self.ports.clock.monotonic() - began)
+
+    async def drain(self) -> None:
+        """Ends the watches in good order; they resume elsewhere from where they were."""
+        self.draining = True
+        for task in list(self._streams):
+            task.cancel()
+
+    # One request ---------------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: Request) -> Answer:
+        route = self._find(request)
+        self._authenticate(request, route)
+        if request.method in _BODY_METHODS:
+            await request.body()  # before a turn is taken: a slow sender holds up only itself
+        self._authorize(request, route)
+        if route.access == "open":
+            return await _call(route, self, request)
+        async with self.flow.turn(request.principal, request.target.namespace):
+            return await _call(route, self, request)
+
+    def _find(self, request: Request) -> Route:
+        """The row of this path and method. A path without any row is 404, a row of other methods 405."""
+        found = False
+        for route, parameters in self._router.find(request.path):
+            target: Target | None = Target(parameters=parameters)
+            if route.label == "resource":
+                part = {"subresource": "scale"} if route.pattern.endswith("/scale") else {}
+                target = resource_target({**parameters, **part})
+            if target is None:
+                continue
+            found = True
+            if request.method in route.methods:
+                target.route = route
+                target.verb = _verb(request, route, target)
+                request.target = target
+                self._check_home(target)
+                return route
+        if found:
+            raise status.method_not_allowed(request.method)
+        raise status.Refusal(404, "NotFound", "the server could not find the requested resource")
+
+    def _check_home(self, target: Target) -> None:
+        if target.resource is not None and not homes(target.resource.stored, self.cell):
+            plural = target.resource.kind.plural
+            where = "in the regions" if self.cell == "global" else "in the global cell"
+            raise status.Refusal(404, "NotFound", f"{plural} are not kept in the {self.cell} cell; ask {where}")
+
+    def _authenticate(self, request: Request, route: Route) -> None:
+        bearer = request.headers.get("authorization", "")
+        if request.peer_certificate:
+            request.principal = self.authenticator.from_certificate(request.peer_certificate)
+        elif bearer:
+            request.principal = self.authenticator.from_bearer(bearer)
+        elif route.access == "open" or (route.access == "metrics" and self.open_metrics):
+            return
+        else:
+            raise Unauthorized("Unauthorized")
+        user = request.headers.get("impersonate-user", "")
+        if user or any(name.startswith("impersonate-") for name in request.headers):
+            self._impersonate(request, user)
+
+    def _impersonate(self, request: Request, user: str) -> None:
+        groups = tuple(request.all_headers("impersonate-group"))
+        for resource, name in (("users", user), *(("groups", group) for group in groups)):
+            refused = authorize(request.principal, "impersonate", resource, name=name, cell=self.cell)
+            if refused is not None:
+                raise self._forbidden(request, refused)
+        if not user:
+            raise status.Refusal(400, "BadRequest", "impersonation needs Impersonate-User")
+        request.principal = impersonated(request.principal, user, groups)
+
+    def _authorize(self, request: Request, route: Route) -> None:
+        who, target = request.principal, request.target
+        refused: Refused | None = None
+        if target.resource is not None:
+            refused = self._resource_refusal(request)
+        elif route.label == "review":
+            refused = authorize(who, "create", route.pattern.rpartition("/")[2], cell=self.cell)
+        elif route.access == "endpoints":
+            refused = authorize(who, "list", "endpoints", namespace=target.parameters["tenant"], cell=self.cell)
+        elif route.access == "metrics" and not self.open_metrics:
+            refused = authorize_path(who, request.path, "get")
+        if refused is not None:
+            raise self._forbidden(request, refused)
+
+    def _resource_refusal(self, request: Request) -> Refused | None:
+        who, target = request.principal, request.target
+        assert target.resource is not None
+        kind = target.resource.kind
+        fields: dict[str, str] = {}
+        if target.verb in ("list", "watch", "deletecollection"):
+            wanted = parse(kind, "", request.query.get("fieldSelector", ""))
+            fields = {term.label: term.value for term in wanted.fields if term.equal}
+        ask = (who, target.verb, kind.plural, target.subresource, target.namespace, target.name)
+        refused = authorize(*ask, fields=fields, cell=self.cell)
+        if refused is not None and target.verb == "get":
+            # Some may read an object for what it is about, such as the bindings of their own node.
+            item = self.objects.get(target.resource.stored, target.namespace, target.name)
+            if item is not None:
+                known = indexes_of(target.resource.stored.type)
+                own = {name: next(iter(index(item)), "") for name, index in known.items()}
+                refused = authorize(*ask, fields=own, cell=self.cell)
+        return refused
+
+    def _forbidden(self, request: Request, refused: Refused) -> Forbidden:
+        what = request.target.resource.kind.plural if request.target.resource else request.path[:100]
+        verb = request.target.verb or request.method.lower()
+        self.gate.audit.refused(request.principal, verb, what, refused.reason, message=refused.message)
+        return Forbidden(refused.message, facts=refused.facts)
+
+    # Answers -------------------------------------------------------------------------------------------------------
+
+    async def _stream(self, request: Request, answer: StreamResponse, send: Send) -> None:
+        """Sends until the stream ends, the client goes, or the server drains. Who stops reading is dropped."""
+        who = request.principal
+        sender = asyncio.ensure_future(_send_stream(answer, send))
+        gone = asyncio.ensure_future(request.disconnected())
+        self._streams.add(gone)
+        try:
+            await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
+            client_left = gone.done() and not gone.cancelled()
+            if not sender.done():
+                sender.cancel()
+                await asyncio.wait({sender})
+                if not client_left:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            elif not sender.cancelled() and sender.exception() is not None:
+                request.abort()
+                if not isinstance(sender.exception(), TimeoutError):
+                    metrics.SERVER_FAILURES.inc()
+                    log.error("stream_failed", path=request.path[:200], exc_info=sender.exception())
+        finally:
+            self._streams.discard(gone)
+            gone.cancel()
+            sender.cancel()
+            self.flow.close_watch(who)
+
+    def _record(self, request: Request, code: int, seconds: float) -> None:
+        target = request.target
+        verb = target.verb or request.method.lower()
+        resource = target.resource.kind.plural if target.resource else _label(target.route)
+        if target.subresource:
+            resource = f"{resource}/{target.subresource}"
+        metrics.SERVER_REQUESTS.labels(verb, resource, str(code)).inc()
+        if verb != "watch":
+            timer = self._measured.get((verb, resource))
+            if timer is None:
+                timer = self._measured[(verb, resource)] = metrics.SERVER_DURATION.labels(verb, resource)
+            timer.observe(seconds)
+        lane = lane_of(request.principal)
+        say = log.info if code >= 400 or (lane in ("users", "operators") and verb not in ("get", "list")) else log.debug
+        say(
+            "request_answered", id=request.id, user=request.principal.name, verb=verb, resource=resource,
+            namespace=target.namespace, name=target.name, code=code, seconds=round(seconds, 6), lane=lane,
+            agent=request.headers.get("user-agent", "")[:80], command=request.headers.get("kubectl-command", "")[:80],
+            trace=_trace_id(request.headers.get("traceparent", "")),
+        )  # fmt: skip
+
+
+async def _call(route: Route, app: Application, request: Request) -> Answer:
+    answer: Answer = await route.handler(app, request)
+    if isinstance(answer, StreamResponse):
+        app.flow.open_watch(request.principal)
+    return answer
+
+
+def _verb(request: Request, route: Route, target: Target) -> str:
+    if target.resource is None:
+        return "create" if route.label == "review" else ""
+    watching = request.flag("watch") and request.method in ("GET", "HEAD") and not target.subresource
+    if watching:
+        return "watch"
+    return (_ITEM_VERBS if target.name else _COLLECTION_VERBS)[request.method]
+
+
+def _label(route: Route | None) -> str:
+    """A bounded name for metrics: the first words of the route's pattern, never the path itself."""
+    return "unknown" if route is None else route.pattern.strip("/").partition("/")[0]
+
+
+def _trace_id(traceparent: str) -> str:
+    parts = traceparent.split("-")
+    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 and parts[1].isalnum() else ""
+
+
+def _refusal(request: Request | None, fault: Fault) -> Response:
+    target = request.target if request is not None else Target()
+    kind = target.resource.kind if target.resource else None
+    said = status.status_dict(fault, kind=kind, name=target.name)
+    if target.resource is NAMESPACES:
+        said = _as_namespace(said)
+    response = Response(status.encode(said), fault.code)
+    if isinstance(fault, Overloaded):
+        response.headers.append((b"retry-after", str(max(1, round(fault.retry_after_s))).encode()))
+    return response
+
+
+def _as_namespace(said: dict[str, Any]) -> dict[str, Any]:
+    """What the gate says about a tenant, in the words of whoever asked about a namespace."""
+    text = said["message"].replace("tenants.holdfast.dev", "namespaces").replace("Tenant.holdfast.dev", "Namespace")
+    details = said.get("details", {})
+    if details.get("kind") in ("tenants", "Tenant"):
+        kind = "namespaces" if details["kind"] == "tenants" else "Namespace"
+        details = {key: value for key, value in details.items() if key != "group"} | {"kind": kind}
+    return {**said, "message": text, "details": details}
+
+
+async def _send_whole(request: Request | None, answer: Response, send: Send) -> None:
+    headers = [
+        (b"content-type", answer.content_type.encode()),
+        (b"content-length", str(len(answer.body)).encode()),
+        *answer.headers,
+    ]
+    if request is not None:
+        headers += _warnings(request)
+        headers.append((b"audit-id", request.id.encode()))
+        if request.unread:
+            headers.append((b"connection", b"close"))  # nobody will read the rest of that body
+    await send({"type": "http.response.start", "status": answer.code, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _send_stream(answer: StreamResponse, send: Send) -> None:
+    headers = [(b"content-type", answer.content_type.encode()), (b"cache-control", b"no-cache"), *answer.headers]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    chunks: AsyncIterator[bytes] = answer.chunks
+    try:
+        async for chunk in chunks:
+            async with asyncio.timeout(limits.SEND_STALL_S):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    except TimeoutError:
+        metrics.SERVER_STALLED.inc()
+        raise
+    finally:
+        closing = getattr(chunks, "aclose", None)
+        if closing is not None:
+            await closing()
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _warnings(request: Request) -> list[tuple[bytes, bytes]]:
+    made = []
+    for text in list(dict.fromkeys(request.warnings))[:MAX_WARNINGS]:
+        clean = "".join(c if c.isprintable() else " " for c in text)[:MAX_WARNING_CHARS]
+        quoted = clean.replace("\\", "\\\\").replace('"', '\\"')
+        made.append((b"warning", f'299 - "{quoted}"'.encode("ascii", "replace")))
+    return made
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await send({"type": "lifespan.shutdown.complete"})
+            return

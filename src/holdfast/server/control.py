@@ -1,0 +1,80 @@
+"""The calls of Holdfast's own parts: placement, atomic commits, and notices. Answers are the model's own types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.client import wire
+from holdfast.gate.authorize import authorize_call
+from holdfast.model.errors import BadRequest, Forbidden
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.placement import BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
+from holdfast.model.writes import Notice
+from holdfast.server.request import Request, Response
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+_encoder = msgspec.json.Encoder()
+CALLS: dict[str, msgspec.json.Decoder[Any]] = {
+    "reserve": msgspec.json.Decoder(ReserveRequest),
+    "bind": msgspec.json.Decoder(BindRequest),
+    "release": msgspec.json.Decoder(ReleaseRequest),
+    "renew": msgspec.json.Decoder(RenewRequest),
+}
+
+
+async def placement(app: Application, request: Request) -> Response:
+    """`POST /placement/v1/CALL`"""
+    call = request.path.strip("/").rpartition("/")[2]
+    body = await request.body()
+    try:
+        asked = CALLS[call].decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        raise BadRequest(f"the {call} request cannot be decoded: {wrong}") from wrong
+    nodes = [item.node for item in asked.items] if call == "renew" else []
+    allow(app, request, call, nodes)
+    if app.placement is None:
+        raise BadRequest(f"the {app.cell} cell places nothing: ask the cell of a region")
+    if call == "release":
+        token = wire.decode_token(request.headers.get(wire.TOKEN_HEADER, ""))
+        answers = await app.placement.release(request.principal, asked, token=token)
+    else:
+        answers = await getattr(app.placement, call)(request.principal, asked)
+    return Response(_encoder.encode(answers))
+
+
+async def commit(app: Application, request: Request) -> Response:
+    """`POST /commit/v1`: all writes or none. The gate judges every one of them."""
+    allow(app, request, "commit")
+    asked = wire.decode_commit(await request.body())
+    what = f"{request.id} POST {wire.COMMIT_PATH}"
+    done = await app.gate.commit(
+        request.principal, asked.writes, token=asked.token, dry_run=asked.dry_run, request=what,
+        warnings=request.warnings,
+    )  # fmt: skip
+    return Response(wire.encode_committed(done))
+
+
+async def notify(app: Application, request: Request) -> Response:
+    """`POST /notify/v1`: events about objects that exist; notices about others are dropped, as they are best effort."""
+    allow(app, request, "commit")
+    asked = wire.decode_notify(await request.body())
+    notices = []
+    for form in asked.notices:
+        kind = BY_NAME.get(form.about.kind)
+        about = app.objects.get(kind, form.about.namespace, form.about.name) if kind is not None else None
+        if about is not None and (not form.about.uid or form.about.uid == about.uid):
+            notices.append(Notice(about=about, reason=form.reason, message=form.message, warning=form.warning))
+    if notices:
+        await app.events.record(notices, component=asked.component or request.principal.name)
+    return Response(_encoder.encode({"recorded": len(notices)}))
+
+
+def allow(app: Application, request: Request, verb: str, nodes: list[str] | None = None) -> None:
+    refused = authorize_call(request.principal, verb, nodes=nodes or [], cell=app.cell)
+    if refused is not None:
+        app.gate.audit.refused(request.principal, verb, "placement", refused.reason, message=refused.message)
+        raise Forbidden(refused.message, facts=refused.facts)

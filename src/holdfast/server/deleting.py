@@ -1,0 +1,127 @@
+"""Delete one object, or all that match. What has finalizers is only marked; the answer says which it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.errors import BadRequest, Conflict, NotFound
+from holdfast.model.meta import Key, Object
+from holdfast.model.validation import unsupported
+from holdfast.model.writes import Delete
+from holdfast.server import admit, status
+from holdfast.server.bodies import decode_body
+from holdfast.server.forms import ListMeta
+from holdfast.server.reading import find, parse_revision, selection, shaper, target_resource
+from holdfast.server.request import Request, Response
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+PROPAGATION = ("Background", "Foreground", "Orphan")
+
+
+class Options(msgspec.Struct, frozen=True):
+    propagation: str = "Background"
+    uid: str = ""
+    revision: int = 0
+    dry_run: bool = False
+
+
+async def delete(app: Application, request: Request) -> Response:
+    resource = target_resource(request)
+    shape = shaper(app, request)  # what cannot be answered is refused before it is done
+    options = await _options(request)
+    name = request.target.name
+    for attempt in range(limits.WRITE_ATTEMPTS):
+        before = find(app, request)
+        if options.uid and options.uid != before.uid:
+            why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {before.uid}"
+            raise status.conflict(resource.kind, name, why)
+        if options.revision and options.revision != before.revision:
+            why = (
+                f"Precondition failed: ResourceVersion in precondition: {options.revision}, "
+                f"ResourceVersion in object meta: {before.revision}"
+            )
+            raise status.conflict(resource.kind, name, why)
+        try:
+            left = (await _commit(app, request, options, [before]))[0]
+        except Conflict:
+            if options.uid or options.revision or attempt == limits.WRITE_ATTEMPTS - 1:
+                raise
+            continue
+        if left is None:
+            return Response(status.success(resource.kind, name, before.uid))
+        return Response(shape.one(left))
+    raise status.conflict(resource.kind, name)
+
+
+async def delete_collection(app: Application, request: Request) -> Response:
+    """All that match now, a batch at a time; what vanishes meanwhile is none of our business."""
+    resource = target_resource(request)
+    shape = shaper(app, request)
+    options = await _options(request)
+    wanted = selection(request)
+    found, revision = app.objects.list(
+        resource.stored, request.target.namespace, fields=wanted.indexed(resource.stored.type) or None
+    )
+    found = [item for item in found if wanted.matches(resource.shown(item))]
+    for start in range(0, len(found), limits.BATCH):
+        batch = found[start : start + limits.BATCH]
+        try:
+            await _commit(app, request, options, batch)
+        except (NotFound, Conflict):
+            for item in batch:  # one of them changed under us: take them one by one
+                try:
+                    await _commit(app, request, options, [item])
+                except (NotFound, Conflict):
+                    continue
+    return Response(await shape.many(found, ListMeta(str(revision))))
+
+
+async def _commit(
+    app: Application, request: Request, options: Options, items: list[Object]
+) -> tuple[Object | None, ...]:
+    resource = target_resource(request)
+    writes = [
+        Delete(
+            resource.stored.name, Key(item.metadata.namespace, item.metadata.name), item.uid,
+            if_revision=options.revision, propagation=options.propagation,
+        )
+        for item in items
+    ]  # fmt: skip
+    said: list[str] = []
+    what = f"{request.id} {request.method} {request.path}"
+    done = await app.gate.commit(request.principal, writes, dry_run=options.dry_run, request=what, warnings=said)
+    request.warnings += said
+    return done.objects
+
+
+async def _options(request: Request) -> Options:
+    """DeleteOptions from the body, or from query parameters, or none."""
+    body = await request.body()
+    data: Any = decode_body(request.content_type, body) if body.strip() else {}
+    if not isinstance(data, dict):
+        raise BadRequest("the body of a deletion is a DeleteOptions object")
+    propagation = data.get("propagationPolicy") or request.query.get("propagationPolicy", "")
+    if not propagation and "orphanDependents" in data:
+        propagation = "Orphan" if data["orphanDependents"] else "Background"
+    propagation = propagation or "Background"
+    if propagation not in PROPAGATION:
+        cause = unsupported("propagationPolicy", str(propagation), PROPAGATION)
+        raise status.Refusal(422, "Invalid", f"DeleteOptions is invalid: propagationPolicy: {cause.message}", (cause,))
+    preconditions = data.get("preconditions") or {}
+    if not isinstance(preconditions, dict):
+        raise BadRequest("preconditions of a deletion are an object with uid and resourceVersion")
+    uid, revision = preconditions.get("uid") or "", preconditions.get("resourceVersion") or ""
+    if not isinstance(uid, str) or not isinstance(revision, str):
+        raise BadRequest("preconditions of a deletion are text: uid and resourceVersion")
+    dry_run = data.get("dryRun") or []
+    if not isinstance(dry_run, list) or any(value != "All" for value in dry_run):
+        raise BadRequest('dryRun of a deletion is a list that holds "All", or nothing')
+    return Options(
+        propagation=propagation, uid=uid, revision=parse_revision(revision, "preconditions.resourceVersion"),
+        dry_run=bool(dry_run) or admit.dry_run(request),
+    )  # fmt: skip

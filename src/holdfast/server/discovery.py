@@ -1,0 +1,176 @@
+"""Discovery: what is served, in the legacy documents and in the aggregated form. All made from the table of resources.
+
+A group that is listed is served: a failing one costs an error line on every kubectl command.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast import __version__
+from holdfast.gate.authorize import homes
+from holdfast.server import status
+from holdfast.server.negotiate import Form, Shape, discovery_form
+from holdfast.server.request import Request, Response, json_response
+from holdfast.server.resources import ALL_VERBS, GROUPS, RESOURCES, Resource
+from holdfast.server.reviews import REVIEWS
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+VERSION = "v1"
+MAJOR, MINOR = "1", "32"
+REVIEW_GROUPS = tuple(dict.fromkeys(group for group, _ in REVIEWS))
+_VARY = (b"vary", b"Accept")
+
+
+def group_version(group: str) -> str:
+    return f"{group}/{VERSION}" if group else VERSION
+
+
+def visible(cell: str, group: str) -> list[Resource]:
+    """What a cell shows of a group: its own kinds and the mirrors it holds, nothing internal."""
+    return [r for r in RESOURCES if r.kind.group == group and not r.kind.internal and homes(r.stored, cell)]
+
+
+async def version(app: Application, request: Request) -> Response:
+    """Clients pick their behaviour by it: the API is that of Kubernetes 1.32."""
+    return json_response({
+        "major": MAJOR, "minor": MINOR, "gitVersion": f"v{MAJOR}.{MINOR}.0+holdfast-{__version__}",
+        "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none",
+        "compiler": "none", "platform": "linux/amd64",
+    })  # fmt: skip
+
+
+async def core(app: Application, request: Request) -> Response:
+    """`/api`"""
+    form = discovery_form(request.headers.get("accept", ""))
+    if form.shape is Shape.DISCOVERY:
+        return _aggregated(app, form, ("",))
+    return _varying(json_response({"kind": "APIVersions", "versions": [VERSION], "serverAddressByClientCIDRs": []}))
+
+
+async def groups(app: Application, request: Request) -> Response:
+    """`/apis`"""
+    form = discovery_form(request.headers.get("accept", ""))
+    named = tuple(group for group in (*GROUPS, *REVIEW_GROUPS) if group)
+    if form.shape is Shape.DISCOVERY:
+        return _aggregated(app, form, named)
+    listed = [_group(group) for group in named]
+    return _varying(json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}))
+
+
+async def group(app: Application, request: Request) -> Response:
+    """`/apis/{group}`"""
+    name = request.target.parameters["group"]
+    if name not in (*GROUPS, *REVIEW_GROUPS):
+        raise status.Refusal(404, "NotFound", "the server could not find the requested resource")
+    return json_response({"kind": "APIGroup", "apiVersion": "v1", **_group(name)})
+
+
+def _group(name: str) -> dict[str, Any]:
+    row = {"groupVersion": group_version(name), "version": VERSION}
+    return {"name": name, "versions": [row], "preferredVersion": row}
+
+
+async def resources(app: Application, request: Request) -> Response:
+    """`/api/v1` and `/apis/{group}/{version}`"""
+    name = request.target.parameters.get("group", "")
+    if name not in (*GROUPS, *REVIEW_GROUPS) or request.target.parameters.get("version", VERSION) != VERSION:
+        raise status.Refusal(404, "NotFound", "the server could not find the requested resource")
+    rows: list[dict[str, Any]] = []
+    for resource in visible(app.cell, name):
+        rows += _rows(resource)
+    rows += [_review_row(kind, plural) for (at, plural), kind in REVIEWS.items() if at == name]
+    return json_response({
+        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version(name), "resources": rows,
+    })  # fmt: skip
+
+
+def _rows(resource: Resource) -> list[dict[str, Any]]:
+    kind = resource.kind
+    row: dict[str, Any] = {
+        "name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.name,
+        "verbs": list(ALL_VERBS),
+    }  # fmt: skip
+    if kind.short_names:
+        row["shortNames"] = list(kind.short_names)
+    if kind.categories:
+        row["categories"] = list(kind.categories)
+    rows = [row]
+    for name in resource.subresources:
+        below: dict[str, Any] = {
+            "name": f"{kind.plural}/{name}", "singularName": "", "namespaced": kind.namespaced, "kind": kind.name,
+            "verbs": _subresource_verbs(name),
+        }  # fmt: skip
+        if name == "scale":
+            below.update(group="autoscaling", version="v1", kind="Scale")
+        rows.append(below)
+    return rows
+
+
+def _subresource_verbs(name: str) -> list[str]:
+    return ["update"] if name == "finalize" else ["get", "patch", "update"]
+
+
+def _review_row(kind: str, plural: str) -> dict[str, Any]:
+    return {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind, "verbs": ["create"]}
+
+
+def _aggregated(app: Application, form: Form, names: tuple[str, ...]) -> Response:
+    items = [
+        {
+            "metadata": {"name": name, "creationTimestamp": None},
+            "versions": [{"version": VERSION, "freshness": "Current", "resources": _aggregated_rows(app.cell, name)}],
+        }
+        for name in names
+    ]
+    body = {
+        "kind": "APIGroupDiscoveryList", "apiVersion": f"apidiscovery.k8s.io/{form.version}", "metadata": {},
+        "items": items,
+    }  # fmt: skip
+    kind = f"application/json;g=apidiscovery.k8s.io;v={form.version};as=APIGroupDiscoveryList"
+    return _varying(Response(status.encode(body), content_type=kind))
+
+
+def _aggregated_rows(cell: str, group: str) -> list[dict[str, Any]]:
+    rows = [_aggregated_row(resource) for resource in visible(cell, group)]
+    for (at, plural), kind in REVIEWS.items():
+        if at == group:
+            rows.append({
+                "resource": plural, "responseKind": _kind_ref(group, kind), "scope": "Cluster",
+                "singularResource": kind.lower(), "verbs": ["create"],
+            })  # fmt: skip
+    return rows
+
+
+def _kind_ref(group: str, kind: str) -> dict[str, str]:
+    return {"group": group, "version": VERSION, "kind": kind}
+
+
+def _aggregated_row(resource: Resource) -> dict[str, Any]:
+    kind = resource.kind
+    row: dict[str, Any] = {
+        "resource": kind.plural, "responseKind": _kind_ref(kind.group, kind.name),
+        "scope": "Namespaced" if kind.namespaced else "Cluster", "singularResource": kind.singular,
+        "verbs": list(ALL_VERBS),
+    }  # fmt: skip
+    if kind.short_names:
+        row["shortNames"] = list(kind.short_names)
+    if kind.categories:
+        row["categories"] = list(kind.categories)
+    kinds = {"scale": _kind_ref("autoscaling", "Scale")}
+    if resource.subresources:
+        row["subresources"] = [
+            {
+                "subresource": name, "verbs": _subresource_verbs(name),
+                "responseKind": kinds.get(name, _kind_ref(kind.group, kind.name)),
+            }
+            for name in resource.subresources
+        ]  # fmt: skip
+    return row
+
+
+def _varying(response: Response) -> Response:
+    response.headers.append(_VARY)
+    return response

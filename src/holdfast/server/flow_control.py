@@ -1,0 +1,167 @@
+"""Who waits when there is too much: lanes for kinds of clients, and fairness between tenants inside a lane.
+
+Leases and agents, controllers, and operators have lanes of their own, so that no crowd of users can delay a heartbeat,
+a repair or a break-glass. A full lane answers 429 with Retry-After at once: nothing waits without a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from holdfast.gate.principal import CONTROLLERS, OPERATORS, REGIONS, VIEWERS, Principal
+from holdfast.model.errors import Overloaded
+from holdfast.model.ownership import AGENT
+from holdfast.runtime import metrics
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """How many requests run at once, how many may wait and for how long, and how many watches one client may hold."""
+
+    name: str
+    running: int
+    waiting: int
+    wait_s: float
+    watches: int
+
+
+LANES: dict[str, Lane] = {
+    lane.name: lane
+    for lane in (
+        Lane("agents", running=512, waiting=8192, wait_s=10.0, watches=64),
+        Lane("controllers", running=256, waiting=4096, wait_s=10.0, watches=4096),
+        Lane("operators", running=64, waiting=1024, wait_s=15.0, watches=1024),
+        Lane("users", running=64, waiting=512, wait_s=5.0, watches=512),
+    )
+}
+ALL_WATCHES = 20_000
+FLOW_SHARE = 4
+"""One flow may take up to a quarter of a lane's queue: the rest is for others."""
+
+
+def lane_of(who: Principal) -> str:
+    if AGENT in who.roles:
+        return "agents"
+    if CONTROLLERS in who.groups or REGIONS in who.groups:
+        return "controllers"
+    if OPERATORS in who.groups or VIEWERS in who.groups:
+        return "operators"
+    return "users"
+
+
+def flow_of(who: Principal, namespace: str) -> str:
+    """Whose turn it is: tenants take turns, whatever the number of their people and requests."""
+    if namespace and namespace in who.tenants:
+        return f"tenant:{namespace}"
+    return next((f"tenant:{t}" for t in sorted(who.tenants)), who.name)
+
+
+class _Queue:
+    """One lane at work. Flows that wait are served in turn, one request each."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.running = 0
+        self.waiting = 0
+        self._flows: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._gauge = metrics.SERVER_RUNNING.labels(lane.name)
+        self._refused = metrics.SERVER_REFUSED.labels(lane.name)
+
+    async def enter(self, flow: str) -> None:
+        if self.running < self.lane.running and not self.waiting:
+            self._started()
+            return
+        mine = self._flows.get(flow)
+        if self.waiting >= self.lane.waiting or (mine is not None and len(mine) >= self.lane.waiting // FLOW_SHARE):
+            raise self._overloaded()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flows.setdefault(flow, deque()).append(turn)
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(self.lane.wait_s):
+                await turn
+        except TimeoutError:
+            if self._withdraw(flow, turn):
+                raise self._overloaded() from None
+            self.leave()  # the turn came in the same moment
+            raise self._overloaded() from None
+        except asyncio.CancelledError:
+            if not self._withdraw(flow, turn):
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        self.running -= 1
+        self._gauge.dec()
+        while self._flows and self.running < self.lane.running:
+            flow, turns = next(iter(self._flows.items()))
+            turn = turns.popleft()
+            self.waiting -= 1
+            if turns:
+                self._flows.move_to_end(flow)
+            else:
+                del self._flows[flow]
+            if not turn.done():
+                self._started()
+                turn.set_result(None)
+
+    def _started(self) -> None:
+        self.running += 1
+        self._gauge.inc()
+
+    def _withdraw(self, flow: str, turn: asyncio.Future[None]) -> bool:
+        """Gives up waiting; False when the turn had already come."""
+        turns = self._flows.get(flow)
+        if turns is None or turn not in turns:
+            return False
+        turns.remove(turn)
+        self.waiting -= 1
+        if not turns:
+            del self._flows[flow]
+        return True
+
+    def _overloaded(self) -> Overloaded:
+        self._refused.inc()
+        message = f"too many requests of {self.lane.name} at once; try again later"
+        return Overloaded(message, retry_after_s=1.0)
+
+
+class FlowControl:
+    def __init__(self) -> None:
+        self._queues = {name: _Queue(lane) for name, lane in LANES.items()}
+        self._watches: dict[str, int] = {}
+        self._all_watches = 0
+
+    @asynccontextmanager
+    async def turn(self, who: Principal, namespace: str) -> AsyncIterator[None]:
+        queue = self._queues[lane_of(who)]
+        await queue.enter(flow_of(who, namespace))
+        try:
+            yield
+        finally:
+            queue.leave()
+
+    def open_watch(self, who: Principal) -> None:
+        """Counts a watch in, or refuses it. Watches hold no turn: they wait for events, not for the server."""
+        lane = LANES[lane_of(who)]
+        held = self._watches.get(who.name, 0)
+        if held >= lane.watches or (self._all_watches >= ALL_WATCHES and lane.name == "users"):
+            metrics.SERVER_REFUSED.labels(lane.name).inc()
+            message = f"{who.name!r} has {held} watches open, and at most {lane.watches} are served; close some first"
+            raise Overloaded(message, retry_after_s=5.0)
+        self._watches[who.name] = held + 1
+        self._all_watches += 1
+        metrics.SERVER_WATCHES.labels(lane.name).inc()
+
+    def close_watch(self, who: Principal) -> None:
+        held = self._watches.get(who.name, 0) - 1
+        if held > 0:
+            self._watches[who.name] = held
+        else:
+            self._watches.pop(who.name, None)
+        self._all_watches -= 1
+        metrics.SERVER_WATCHES.labels(lane_of(who)).dec()

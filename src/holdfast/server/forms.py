@@ -1,0 +1,103 @@
+"""Objects in the form a client asked for: plain JSON, metadata only, or rows of a Table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.errors import BadRequest
+from holdfast.model.meta import Object
+from holdfast.server import tables
+from holdfast.server.negotiate import Form, Shape
+from holdfast.server.resources import Resource
+
+_encoder = msgspec.json.Encoder()
+INCLUDES = ("", "Metadata", "Object", "None")
+
+
+class ListMeta(msgspec.Struct, rename="camel", omit_defaults=True):
+    resource_version: str
+    continue_: str = msgspec.field(default="", name="continue")
+    remaining_item_count: int = 0
+
+
+def partial(item: Object, version: str = "v1") -> bytes:
+    """Only the metadata, as PartialObjectMetadata."""
+    head = f'{{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/{version or "v1"}","metadata":'
+    return head.encode() + _encoder.encode(item.metadata) + b"}"
+
+
+class Shaper:
+    """Encodes objects of one resource in one form. Made per request; knows the clock for ages."""
+
+    def __init__(self, resource: Resource, form: Form, *, now_s: float, include: str = "") -> None:
+        if include not in INCLUDES:
+            raise BadRequest(f"includeObject is one of Metadata, Object or None, not {include[:40]!r}")
+        self.resource = resource
+        self.form = form
+        self._now_s = now_s
+        self._include = include or "Metadata"
+
+    def one(self, item: Object) -> bytes:
+        """A single object, as the answer to get, create and the like."""
+        match self.form.shape:
+            case Shape.TABLE:
+                return self.table([item], ListMeta(item.metadata.resource_version))
+            case Shape.PARTIAL:
+                return partial(self.resource.shown(item), self.form.version)
+        return self.resource.encoded(item)
+
+    async def many(self, items: Sequence[Object], meta: ListMeta) -> bytes:
+        """A list. Long ones are encoded in slices, so that other requests get their turn."""
+        if self.form.shape is Shape.TABLE:
+            rows = await self._sliced(items, self.row)
+            return self._table_of(rows, meta, with_columns=True)
+        kind = self.resource.kind
+        if self.form.shape is Shape.PARTIAL:
+            head = f'{{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/{self.form.version}","metadata":'
+            encoded = await self._sliced(items, lambda item: partial(self.resource.shown(item), self.form.version))
+        else:
+            head = f'{{"kind":"{kind.name}List","apiVersion":"{kind.api_version}","metadata":'
+            encoded = await self._sliced(items, self.resource.encoded)
+        return b"".join((head.encode(), _encoder.encode(meta), b',"items":[', b",".join(encoded), b"]}"))
+
+    def watched(self, item: Object, *, first: bool) -> bytes:
+        """The object of one watch event; only the first Table of a stream carries the columns."""
+        if self.form.shape is Shape.TABLE:
+            return self._table_of([self.row(item)], ListMeta(item.metadata.resource_version), with_columns=first)
+        return self.one(item)
+
+    def table(self, items: Sequence[Object], meta: ListMeta) -> bytes:
+        return self._table_of([self.row(item) for item in items], meta, with_columns=True)
+
+    def row(self, item: Object) -> bytes:
+        shown = self.resource.shown(item)
+        cells = tables.cells(self.resource.kind.name, shown, self._now_s)
+        row = b'{"cells":' + _encoder.encode(cells)
+        match self._include:
+            case "Metadata":
+                return row + b',"object":' + partial(shown, self.form.version) + b"}"
+            case "Object":
+                return row + b',"object":' + self.resource.encoded(item) + b"}"
+        return row + b"}"
+
+    def _table_of(self, rows: Sequence[bytes], meta: ListMeta, *, with_columns: bool) -> bytes:
+        columns: list[Any] = tables.definitions(self.resource.kind.name) if with_columns else []
+        return b"".join((
+            f'{{"kind":"Table","apiVersion":"meta.k8s.io/{self.form.version}","metadata":'.encode(),
+            _encoder.encode(meta), b',"columnDefinitions":', _encoder.encode(columns),
+            b',"rows":[', b",".join(rows), b"]}",
+        ))  # fmt: skip
+
+    async def _sliced(self, items: Sequence[Object], encode: Any) -> list[bytes]:
+        if len(items) <= limits.ENCODE_SLICE:
+            return [encode(item) for item in items]
+        made: list[bytes] = []
+        for start in range(0, len(items), limits.ENCODE_SLICE):
+            made += [encode(item) for item in items[start : start + limits.ENCODE_SLICE]]
+            await asyncio.sleep(0)
+        return made

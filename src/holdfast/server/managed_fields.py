@@ -1,0 +1,224 @@
+"""Who set which field: the managedFields of an object as sets of paths, and how a plain write changes them.
+
+A path is a tuple of FieldsV1 elements (`f:spec`, `k:{"name":"http"}`, `v:"x"`). Identity and bookkeeping are never
+owned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.meta import ManagedFields
+from holdfast.model.schema import Schema
+
+Path = tuple[str, ...]
+Paths = frozenset[Path]
+APPLY, UPDATE = "Apply", "Update"
+ANCIENT = "ancient-changes"
+BEFORE_FIRST_APPLY = "before-first-apply"
+MAX_PATHS = 20_000
+
+_UNOWNED_TOP = frozenset({"apiVersion", "kind"})
+_UNOWNED_META = frozenset({
+    "name", "generateName", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "selfLink",
+    "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields",
+})  # fmt: skip
+MISSING = object()
+
+
+class Owner(msgspec.Struct, frozen=True, order=True):
+    manager: str
+    operation: str
+    subresource: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    paths: Paths
+    time: str
+    api_version: str
+
+
+Owners = dict[Owner, Entry]
+
+
+def parse(entries: Iterable[ManagedFields]) -> Owners:
+    """Entries nobody can read (another fieldsType) are left out; they own nothing here."""
+    owners: Owners = {}
+    for entry in entries:
+        if entry.fields_type not in ("", "FieldsV1") or not entry.operation:
+            continue
+        paths = frozenset(_unfold(entry.fields_v1))
+        owners[Owner(entry.manager, entry.operation, entry.subresource)] = Entry(paths, entry.time, entry.api_version)
+    return owners
+
+
+def render(owners: Owners) -> tuple[ManagedFields, ...]:
+    """Oldest first, Apply entries before Update ones of the same time, empty ones left out."""
+    rows = sorted(owners.items(), key=lambda row: (row[1].time, row[0].operation, row[0].manager, row[0].subresource))
+    return tuple(
+        ManagedFields(
+            manager=owner.manager, operation=owner.operation, api_version=entry.api_version, time=entry.time,
+            fields_type="FieldsV1", fields_v1=_fold(entry.paths), subresource=owner.subresource,
+        )
+        for owner, entry in rows
+        if entry.paths
+    )  # fmt: skip
+
+
+def _unfold(fields: Any, at: Path = ()) -> Iterator[Path]:
+    if not isinstance(fields, dict) or len(at) > limits.MAX_NESTING:
+        return
+    children = [key for key in fields if key != "."]
+    if at and ("." in fields or not children):
+        yield at
+    for key in children:
+        yield from _unfold(fields[key], (*at, key))
+
+
+def _fold(paths: Paths) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path in sorted(paths):
+        node = tree
+        for element in path:
+            node = node.setdefault(element, {})
+        node["."] = {}
+    _tidy(tree)
+    return tree
+
+
+def _tidy(tree: dict[str, Any]) -> None:
+    """A leaf is `{}`; only a node with children says `.` about itself."""
+    for child in tree.values():
+        if list(child) == ["."]:
+            child.clear()
+        else:
+            _tidy({key: value for key, value in child.items() if key != "."})
+
+
+def owned_paths(schema: Schema, data: dict[str, Any], *, only_status: bool = False) -> Paths:
+    """Every path that whoever wrote all of `data` would own."""
+    found: list[Path] = []
+    for key, value in data.items():
+        if key in _UNOWNED_TOP or (key == "status") is not only_status:
+            continue
+        field = schema.fields.get(key)
+        if field is None or (key == "metadata" and not isinstance(value, dict)):
+            continue
+        if key == "metadata":
+            ours = {name: inner for name, inner in value.items() if name not in _UNOWNED_META}
+            if ours:
+                _collect(field, ours, ("f:metadata",), found)
+        else:
+            _collect(field, value, (f"f:{key}",), found)
+    return frozenset(found[:MAX_PATHS])
+
+
+def _collect(schema: Schema, value: Any, at: Path, found: list[Path]) -> None:
+    if isinstance(value, dict) and value and (schema.fields or schema.values is not None):
+        if schema.optional:
+            found.append(at)
+        for key, inner in value.items():
+            field = schema.fields.get(key) or schema.values
+            if field is not None:
+                _collect(field, inner, (*at, f"f:{key}"), found)
+    elif schema.list_type == "map" and schema.items is not None and value:
+        for item in value:
+            key = (*at, item_key(schema, item))
+            found.append(key)
+            _collect(schema.items, item, key, found)
+    elif schema.list_type == "set" and value:
+        found += [(*at, set_key(item)) for item in value]
+    else:
+        found.append(at)
+
+
+def item_key(schema: Schema, item: dict[str, Any]) -> str:
+    keys = {name: item.get(name) for name in schema.list_keys}
+    return "k:" + json.dumps(keys, separators=(",", ":"), sort_keys=True)
+
+
+def set_key(item: Any) -> str:
+    return "v:" + json.dumps(item)
+
+
+def value_at(schema: Schema, data: Any, path: Path) -> Any:
+    """What `data` holds at a path, or MISSING."""
+    for element in path:
+        if element.startswith("f:"):
+            if not isinstance(data, dict) or element[2:] not in data:
+                return MISSING
+            data = data[element[2:]]
+            schema = schema.fields.get(element[2:]) or schema.values or Schema()
+            continue
+        if not isinstance(data, list | tuple):
+            return MISSING
+        if element.startswith("v:"):
+            data = next((item for item in data if set_key(item) == element), MISSING)
+        else:
+            keyed = (item for item in data if isinstance(item, dict) and item_key(schema, item) == element)
+            data = next(keyed, MISSING)
+        if data is MISSING:
+            return MISSING
+        schema = schema.items or Schema()
+    return data
+
+
+def after_update(
+    schema: Schema, owners: Owners, old: dict[str, Any] | None, new: dict[str, Any], owner: Owner, *,
+    now: str, api_version: str, only_status: bool = False,
+) -> Owners:  # fmt: skip
+    """A plain write: what changed now belongs to its writer, what vanished to nobody. No change keeps every entry."""
+    paths = owned_paths(schema, new, only_status=only_status)
+    if old is None:
+        changed = paths
+    else:
+        changed = frozenset(
+            path for path in paths if _differs(value_at(schema, old, path), value_at(schema, new, path), path)
+        )
+    gone = frozenset(
+        path for entry in owners.values() for path in entry.paths
+        if path not in paths and _concerns(path, only_status) and value_at(schema, new, path) is MISSING
+    )  # fmt: skip
+    if not changed and not gone:
+        return owners
+    made = {
+        other: entry if not entry.paths & (changed | gone) else msgspec.structs.replace(
+            entry, paths=entry.paths - gone - (changed if other != owner else frozenset())
+        )
+        for other, entry in owners.items()
+    }  # fmt: skip
+    if changed:
+        held = made[owner].paths if owner in made else frozenset()
+        made[owner] = Entry(held | changed, now, api_version)
+    return capped({other: entry for other, entry in made.items() if entry.paths})
+
+
+def _concerns(path: Path, only_status: bool) -> bool:
+    return (path[0] == "f:status") is only_status
+
+
+def _differs(old: Any, new: Any, path: Path) -> bool:
+    if path[-1].startswith("k:") or (isinstance(old, dict) and isinstance(new, dict)):
+        return old is MISSING  # its being there is owned by whoever made it; its fields speak for themselves
+    return bool(old is MISSING or old != new)
+
+
+def capped(owners: Owners) -> Owners:
+    """Only so many Update entries are kept; older ones are merged into one, or every visitor would leave one behind."""
+    updates = sorted((entry.time, owner) for owner, entry in owners.items() if owner.operation == UPDATE)
+    if len(updates) <= limits.UPDATE_ENTRIES_KEPT:
+        return owners
+    excess = [owner for _, owner in updates if owner.manager != ANCIENT]
+    excess = excess[: len(updates) - limits.UPDATE_ENTRIES_KEPT]
+    made = {owner: entry for owner, entry in owners.items() if owner not in excess}
+    for owner in excess:
+        entry = owners[owner]
+        into = Owner(ANCIENT, UPDATE, owner.subresource)
+        held = made.get(into)
+        made[into] = Entry(entry.paths | held.paths if held else entry.paths, entry.time, entry.api_version)
+    return made

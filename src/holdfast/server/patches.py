@@ -1,0 +1,138 @@
+"""Patches on plain data: JSON merge patch (RFC 7386), JSON patch (RFC 6902), and the needed bit of strategic merge.
+
+The input is never changed. Anything malformed raises BadRequest; a failed `test`, or a path that is not there, Invalid.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from holdfast.model import limits
+from holdfast.model.errors import BadRequest, Invalid
+
+OPERATIONS = ("add", "remove", "replace", "move", "copy", "test")
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7386: null removes, objects merge, everything else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    made: dict[str, Any] = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            made.pop(key, None)
+        else:
+            made[key] = merge_patch(made.get(key), value)
+    return made
+
+
+def strategic_patch(target: Any, patch: Any) -> Any:
+    """A merge patch without the `$…` directives: enough for kinds without keyed lists, as Namespace and Event."""
+    return merge_patch(target, _without_directives(patch))
+
+
+def _without_directives(patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return patch
+    return {key: _without_directives(value) for key, value in patch.items() if not key.startswith("$")}
+
+
+def json_patch(target: Any, operations: Any) -> Any:
+    """RFC 6902, all operations or none."""
+    if not isinstance(operations, list):
+        raise BadRequest("a JSON patch is a list of operations")
+    if len(operations) > limits.MAX_PATCH_OPERATIONS:
+        raise BadRequest(f"a JSON patch has at most {limits.MAX_PATCH_OPERATIONS} operations")
+    made = copy.deepcopy(target)
+    for index, operation in enumerate(operations):
+        if not isinstance(operation, dict) or operation.get("op") not in OPERATIONS:
+            raise BadRequest(f"operation {index} of the JSON patch needs an op, one of {', '.join(OPERATIONS)}")
+        made = _apply(made, operation, index)
+    return made
+
+
+def _apply(document: Any, operation: dict[str, Any], index: int) -> Any:
+    op = operation["op"]
+    path = _pointer(operation.get("path"), index)
+    if op in ("add", "replace", "test") and "value" not in operation:
+        raise BadRequest(f"operation {index} of the JSON patch ({op}) needs a value")
+    match op:
+        case "add":
+            return _add(document, path, copy.deepcopy(operation["value"]), index)
+        case "remove":
+            return _remove(document, path, index)[0]
+        case "replace":
+            _get(document, path, index)
+            if not path:
+                return copy.deepcopy(operation["value"])
+            parent = _get(document, path[:-1], index)
+            parent[_key(parent, path[-1], index)] = copy.deepcopy(operation["value"])
+            return document
+        case "test":
+            if _get(document, path, index) != operation["value"]:
+                raise Invalid(f"testing path {operation['path']!r} failed: the value is another one")
+            return document
+    source = _pointer(operation.get("from"), index)
+    if op == "copy":
+        return _add(document, path, copy.deepcopy(_get(document, source, index)), index)
+    if path[: len(source)] == source and path != source:
+        raise BadRequest(f"operation {index} of the JSON patch moves a value into itself")
+    document, value = _remove(document, source, index)
+    return _add(document, path, value, index)
+
+
+def _pointer(text: Any, index: int) -> list[str]:
+    if not isinstance(text, str) or (text and not text.startswith("/")):
+        raise BadRequest(f"operation {index} of the JSON patch needs a path such as /metadata/labels")
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
+    if len(parts) > limits.MAX_NESTING:
+        raise BadRequest(f"operation {index} of the JSON patch has a path deeper than {limits.MAX_NESTING}")
+    return parts
+
+
+def _missing(index: int, part: str) -> Invalid:
+    return Invalid(f"operation {index} of the JSON patch: there is nothing at {part[:80]!r}")
+
+
+def _key(parent: Any, part: str, index: int) -> Any:
+    """The index or key of an existing child."""
+    if isinstance(parent, list):
+        if not part.isascii() or not part.isdigit() or len(part) > 9 or int(part) >= len(parent):
+            raise _missing(index, part)
+        return int(part)
+    if not isinstance(parent, dict) or part not in parent:
+        raise _missing(index, part)
+    return part
+
+
+def _get(document: Any, path: list[str], index: int) -> Any:
+    for part in path:
+        document = document[_key(document, part, index)]
+    return document
+
+
+def _add(document: Any, path: list[str], value: Any, index: int) -> Any:
+    if not path:
+        return value
+    parent = _get(document, path[:-1], index)
+    last = path[-1]
+    if isinstance(parent, list):
+        at = len(parent) if last == "-" else None
+        if at is None:
+            if not last.isascii() or not last.isdigit() or len(last) > 9 or int(last) > len(parent):
+                raise _missing(index, last)
+            at = int(last)
+        parent.insert(at, value)
+    elif isinstance(parent, dict):
+        parent[last] = value
+    else:
+        raise _missing(index, last)
+    return document
+
+
+def _remove(document: Any, path: list[str], index: int) -> tuple[Any, Any]:
+    if not path:
+        raise BadRequest(f"operation {index} of the JSON patch would remove the whole object")
+    parent = _get(document, path[:-1], index)
+    return document, parent.pop(_key(parent, path[-1], index))

@@ -1,0 +1,180 @@
+"""Decodes the protobuf that stock clients insist on sending for built-in kinds. Answers stay JSON.
+
+A body is `k8s\\0`, then `runtime.Unknown{1: TypeMeta{1: apiVersion, 2: kind}, 2: raw}`. Clients write zero values out;
+they are dropped here, as JSON clients never send them. Only the messages in the table are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.model.errors import BadRequest
+from holdfast.model.times import micro_text, seconds_text
+
+MAGIC = b"k8s\0"
+MAX_DEPTH = 16
+
+Fields = dict[int, tuple[str, str]]
+
+# message → field number → (name, type). `[x]` repeats, `{}` is a map of strings, a capital letter names a message.
+MESSAGES: dict[str, Fields] = {
+    "Unknown": {1: ("typeMeta", "TypeMeta"), 2: ("raw", "bytes")},
+    "TypeMeta": {1: ("apiVersion", "string"), 2: ("kind", "string")},
+    "ObjectMeta": {
+        1: ("name", "string"), 2: ("generateName", "string"), 3: ("namespace", "string"), 5: ("uid", "string"),
+        6: ("resourceVersion", "string"), 7: ("generation", "int"), 8: ("creationTimestamp", "time"),
+        9: ("deletionTimestamp", "time"), 10: ("deletionGracePeriodSeconds", "int"), 11: ("labels", "{}"),
+        12: ("annotations", "{}"), 13: ("ownerReferences", "[OwnerReference]"), 14: ("finalizers", "[string]"),
+    },
+    "OwnerReference": {
+        1: ("kind", "string"), 3: ("name", "string"), 4: ("uid", "string"), 5: ("apiVersion", "string"),
+        6: ("controller", "bool"), 7: ("blockOwnerDeletion", "bool"),
+    },
+    "Namespace": {1: ("metadata", "ObjectMeta"), 2: ("spec", "NamespaceSpec"), 3: ("status", "NamespaceStatus")},
+    "NamespaceSpec": {1: ("finalizers", "[string]")},
+    "NamespaceStatus": {1: ("phase", "string")},
+    "Lease": {1: ("metadata", "ObjectMeta"), 2: ("spec", "LeaseSpec")},
+    "LeaseSpec": {
+        1: ("holderIdentity", "string"), 2: ("leaseDurationSeconds", "int"), 3: ("acquireTime", "microtime"),
+        4: ("renewTime", "microtime"), 5: ("leaseTransitions", "int"),
+    },
+    "SelfSubjectAccessReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "SelfSubjectAccessReviewSpec")},
+    "SelfSubjectAccessReviewSpec": {
+        1: ("resourceAttributes", "ResourceAttributes"), 2: ("nonResourceAttributes", "NonResourceAttributes"),
+    },
+    "SubjectAccessReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "SubjectAccessReviewSpec")},
+    "SubjectAccessReviewSpec": {
+        1: ("resourceAttributes", "ResourceAttributes"), 2: ("nonResourceAttributes", "NonResourceAttributes"),
+        3: ("user", "string"), 4: ("groups", "[string]"), 6: ("uid", "string"),
+    },
+    "ResourceAttributes": {
+        1: ("namespace", "string"), 2: ("verb", "string"), 3: ("group", "string"), 4: ("version", "string"),
+        5: ("resource", "string"), 6: ("subresource", "string"), 7: ("name", "string"),
+    },
+    "NonResourceAttributes": {1: ("path", "string"), 2: ("verb", "string")},
+    "SelfSubjectRulesReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "SelfSubjectRulesReviewSpec")},
+    "SelfSubjectRulesReviewSpec": {1: ("namespace", "string")},
+    "SelfSubjectReview": {1: ("metadata", "ObjectMeta")},
+    "TokenReview": {1: ("metadata", "ObjectMeta"), 2: ("spec", "TokenReviewSpec")},
+    "TokenReviewSpec": {1: ("token", "string"), 2: ("audiences", "[string]")},
+    "DeleteOptions": {
+        1: ("gracePeriodSeconds", "int"), 2: ("preconditions", "Preconditions"), 3: ("orphanDependents", "bool"),
+        4: ("propagationPolicy", "string"), 5: ("dryRun", "[string]"),
+    },
+    "Preconditions": {1: ("uid", "string"), 2: ("resourceVersion", "string")},
+    "Time": {1: ("seconds", "int"), 2: ("nanos", "int")},
+    "MapEntry": {1: ("key", "string"), 2: ("value", "string")},
+}  # fmt: skip
+
+# In these a zero says something: `gracePeriodSeconds: 0` asks for haste.
+_ZERO_COUNTS = frozenset({"gracePeriodSeconds"})
+TOP_LEVEL = frozenset({
+    "Namespace", "Lease", "SelfSubjectAccessReview", "SubjectAccessReview", "SelfSubjectRulesReview",
+    "SelfSubjectReview", "TokenReview", "DeleteOptions",
+})  # fmt: skip
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The object in `body` as plain data, with its apiVersion and kind."""
+    if not body.startswith(MAGIC):
+        raise BadRequest("the body of the request is not Kubernetes protobuf: it does not start with k8s\\0")
+    envelope = _message("Unknown", body[len(MAGIC) :], MAX_DEPTH)
+    meta = envelope.get("typeMeta", {})
+    kind = meta.get("kind", "")
+    if kind not in TOP_LEVEL:
+        raise BadRequest(f"{kind or 'this kind'} is not accepted as protobuf; send application/json")
+    found = _message(kind, envelope.get("raw", b""), MAX_DEPTH)
+    return {**meta, **found}
+
+
+def _message(name: str, data: bytes, depth: int) -> dict[str, Any]:
+    if depth == 0:
+        raise BadRequest("the protobuf body is nested too deeply")
+    known = MESSAGES[name]
+    made: dict[str, Any] = {}
+    for number, raw in _fields(data):
+        if number not in known:
+            continue
+        field, type_ = known[number]
+        if type_.startswith("["):
+            made.setdefault(field, []).append(_value(type_[1:-1], raw, depth))
+            continue
+        if type_ == "{}":
+            entry = _message("MapEntry", _bytes(raw), depth - 1)
+            made.setdefault(field, {})[entry.get("key", "")] = entry.get("value", "")
+            continue
+        value = _value(type_, raw, depth)
+        if value or field in _ZERO_COUNTS:
+            made[field] = value
+    return made
+
+
+def _value(type_: str, raw: int | bytes, depth: int) -> Any:
+    match type_:
+        case "string":
+            try:
+                return _bytes(raw).decode("utf-8")
+            except UnicodeDecodeError as wrong:
+                raise BadRequest("the protobuf body holds text that is not UTF-8") from wrong
+        case "bytes":
+            return _bytes(raw)
+        case "int" | "bool":
+            if isinstance(raw, bytes):
+                raise BadRequest("the protobuf body has text where a number should be")
+            signed = raw - 2**64 if raw >= 2**63 else raw
+            return bool(raw) if type_ == "bool" else signed
+        case "time" | "microtime":
+            return _time(type_, raw, depth)
+    return _message(type_, _bytes(raw), depth - 1)
+
+
+def _time(type_: str, raw: int | bytes, depth: int) -> str:
+    parts = _message("Time", _bytes(raw), depth - 1)
+    if not parts:
+        return ""
+    at_s = parts.get("seconds", 0) + parts.get("nanos", 0) / 1e9
+    try:
+        return micro_text(at_s) if type_ == "microtime" else seconds_text(at_s)
+    except (ValueError, OverflowError, OSError) as wrong:
+        raise BadRequest("the protobuf body holds a time that no calendar has") from wrong
+
+
+def _bytes(raw: int | bytes) -> bytes:
+    if isinstance(raw, int):
+        raise BadRequest("the protobuf body has a number where text or a message should be")
+    return raw
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == 0:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if wire_type == 2:
+            size, at = _varint(data, at)
+        elif wire_type in (1, 5):
+            size = 8 if wire_type == 1 else 4
+        else:
+            raise BadRequest(f"the protobuf body has an unknown wire type {wire_type}")
+        if at + size > len(data):
+            raise BadRequest("the protobuf body is cut short")
+        yield number, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise BadRequest("the protobuf body is cut short")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (2**64 - 1), at
+    raise BadRequest("the protobuf body has a number longer than 64 bits")

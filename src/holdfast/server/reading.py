@@ -1,0 +1,215 @@
+"""Get and list. A list is of one revision; long ones are paged, and every page shows the state of the first."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.errors import BadRequest, Cause, Expired, Invalid
+from holdfast.model.meta import Object
+from holdfast.server import selectors, status
+from holdfast.server.forms import ListMeta, Shaper
+from holdfast.server.negotiate import object_form
+from holdfast.server.request import Request, Response
+from holdfast.server.resources import Resource
+from holdfast.server.selectors import Selection
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+MAX_REVISION = 2**62
+
+
+class Continue(msgspec.Struct, frozen=True):
+    """What a continue token says: the revision of the first page, and the last key that was looked at."""
+
+    revision: int
+    after: str
+    resource: str
+    namespace: str
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Which state a read wants: the newest, at least some revision, or exactly one."""
+
+    revision: int = 0
+    exact: bool = False
+
+
+async def get(app: Application, request: Request) -> Response:
+    resource = target_resource(request)
+    asked = asked_revision(request)
+    await reach(app, resource, asked.revision)
+    item = find(app, request)
+    return Response(shaper(app, request).one(item))
+
+
+def target_resource(request: Request) -> Resource:
+    resource = request.target.resource
+    assert resource is not None  # only resource routes lead to the handlers that call this
+    return resource
+
+
+def find(app: Application, request: Request) -> Object:
+    """The object the request names, or NotFound."""
+    resource = target_resource(request)
+    item = app.objects.get(resource.stored, request.target.namespace, request.target.name)
+    if item is None:
+        raise status.not_found(resource.kind, request.target.name)
+    return item
+
+
+def shaper(app: Application, request: Request) -> Shaper:
+    form = object_form(request.headers.get("accept", ""))
+    include = request.query.get("includeObject", "")
+    return Shaper(target_resource(request), form, now_s=app.ports.clock.now(), include=include)
+
+
+def selection(request: Request) -> Selection:
+    kind = target_resource(request).kind
+    return selectors.parse(kind, request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+
+
+def parse_revision(text: str, field: str = "resourceVersion") -> int:
+    """A revision as clients write it; empty and "0" both mean "whatever is there"."""
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > MAX_REVISION:
+        raise BadRequest(f"{field}: Invalid value: {text[:40]!r}: must be a whole number as the server gave it")
+    return int(text)
+
+
+def asked_revision(request: Request) -> Asked:
+    text = request.query.get("resourceVersion", "")
+    match = request.query.get("resourceVersionMatch", "")
+    revision = parse_revision(text)
+    problem = ""
+    if match and match not in ("Exact", "NotOlderThan"):
+        raise _invalid("resourceVersionMatch", "FieldValueNotSupported",
+                       'Unsupported value: supported values: "Exact", "NotOlderThan"')  # fmt: skip
+    if match and not text:
+        problem = "resourceVersionMatch is forbidden unless resourceVersion is provided"
+    elif match and request.query.get("continue"):
+        problem = "resourceVersionMatch is forbidden when continue is provided"
+    elif match == "Exact" and revision == 0:
+        problem = 'resourceVersionMatch "Exact" is forbidden for resourceVersion "0"'
+    if problem:
+        raise _invalid("resourceVersionMatch", "FieldValueForbidden", f"Forbidden: {problem}")
+    return Asked(revision, match == "Exact")
+
+
+def _invalid(field: str, reason: str, message: str) -> Invalid:
+    return Invalid(f"ListOptions is invalid: {field}: {message}", (Cause(field, reason, message),))
+
+
+async def reach(app: Application, resource: Resource, revision: int) -> None:
+    """Waits a moment for a revision that this server has not seen yet."""
+    head = app.objects.head(resource.stored)
+    if revision <= head:
+        return
+    if not await app.objects.wait_for(resource.stored, revision, timeout_s=limits.FUTURE_REVISION_WAIT_S):
+        raise status.future_revision(revision, app.objects.head(resource.stored))
+
+
+async def list_objects(app: Application, request: Request) -> Response:
+    resource = target_resource(request)
+    wanted = selection(request)
+    asked = asked_revision(request)
+    limit = _limit(request)
+    token = request.query.get("continue", "")
+    if token:
+        page = await _next_page(app, request, wanted, limit, token)
+    else:
+        if not asked.exact:
+            await reach(app, resource, asked.revision)
+        page = await _first_page(app, request, wanted, limit, asked)
+    items, meta = page
+    return Response(await shaper(app, request).many(items, meta))
+
+
+def _limit(request: Request) -> int:
+    text = request.query.get("limit", "")
+    if not text:
+        return 0
+    if not text.isascii() or not text.lstrip("-").isdigit() or len(text) > 19:
+        raise BadRequest(f"limit: Invalid value: {text[:40]!r}: must be a whole number")
+    return max(0, int(text))
+
+
+Page = tuple[Sequence[Object], ListMeta]
+
+
+async def _first_page(app: Application, request: Request, wanted: Selection, limit: int, asked: Asked) -> Page:
+    resource, namespace = target_resource(request), request.target.namespace
+    if asked.exact and asked.revision != app.objects.head(resource.stored):
+        if asked.revision > app.objects.head(resource.stored):
+            raise status.future_revision(asked.revision, app.objects.head(resource.stored))
+        return await _collect(app, request, wanted, limit, at=asked.revision, after="")
+    found, revision = app.objects.list(resource.stored, namespace, fields=wanted.indexed(resource.stored.type) or None)
+    if not wanted.everything:
+        found = [item for item in found if wanted.matches(resource.shown(item))]
+    if not limit or len(found) <= limit:
+        return found, ListMeta(str(revision))
+    kept = found[:limit]
+    remaining = len(found) - limit if wanted.everything else 0
+    after = resource.stored.store_key(kept[-1].metadata.namespace, kept[-1].metadata.name)
+    token = _encode_continue(Continue(revision, after, resource.kind.resource, namespace))
+    return kept, ListMeta(str(revision), token, remaining)
+
+
+async def _next_page(app: Application, request: Request, wanted: Selection, limit: int, token: str) -> Page:
+    resource, namespace = target_resource(request), request.target.namespace
+    place = _decode_continue(token)
+    if place.resource != resource.kind.resource or place.namespace != namespace:
+        raise BadRequest("continue key is not valid: it belongs to another list")
+    if place.revision > app.objects.head(resource.stored):
+        raise Expired("The provided continue parameter is of another incarnation of the store; start the list again")
+    try:
+        return await _collect(app, request, wanted, limit, at=place.revision, after=place.after)
+    except Expired as old:
+        message = "The provided continue parameter is too old to display a consistent list result; start the list again"
+        raise Expired(message) from old
+
+
+async def _collect(app: Application, request: Request, wanted: Selection, limit: int, *, at: int, after: str) -> Page:
+    """Up to `limit` matching objects of one past state; a page of the store at a time."""
+    resource, namespace = target_resource(request), request.target.namespace
+    kept: list[Object] = []
+    more = True
+    remaining = 0
+    while more and (not limit or len(kept) < limit):
+        size = min(limit - len(kept), limits.LIST_PAGE_MAX) if limit and wanted.everything else limits.LIST_PAGE
+        page = await app.objects.page(resource.stored, namespace, at=at, after=after, limit=size)
+        more, remaining = page.more, page.remaining
+        for item in page.items:
+            after = resource.stored.store_key(item.metadata.namespace, item.metadata.name)
+            if wanted.matches(resource.shown(item)):
+                kept.append(item)
+                if limit and len(kept) == limit:
+                    more = more or item is not page.items[-1]
+                    break
+        if not page.items:
+            break
+    if not (limit and len(kept) == limit and more):
+        return kept, ListMeta(str(at))
+    token = _encode_continue(Continue(at, after, resource.kind.resource, namespace))
+    return kept, ListMeta(str(at), token, remaining if wanted.everything else 0)
+
+
+def _encode_continue(place: Continue) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def _decode_continue(token: str) -> Continue:
+    try:
+        raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        place = msgspec.json.decode(raw, type=Continue)
+    except (ValueError, msgspec.MsgspecError) as wrong:
+        raise BadRequest("continue key is not valid: use the one that the previous page gave") from wrong
+    if place.revision < 1 or place.revision > MAX_REVISION or not place.after.startswith("/"):
+        raise BadRequest("continue key is not valid: use the one that the previous page gave")
+    return place

@@ -1,0 +1,152 @@
+"""One HTTP request and its answer, as handlers see them. Reads bodies within their limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from holdfast.gate.principal import Principal
+from holdfast.model import limits
+from holdfast.model.errors import BadRequest
+from holdfast.server import status
+from holdfast.server.route import Target
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON = "application/json"
+MAX_QUERY_FIELDS = 64
+
+
+class Disconnected(Exception):
+    """The client went away before it had sent its request."""
+
+
+class Response(msgspec.Struct):
+    """A whole answer."""
+
+    body: bytes
+    code: int = 200
+    content_type: str = JSON
+    headers: list[tuple[bytes, bytes]] = []
+
+
+class StreamResponse(msgspec.Struct):
+    """An answer that goes on: chunks are sent as they come, and the client is dropped if it stops reading."""
+
+    chunks: AsyncIterator[bytes]
+    content_type: str = JSON
+    headers: list[tuple[bytes, bytes]] = []
+
+
+Answer = Response | StreamResponse
+
+
+class Request:
+    """What a handler is given. `warnings` become Warning headers of the answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, *, request_id: str) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.id = request_id
+        self.headers: Mapping[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        self.query = _query(scope.get("query_string", b""))
+        self.peer_certificate: Mapping[str, Any] | None = scope.get("holdfast.peer_certificate")
+        self._raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.principal = Principal(name="system:anonymous")
+        self.target = Target()
+        self.warnings: list[str] = []
+        self.abort: Callable[[], None] = scope.get("holdfast.abort", lambda: None)
+        """Cuts the connection at once, for a client that no longer reads."""
+        self._receive = receive
+        self._body: bytes | None = None
+
+    def flag(self, name: str) -> bool:
+        """A boolean query parameter, as clients write it: `true`, `1`, or the bare name."""
+        value = self.query.get(name)
+        return value is not None and value.lower() in ("", "1", "t", "true")
+
+    def all_headers(self, name: str) -> list[str]:
+        """Every value of a header that may come several times."""
+        wanted = name.encode()
+        return [value.decode("latin-1") for key, value in self._raw_headers if key == wanted]
+
+    @property
+    def unread(self) -> bool:
+        """Whether the client announced a body that nobody has read."""
+        return self._body is None and (
+            self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
+        )
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").split(";", 1)[0].strip().lower()
+
+    @property
+    def field_manager(self) -> str:
+        """Who writes, for managedFields: named by the client, or the first word of its User-Agent."""
+        named = self.query.get("fieldManager", "")
+        if len(named) > 128 or not named.isprintable():
+            raise BadRequest("fieldManager is at most 128 printable characters")
+        return named or self.headers.get("user-agent", "").split("/", 1)[0].strip()[:128] or "unknown"
+
+    async def body(self) -> bytes:
+        """The whole body; refuses one that is too large, or comes too slowly."""
+        if self._body is None:
+            declared = self.headers.get("content-length", "0")
+            if declared.isdigit() and len(declared) < 20 and int(declared) > limits.MAX_BODY_BYTES:
+                raise status.too_large(limits.MAX_BODY_BYTES)
+            try:
+                async with asyncio.timeout(limits.BODY_TIMEOUT_S):
+                    self._body = await self._read()
+            except TimeoutError as slow:
+                message = f"the body of the request did not arrive within {limits.BODY_TIMEOUT_S:g} s"
+                raise status.request_timeout(message) from slow
+        return self._body
+
+    async def _read(self) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            chunk: bytes = message.get("body", b"")
+            size += len(chunk)
+            if size > limits.MAX_BODY_BYTES:
+                raise status.too_large(limits.MAX_BODY_BYTES)
+            parts.append(chunk)
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def disconnected(self) -> None:
+        """Returns when the client has gone away."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def _query(raw: bytes) -> dict[str, str]:
+    """The first value of every parameter; unknown ones are the handlers' to ignore."""
+    found: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError as many:
+        raise BadRequest(f"the query has more than {MAX_QUERY_FIELDS} parameters") from many
+    for name, value in pairs:
+        found.setdefault(name, value)
+    return found
+
+
+def json_response(value: Any, code: int = 200) -> Response:
+    return Response(status.encode(value), code)
+
+
+def text_response(text: str, code: int = 200) -> Response:
+    return Response(text.encode(), code, "text/plain; charset=utf-8")

@@ -1,0 +1,97 @@
+"""What the resource API serves: every kind of the table, and Namespace as a view of Tenant.
+
+A `Resource` says how stored objects look to clients and how what clients write is stored. Internal kinds are served too
+(operators and controllers may read them) but hidden from discovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.model import core
+from holdfast.model.kinds import ALL, BY_NAME, Home, Kind
+from holdfast.model.meta import Object
+from holdfast.model.ownership import FINALIZERS
+from holdfast.model.tenant import Tenant
+from holdfast.model.validation import Causes
+
+NAME_LABEL = "kubernetes.io/metadata.name"
+ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+_encoder = msgspec.json.Encoder()
+
+
+def _no_rules(item: Any, old: Any) -> Causes:
+    return iter(())
+
+
+NAMESPACE = Kind(
+    name="Namespace", plural="namespaces", type=core.Namespace, home=Home.GLOBAL, validate=_no_rules, group="",
+    short_names=("ns",), categories=(),
+)  # fmt: skip
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is what clients see, `stored` what the store holds; they differ for Namespace only."""
+
+    kind: Kind
+    stored: Kind
+    head: bytes
+    show: Callable[[Any], Object] | None = None
+    store: Callable[[Any, Any], Object] | None = None
+    tracked: bool = True
+    """Whether managedFields are kept; not for kinds that only programs write, and often."""
+    strategic: bool = False
+    """Whether strategic merge patches are taken: only for kinds that stock clients have compiled in."""
+    subresources: tuple[str, ...] = ()
+
+    def shown(self, item: Object) -> Object:
+        return item if self.show is None else self.show(item)
+
+    def encoded(self, item: Object) -> bytes:
+        """The JSON a client sees of a stored object."""
+        return self.head + _encoder.encode(self.shown(item))[1:]
+
+    def plain(self, item: Object) -> dict[str, Any]:
+        """The same as plain data, as JSON has it, for patches."""
+        found: dict[str, Any] = msgspec.json.decode(self.encoded(item))
+        return found
+
+    def to_store(self, item: Object, before: Object | None) -> Object:
+        return item if self.store is None else self.store(item, before)
+
+
+def _tenant_of(namespace: core.Namespace, before: Tenant | None) -> Tenant:
+    """Writes to a namespace never take the platform's own finalizers from its tenant: clients do not know them."""
+    labels = {key: value for key, value in namespace.metadata.labels.items() if key != NAME_LABEL}
+    meta = msgspec.structs.replace(namespace.metadata, labels=labels)
+    if before is None:
+        return Tenant(metadata=meta)
+    own = tuple(f for f in before.metadata.finalizers if f in FINALIZERS and f not in meta.finalizers)
+    return msgspec.structs.replace(before, metadata=msgspec.structs.replace(meta, finalizers=(*own, *meta.finalizers)))
+
+
+def _head(kind: Kind) -> bytes:
+    return f'{{"apiVersion":"{kind.api_version}","kind":"{kind.name}",'.encode()
+
+
+def _resource(kind: Kind) -> Resource:
+    built_in = kind.group != "holdfast.dev"
+    subresources = (*(("status",) if kind.has_status and not kind.internal else ()), *(("scale",) * kind.scalable))
+    return Resource(
+        kind=kind, stored=kind, head=_head(kind), tracked=not (kind.ephemeral or kind.internal or built_in),
+        strategic=built_in, subresources=subresources,
+    )  # fmt: skip
+
+
+NAMESPACES = Resource(
+    kind=NAMESPACE, stored=BY_NAME["Tenant"], head=_head(NAMESPACE), show=core.namespace_of, store=_tenant_of,
+    strategic=True, subresources=("status", "finalize"),
+)  # fmt: skip
+
+RESOURCES: tuple[Resource, ...] = (NAMESPACES, *(_resource(kind) for kind in ALL))
+SERVED: dict[tuple[str, str], Resource] = {(r.kind.group, r.kind.plural): r for r in RESOURCES}
+BY_KIND: dict[str, Resource] = {r.kind.name: r for r in RESOURCES}
+GROUPS: tuple[str, ...] = ("", "holdfast.dev", "coordination.k8s.io")

@@ -1,0 +1,114 @@
+"""Every path the server answers, in one table. Nothing is served that is not here.
+
+`access` says who may come in: `open` everyone, `known` everyone authenticated, `rules` whom authorization allows on the
+resource, `path` whom it allows on the path, `own` where the handler asks itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from holdfast.server import control, deleting, discovery, endpoints, health, openapi, reading, reviews, scale, watching
+from holdfast.server import writing as w
+from holdfast.server.request import Answer, Request, Response
+from holdfast.server.route import Route
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+_GET = ("GET", "HEAD")
+
+
+async def metrics(app: Application, request: Request) -> Response:
+    return Response(generate_latest(REGISTRY), content_type=CONTENT_TYPE_LATEST)
+
+
+async def collection(app: Application, request: Request) -> Answer:
+    if request.target.verb == "watch":
+        return await watching.watch(app, request)
+    return await reading.list_objects(app, request)
+
+
+async def item(app: Application, request: Request) -> Answer:
+    if request.target.verb == "watch":
+        return await watching.watch(app, request)
+    return await reading.get(app, request)
+
+
+def _collection(pattern: str) -> tuple[Route, ...]:
+    return (
+        Route(_GET, pattern, collection, label="resource"),
+        Route(("POST",), pattern, w.create, label="resource"),
+        Route(("DELETE",), pattern, deleting.delete_collection, label="resource"),
+    )
+
+
+def _item(pattern: str) -> tuple[Route, ...]:
+    return (
+        Route(_GET, pattern, item, label="resource"),
+        Route(("PUT",), pattern, w.update, label="resource"),
+        Route(("PATCH",), pattern, w.patch, label="resource"),
+        Route(("DELETE",), pattern, deleting.delete, label="resource"),
+    )
+
+
+def _parts(pattern: str) -> tuple[Route, ...]:
+    """Subresources: scale has a shape of its own, the others are the object seen through one of its parts."""
+    return (
+        Route(_GET, f"{pattern}/scale", scale.get_scale, label="resource"),
+        Route(("PUT",), f"{pattern}/scale", scale.update_scale, label="resource"),
+        Route(("PATCH",), f"{pattern}/scale", scale.patch_scale, label="resource"),
+        Route(_GET, f"{pattern}/{{subresource}}", reading.get, label="resource"),
+        Route(("PUT",), f"{pattern}/{{subresource}}", w.update, label="resource"),
+        Route(("PATCH",), f"{pattern}/{{subresource}}", w.patch, label="resource"),
+    )
+
+
+_CORE, _GROUPED = "/api/{version}", "/apis/{group}/{version}"
+ROUTES: tuple[Route, ...] = (
+    Route(_GET, "/version", discovery.version, access="open"),
+    Route(_GET, "/healthz", health.health, access="open"),
+    Route(_GET, "/healthz/{check}", health.health, access="open"),
+    Route(_GET, "/livez", health.health, access="open"),
+    Route(_GET, "/livez/{check}", health.health, access="open"),
+    Route(_GET, "/readyz", health.health, access="open"),
+    Route(_GET, "/readyz/{check}", health.health, access="open"),
+    Route(_GET, "/metrics", metrics, access="metrics"),
+    Route(_GET, "/openapi/v2", openapi.version_2, access="known"),
+    Route(_GET, "/openapi/v3", openapi.root, access="known"),
+    Route(_GET, "/openapi/v3/api/v1", openapi.one, access="known"),
+    Route(_GET, "/openapi/v3/apis/{group}/{version}", openapi.one, access="known"),
+    Route(_GET, "/api", discovery.core, access="known"),
+    Route(_GET, "/apis", discovery.groups, access="known"),
+    Route(_GET, "/apis/{group}", discovery.group, access="known"),
+    Route(_GET, "/api/v1", discovery.resources, access="known"),
+    Route(_GET, _GROUPED, discovery.resources, access="known"),
+    *(
+        Route(("POST",), f"/apis/{group}/v1/{plural}", reviews.review, access="rules", label="review")
+        for group, plural in reviews.REVIEWS
+    ),
+    *(Route(("POST",), f"/placement/v1/{call}", control.placement, access="own") for call in control.CALLS),
+    Route(("POST",), "/commit/v1", control.commit, access="own"),
+    Route(("POST",), "/notify/v1", control.notify, access="own"),
+    Route(_GET, "/endpoints/{tenant}", endpoints.endpoints, access="endpoints"),
+    Route(_GET, "/endpoints/{tenant}/{workload}", endpoints.endpoints, access="endpoints"),
+    # Namespaces first: `/api/v1/namespaces/x/status` is a part of a namespace and not an object called status.
+    *_parts("/api/v1/namespaces/{name}"),
+    *_item("/api/v1/namespaces/{name}"),
+    *_collection("/api/v1/namespaces"),
+    *(
+        route
+        for base in (_CORE, _GROUPED)
+        for route in (
+            *_parts(f"{base}/namespaces/{{namespace}}/{{plural}}/{{name}}"),
+            *_item(f"{base}/namespaces/{{namespace}}/{{plural}}/{{name}}"),
+            *_collection(f"{base}/namespaces/{{namespace}}/{{plural}}"),
+            *_parts(f"{base}/{{plural}}/{{name}}"),
+            *_item(f"{base}/{{plural}}/{{name}}"),
+            *_collection(f"{base}/{{plural}}"),
+        )
+    ),
+)

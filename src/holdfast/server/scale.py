@@ -1,0 +1,105 @@
+"""The scale subresource: autoscaling/v1 Scale, as `kubectl scale` and autoscalers use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.model.errors import BadRequest, Cause
+from holdfast.model.meta import Object
+from holdfast.server import managed_fields, patches, status
+from holdfast.server.bodies import decode_json, decode_object_body
+from holdfast.server.reading import find, target_resource
+from holdfast.server.request import Request, Response
+from holdfast.server.writing import JSON_PATCH, MERGE, Changed, change_object
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+WORKLOAD_LABEL = "holdfast.dev/workload"
+
+
+def scale_of(workload: Any) -> dict[str, Any]:
+    meta = workload.metadata
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": {
+            "name": meta.name, "namespace": meta.namespace, "uid": meta.uid,
+            "resourceVersion": meta.resource_version, "creationTimestamp": meta.creation_timestamp,
+        },
+        "spec": {"replicas": workload.spec.replicas},
+        "status": {
+            "replicas": workload.status.summary.replicas,
+            "selector": workload.status.summary.selector or f"{WORKLOAD_LABEL}={meta.name}",
+        },
+    }  # fmt: skip
+
+
+def _shown(workload: Object) -> bytes:
+    return status.encode(scale_of(workload))
+
+
+async def get_scale(app: Application, request: Request) -> Response:
+    return Response(_shown(find(app, request)))
+
+
+async def update_scale(app: Application, request: Request) -> Response:
+    data = decode_object_body(request.content_type, await request.body())
+    return await _scaled(app, request, lambda current: data)
+
+
+async def patch_scale(app: Application, request: Request) -> Response:
+    how: Callable[[Any, Any], Any]
+    match request.content_type:
+        case "application/merge-patch+json" | "application/strategic-merge-patch+json":
+            document, how = decode_json(await request.body()), patches.merge_patch
+        case "application/json-patch+json":
+            document, how = decode_json(await request.body()), patches.json_patch
+        case other:
+            raise status.unsupported_media_type(other or "no type", f"{MERGE}, {JSON_PATCH}")
+    return await _scaled(app, request, lambda current: how(current, document))
+
+
+async def _scaled(app: Application, request: Request, wanted: Any) -> Response:
+    resource = target_resource(request)
+
+    def change(before: Object, current: dict[str, Any]) -> Changed:
+        scale = wanted(scale_of(before))
+        if not isinstance(scale, dict) or not isinstance(scale.get("spec", {}), dict):
+            raise BadRequest("a Scale is an object with spec.replicas")
+        replicas = scale.get("spec", {}).get("replicas", 0)
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas < 2**31:
+            rule = f"Invalid value: {str(replicas)[:40]}: must be a whole number that is not negative"
+            cause = Cause("spec.replicas", "FieldValueInvalid", rule)
+            raise status.invalid(resource.kind, request.target.name, (cause,))
+        meta = scale.get("metadata") or {}
+        if not isinstance(meta, dict) or meta.get("name") not in (None, "", request.target.name):
+            raise BadRequest(f"the name of the Scale does not match the name on the URL ({request.target.name})")
+        given = meta.get("resourceVersion") or current["metadata"]["resourceVersion"]
+        data = {
+            **current,
+            "metadata": {**current["metadata"], "resourceVersion": given},
+            "spec": {**current["spec"], "replicas": replicas},
+        }
+        if meta.get("uid"):
+            data["metadata"]["uid"] = meta["uid"]
+        return Changed(data, managed_fields.parse(before.metadata.managed_fields))
+
+    return await change_object(app, request, change, shown=_shown)
+
+
+def scale_schema() -> dict[str, Any]:
+    """What OpenAPI says of a Scale."""
+    count = {"type": "integer", "format": "int32", "default": 0}
+    return {
+        "type": "object",
+        "description": "Scale says how many replicas a workload should have, and how many it has.",
+        "properties": {
+            "apiVersion": {"type": "string"}, "kind": {"type": "string"},
+            "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+            "spec": {"type": "object", "properties": {"replicas": count}},
+            "status": {"type": "object", "properties": {"replicas": count, "selector": {"type": "string"}}},
+        },
+        "x-kubernetes-group-version-kind": [{"group": "autoscaling", "version": "v1", "kind": "Scale"}],
+    }  # fmt: skip

@@ -1,0 +1,195 @@
+"""Listens for one application: TLS with optional client certificates, limits on what a connection may do, a quiet end.
+
+uvicorn's HTTP protocol does the parsing. Added here: the peer's certificate for the application, a deadline and a size
+for request headers, a bound on connections, and Status objects for what is not even HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from holdfast.model import limits
+from holdfast.server import status
+from holdfast.server.app import Application
+
+log = structlog.get_logger()
+MAX_CONNECTIONS = 25_000
+BACKLOG = 4096
+
+
+class Tls(msgspec.Struct, frozen=True):
+    """The server's own certificate, and the authority whose client certificates it believes."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+class HeadersTooLarge(Exception):
+    """The headers of a request exceed their limit."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. Whoever does not finish its headers in time, or sends too many, is let go."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _certificate: dict[str, Any] | None = None
+    _header_bytes = 0
+    _in_headers = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        secured = transport.get_extra_info("ssl_object")
+        self._certificate = secured.getpeercert() or None if secured is not None else None
+        self._expect_headers()
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(503, "ServiceUnavailable", "this server has too many connections; try again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_headers or self.transport.is_closing():
+            return
+        # Counted after parsing, as the beginning of a message starts the count anew.
+        self._header_bytes += len(data)
+        if self._header_bytes > limits.MAX_HEADER_BYTES:
+            self._refuse(431, "RequestHeaderFieldsTooLarge", f"headers take at most {limits.MAX_HEADER_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._expect_headers()
+        scope: Any = self.scope
+        scope["holdfast.peer_certificate"] = self._certificate
+        scope["holdfast.abort"] = self.transport.abort
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > 2 * limits.MAX_HEADER_BYTES:
+            raise HeadersTooLarge
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._forget_deadline()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+        self._header_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "BadRequest", msg)
+
+    def _expect_headers(self) -> None:
+        self._in_headers = True
+        self._forget_deadline()
+        self._deadline = self.loop.call_later(limits.HEADER_TIMEOUT_S, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self._refuse(408, "Timeout", f"the request's headers did not arrive within {limits.HEADER_TIMEOUT_S:g} s")
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, code: int, reason: str, message: str) -> None:
+        """An answer from the connection itself, for what never became a request."""
+        self._forget_deadline()
+        if self.cycle is None or self.cycle.response_complete:
+            body = status.encode(status.status_dict(status.Refusal(code, reason, message)))
+            head = f"HTTP/1.1 {code} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Client certificates are optional: who has none may show a token. One of another authority ends the handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.certificate, tls.key)
+    context.set_alpn_protocols(["http/1.1"])
+    if tls.client_ca is not None:
+        context.load_verify_locations(tls.client_ca)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+class Listener:
+    """A listening server. `port` is the real one, also where 0 was asked for."""
+
+    def __init__(self, app: Application, server: asyncio.Server, state: ServerState) -> None:
+        self._app = app
+        self._server = server
+        self._state = state
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Not ready any more, no new connections, watches ended, requests finished; what is left then is cut."""
+        await self._app.drain()
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(limits.DRAIN_S):
+                while self._state.tasks:
+                    await asyncio.wait(set(self._state.tasks))
+        except TimeoutError:
+            log.warning("requests_cut", count=len(self._state.tasks))
+            for task in set(self._state.tasks):
+                task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        log.info("server_stopped")
+
+
+async def listen(app: Application, host: str, port: int, tls: Tls | None = None) -> Listener:
+    """Starts to serve; raises OSError when the address cannot be had."""
+    # What uvicorn would log is answered, counted or logged here already.
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    config = uvicorn.Config(
+        app, http=Connection, ws="none", loop="none", lifespan="off", log_config=None, access_log=False,
+        proxy_headers=False, server_header=False, date_header=False, timeout_keep_alive=int(limits.KEEP_ALIVE_S),
+    )  # fmt: skip
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: Connection(config, state, {}, loop),
+        host,
+        port,
+        ssl=tls_context(tls) if tls is not None else None,
+        ssl_handshake_timeout=limits.HANDSHAKE_TIMEOUT_S if tls is not None else None,
+        backlog=BACKLOG,
+    )
+    listener = Listener(app, server, state)
+    log.info("server_started", host=host, port=listener.port, tls=tls is not None, cell=app.cell)
+    return listener
+
+
+async def serve(
+    app: Application, host: str, port: int, tls: Tls | None = None, *, stop: asyncio.Event, started: Any = None
+) -> None:  # fmt: skip
+    """Listens until `stop` is set, then ends in good order. `started` is called with the listener."""
+    listener = await listen(app, host, port, tls)
+    if started is not None:
+        started(listener)
+    await stop.wait()
+    await listener.stop()

@@ -1,0 +1,216 @@
+"""Lists: selectors, pages of one state, revisions, and the forms they come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.model import limits
+from holdfast.model.core import Event
+from holdfast.model.kinds import ALL, BY_NAME
+from holdfast.model.meta import ObjectMeta
+from holdfast.server import tables
+from holdfast.server.resources import RESOURCES
+
+from .conftest import V1, WORKLOADS, Api, World, workload
+
+TABLE = (
+    "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
+)
+PARTIAL = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+async def fill(api: Api, *names: str) -> None:
+    for name in names:
+        assert (await api.post(WORKLOADS, workload(name))).code == 201
+
+
+def names(found: Any) -> list[str]:
+    return [item["metadata"]["name"] for item in found["items"]]
+
+
+async def test_a_list_says_what_it_is_and_when(api: Api) -> None:
+    await fill(api, "b", "a")
+    found = (await api.get(WORKLOADS)).json
+    assert (found["kind"], found["apiVersion"]) == ("WorkloadList", "holdfast.dev/v1")
+    assert names(found) == ["a", "b"] and found["items"][0]["kind"] == "Workload"
+    newest = max(int(item["metadata"]["resourceVersion"]) for item in found["items"])
+    assert int(found["metadata"]["resourceVersion"]) == newest
+    assert names((await api.get(f"{V1}/workloads")).json) == ["a", "b"]
+    assert (await api.get(f"{V1}/namespaces/nope/workloads")).json["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("app=a", ["a"]), ("app==a", ["a"]), ("app!=a", ["b", "c"]), ("app in (a, c)", ["a", "c"]),
+        ("app notin (a)", ["b", "c"]), ("app", ["a", "b", "c"]), ("!app", []), ("app,app!=b", ["a", "c"]),
+        ("nope", []), ("app in (a),app notin (a)", []), ("app=", []), ("", ["a", "b", "c"]),
+    ],
+)  # fmt: skip
+async def test_label_selectors(api: Api, selector: str, expected: list[str]) -> None:
+    await fill(api, "a", "b", "c")
+    assert names((await api.get(f"{WORKLOADS}?labelSelector={selector.replace(' ', '%20')}")).json) == expected
+
+
+@pytest.mark.parametrize(
+    "selector", ["app in", "app in (a", "=a", "app=(", "a b", "app in a", "!!app", "-x=1", "a=b=c"]
+)
+async def test_broken_label_selectors(api: Api, selector: str) -> None:
+    refused = await api.get(f"{WORKLOADS}?labelSelector={selector.replace(' ', '%20')}")
+    assert (refused.code, refused.json["reason"]) == (400, "BadRequest"), selector
+
+
+async def test_field_selectors(api: Api, region: World) -> None:
+    await fill(api, "a", "b")
+    assert names((await api.get(f"{WORKLOADS}?fieldSelector=metadata.name=a")).json) == ["a"]
+    assert names((await api.get(f"{WORKLOADS}?fieldSelector=metadata.name!=a")).json) == ["b"]
+    twice = "metadata.name=a,metadata.namespace=shop,metadata.name=a"
+    assert names((await api.get(f"{WORKLOADS}?fieldSelector={twice}")).json) == ["a"]
+    refused = await api.get(f"{WORKLOADS}?fieldSelector=spec.nonsense=1")
+    assert (refused.code, refused.json["message"]) == (400, "field label not supported: spec.nonsense")
+    there = Api(region.app)
+    for label in ("node=n1", "spec.node=n1", "workload=shop/web", "spec.workload=web", "replicaUid=u"):
+        assert (await there.get(f"{V1}/bindings?fieldSelector={label}")).code == 200, label
+
+
+async def test_pages_show_one_state(api: Api) -> None:
+    await fill(api, "a", "b", "c", "d", "e")
+    first = (await api.get(f"{WORKLOADS}?limit=2")).json
+    assert names(first) == ["a", "b"] and first["metadata"]["remainingItemCount"] == 3
+    await api.post(WORKLOADS, workload("bb"))
+    await api.merge(f"{WORKLOADS}/c", {"metadata": {"labels": {"new": "yes"}}})
+    second = (await api.get(f"{WORKLOADS}?limit=2&continue={first['metadata']['continue']}")).json
+    assert names(second) == ["c", "d"] and "new" not in second["items"][0]["metadata"]["labels"]
+    assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+    last = (await api.get(f"{WORKLOADS}?limit=2&continue={second['metadata']['continue']}")).json
+    assert names(last) == ["e"] and "continue" not in last["metadata"]
+
+
+async def test_pages_with_selectors(api: Api) -> None:
+    await fill(api, *(f"w{n}" for n in range(9)))
+    for n in range(0, 9, 2):
+        await api.merge(f"{WORKLOADS}/w{n}", {"metadata": {"labels": {"even": "yes"}}})
+    found: list[str] = []
+    token = ""
+    for _ in range(10):
+        page = (await api.get(f"{WORKLOADS}?limit=2&labelSelector=even&continue={token}")).json
+        found += names(page)
+        token = page["metadata"].get("continue", "")
+        if not token:
+            break
+    assert found == ["w0", "w2", "w4", "w6", "w8"]
+
+
+async def test_bad_and_old_continue_tokens(api: Api, world: World) -> None:
+    await fill(api, "a", "b", "c")
+    token = (await api.get(f"{WORKLOADS}?limit=1")).json["metadata"]["continue"]
+    for bad in ("nonsense", "%00", token[:-3], "e30"):
+        assert (await api.get(f"{WORKLOADS}?limit=1&continue={bad}")).code == 400, bad
+    assert (await api.get(f"{V1}/tenants?limit=1&continue={token}")).code == 400
+    await api.merge(f"{WORKLOADS}/c", {"spec": {"replicas": 1}})
+    await world.store.compact(world.store.head)
+    expired = await api.get(f"{WORKLOADS}?limit=1&continue={token}")
+    assert (expired.code, expired.json["reason"]) == (410, "Expired")
+
+
+async def test_revisions_asked_for(api: Api, world: World) -> None:
+    await fill(api, "a")
+    old = world.objects.head(BY_NAME["Workload"])
+    await fill(api, "b")
+    assert names((await api.get(f"{WORKLOADS}?resourceVersion=0")).json) == ["a", "b"]
+    assert names((await api.get(f"{WORKLOADS}?resourceVersion={old}&resourceVersionMatch=NotOlderThan")).json) == [
+        "a",
+        "b",
+    ]
+    exact = (await api.get(f"{WORKLOADS}?resourceVersion={old}&resourceVersionMatch=Exact")).json
+    assert names(exact) == ["a"] and exact["metadata"]["resourceVersion"] == str(old)
+    for bad in ("resourceVersion=x", "resourceVersion=-1", "resourceVersion=1.5", "limit=x"):
+        assert (await api.get(f"{WORKLOADS}?{bad}")).code == 400, bad
+    for bad in ("resourceVersionMatch=Exact", "resourceVersion=0&resourceVersionMatch=Exact",
+                "resourceVersion=1&resourceVersionMatch=Sometimes"):  # fmt: skip
+        assert (await api.get(f"{WORKLOADS}?{bad}")).code == 422, bad
+
+
+async def test_a_revision_of_the_future(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FUTURE_REVISION_WAIT_S", 0.05)
+    refused = await api.get(f"{WORKLOADS}?resourceVersion=999999")
+    assert (refused.code, refused.json["reason"]) == (504, "Timeout")
+    assert refused.json["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"
+
+
+async def test_tables(api: Api) -> None:
+    await fill(api, "a", "b")
+    found = (await api.get(WORKLOADS, accept=TABLE)).json
+    assert (found["kind"], found["apiVersion"]) == ("Table", "meta.k8s.io/v1")
+    columns = found["columnDefinitions"]
+    assert columns[0]["name"] == "Name" and columns[0]["format"] == "name"
+    assert all(len(row["cells"]) == len(columns) for row in found["rows"])
+    assert found["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
+    whole = (await api.get(f"{WORKLOADS}?includeObject=Object", accept=TABLE)).json
+    assert whole["rows"][0]["object"]["spec"]["replicas"] == 3
+    none = (await api.get(f"{WORKLOADS}?includeObject=None", accept=TABLE)).json
+    assert "object" not in none["rows"][0]
+    assert (await api.get(f"{WORKLOADS}?includeObject=Half", accept=TABLE)).code == 400
+    one = (await api.get(f"{WORKLOADS}/a", accept=TABLE)).json
+    assert [row["cells"][0] for row in one["rows"]] == ["a"]
+
+
+async def test_metadata_only(api: Api) -> None:
+    await fill(api, "a")
+    found = (await api.get(WORKLOADS, accept=PARTIAL)).json
+    assert found["kind"] == "PartialObjectMetadataList"
+    assert found["items"][0]["kind"] == "PartialObjectMetadata" and "spec" not in found["items"][0]
+    one = (await api.get(f"{WORKLOADS}/a", accept=PARTIAL.replace("List", ""))).json
+    assert (one["kind"], one["metadata"]["name"]) == ("PartialObjectMetadata", "a")
+
+
+async def test_negotiation(api: Api) -> None:
+    for accept in ("*/*", "", "application/vnd.kubernetes.protobuf,application/json", "text/html,*/*;q=0.1"):
+        assert (await api.get(WORKLOADS, accept=accept)).code == 200, accept
+    refused = await api.get(WORKLOADS, accept="application/xml")
+    assert (refused.code, refused.json["reason"]) == (406, "NotAcceptable")
+
+
+def test_every_kind_has_a_table() -> None:
+    """Every cell of every kind can be made from a bare object: a broken column would only show as an empty one."""
+    for resource in RESOURCES:
+        kind = resource.kind
+        assert kind.name in tables.COLUMNS, kind.name
+        assert len({c.name for c in tables.COLUMNS[kind.name]}) == len(tables.COLUMNS[kind.name])
+    for kind in ALL:
+        item = bare(kind.type)
+        for column in tables.COLUMNS[kind.name]:
+            column.cell(item)
+        assert len(tables.cells(kind.name, item, 0.0)) == len(tables.definitions(kind.name))
+
+
+def bare(type_: type[Any]) -> Any:
+    """An object with every required field filled in."""
+    import msgspec
+
+    def made(info: Any) -> Any:
+        shapes = msgspec.inspect
+        match info:
+            case shapes.StructType():
+                fields = {f.name: made(f.type) for f in info.fields if f.required}
+                return info.cls(**fields)
+            case shapes.StrType():
+                return "x"
+            case shapes.IntType() | shapes.FloatType():
+                return 1
+            case shapes.EnumType():
+                return next(iter(info.cls))
+            case shapes.DictType():
+                return {}
+        return None
+
+    built = made(msgspec.inspect.type_info(type_))
+    return msgspec.structs.replace(built, metadata=ObjectMeta(name="x", creation_timestamp="2026-01-01T00:00:00Z"))
+
+
+def test_events_show_when_they_were_last_seen() -> None:
+    item = Event(metadata=ObjectMeta(name="e"), last_timestamp="2026-01-01T00:00:00Z", reason="Placed")
+    row = tables.cells("Event", item, 1767225610.0)
+    assert row[0] == "10s" and row[2] == "Placed"
