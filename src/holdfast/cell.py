@@ -17,22 +17,31 @@ from holdfast.controllers import global_controllers, regional_controllers
 from holdfast.gate import collect
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
-from holdfast.gate.local import LocalClient
+from holdfast.gate.local import LocalClient, Placement
 from holdfast.gate.principal import Principal, controller
 from holdfast.link.link import Link
+from holdfast.link.peers import PeerProbe
 from holdfast.model import limits
+from holdfast.runtime import fleet_gauges
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.leader import Election
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.runner import Runner
 from holdfast.runtime.scheduler import Scheduler
 from holdfast.runtime.tasks import end
+from holdfast.server.forwarding import Forwarding
 from holdfast.store.contract import Store
 from holdfast.store.objects import Objects
 
 GLOBAL = "global"
 
 log = structlog.get_logger()
+
+
+PARTS = ("api", "controllers", "authority", "scheduler")
+"""What a process of a cell may run; several processes of one cell share its store. The link goes with controllers."""
+
+Forward = Callable[["Authority | None", Objects], Forwarding]
 
 
 class Cell:
@@ -47,26 +56,36 @@ class Cell:
         *,
         identity: str,
         there: Client | None = None,
+        probe: PeerProbe | None = None,
         outlet: Callable[[Client], Client] = lambda client: client,
+        parts: frozenset[str] = frozenset(PARTS),
+        forward: Forward | None = None,
     ) -> None:
-        """`outlet` wraps the client of every part inside: where the simulation puts its faults."""
+        """`outlet` wraps the client of every part inside: where the simulation puts its faults. `probe` is how a region
+        looks at the others. `forward` makes the way to the authority where that may be another process."""
         self.name = name
         self.store = store
         self.ports = ports
         self.objects = Objects(store, volatile)
         self.gate = Gate(name, self.objects, ports)
         self.events = EventLog(self.objects, ports)
-        self.authority = Authority(name, self.objects, ports, trail=self.gate.audit) if name != GLOBAL else None
+        self.parts = parts
+        regional = name != GLOBAL
+        places = regional and "authority" in parts
+        self.authority = Authority(name, self.objects, ports, trail=self.gate.audit) if places else None
+        self.forwarding = forward(self.authority, self.objects) if forward is not None and regional else None
+        self.placement: Placement | None = self.forwarding or self.authority
         self._outlet = outlet
         self.informers = Informers(self.client_of("informers"), ports)
         self.election = Election(self.client_of("election"), "controllers", identity, ports)
         self._placing = Election(self.client_of("authority"), "authority", identity, ports)
-        self.runners = self._runners()
+        self.runners = self._runners() if "controllers" in parts else []
         self.scheduler: Scheduler | None = None
         self.link: Link | None = None
-        if name != GLOBAL:
-            self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)
-            if there is not None:
+        if regional:
+            if "scheduler" in parts:
+                self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)
+            if there is not None and "controllers" in parts:
                 self.link = Link(
                     name,
                     there=there,
@@ -74,6 +93,7 @@ class Cell:
                     grants=self.client_of("grant-sync"),
                     here=self.informers,
                     ports=ports,
+                    probe=probe,
                 )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -82,7 +102,7 @@ class Cell:
         return self._outlet(self.client(controller(role, cell=self.name)))
 
     def client(self, who: Principal) -> LocalClient:
-        return LocalClient(self.gate, who, placement=self.authority, events=self.events)
+        return LocalClient(self.gate, who, placement=self.placement, events=self.events)
 
     def _runners(self) -> list[Runner]:
         table = global_controllers() if self.name == GLOBAL else regional_controllers(self.name)
@@ -95,7 +115,8 @@ class Cell:
         """Returns when the cell can be read and written; controllers take up their work in the background."""
         await self.objects.start()
         await self.informers.start()
-        await self.election.start()
+        if self.runners:
+            await self.election.start()
         for runner in self.runners:
             await runner.start()
         if self.authority is not None:
@@ -105,6 +126,8 @@ class Cell:
             await self.scheduler.start()
         if self.link is not None:
             self._background("link", self._keep_link)
+        if self.name == GLOBAL:
+            self._background("gauges", self._gauge_fleet)
         self._background("compaction", self._compact)
         self._background("events", self.events.run)
 
@@ -127,7 +150,9 @@ class Cell:
     def ready(self) -> dict[str, bool]:
         """What /readyz checks, by name."""
         checks = {"informers": all(i.synced.is_set() for i in self.informers.all())}
-        if self.authority is not None:
+        if self.forwarding is not None:
+            checks["authority"] = self.forwarding.known
+        elif self.authority is not None:
             checks["authority"] = self.authority.leading
         return checks
 
@@ -165,19 +190,34 @@ class Cell:
         self._placing.refuted(token)
 
     async def _keep_link(self) -> None:
-        """The link is started again whatever ends it: a region without it only ages."""
+        """The link is started again whatever ends it: a region without it only ages. One process of a cell has it."""
         assert self.link is not None
         while True:
+            await self.election.won()
+            running = asyncio.create_task(self.link.run(), name=f"{self.name} link")
+            lost = asyncio.create_task(self.election.lost(), name=f"{self.name} link election")
             try:
-                await self.link.run()
-            except Exception:
-                log.exception("link_failed", cell=self.name)
-            await self.ports.clock.sleep(limits.RECONNECT_MAX_S)
+                await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
+                failure = running.exception() if running.done() and not running.cancelled() else None
+                if failure is not None:
+                    log.error("link_failed", cell=self.name, exc_info=failure)
+            finally:
+                await end(running, lost)
+            if self.election.leading:
+                await self.ports.clock.sleep(limits.RECONNECT_MAX_S)
+
+    async def _gauge_fleet(self) -> None:
+        await self.informers.synced()
+        while True:
+            fleet_gauges.measure(self.informers.cache, self.ports.clock.now())
+            await self.ports.clock.sleep(limits.FLEET_GAUGES_EVERY_S)
 
     async def _compact(self) -> None:
         """History is kept for the last so many revisions."""
         while True:
             await self.ports.clock.sleep(limits.COMPACT_EVERY_S)
-            oldest = self.store.head - limits.HISTORY_REVISIONS
+            if not self.election.leading:
+                continue
+            oldest = self.store.back(limits.HISTORY_REVISIONS)
             if oldest > self.store.compacted:
                 await self.store.compact(oldest)

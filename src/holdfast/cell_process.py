@@ -9,20 +9,29 @@ import msgspec
 import structlog
 
 from holdfast import __version__
-from holdfast.cell import GLOBAL, Cell
+from holdfast.authority.authority import Authority
+from holdfast.cell import GLOBAL, PARTS, Cell
 from holdfast.client.contract import Client
 from holdfast.client.http import HttpClient
 from holdfast.gate.authenticate import Authenticator
 from holdfast.gate.certificates import RevokedSerials
 from holdfast.gate.tokens import TokenFile
+from holdfast.link.peer_https import HttpsProbe
 from holdfast.model import limits
+from holdfast.model.errors import StoreFailed
 from holdfast.runtime import log as logging
 from holdfast.runtime.lifetime import Lifetime
 from holdfast.runtime.ports import Ports, SystemPorts
 from holdfast.server.app import Application
+from holdfast.server.forwarding import Forwarding, identity_of
 from holdfast.server.serve import Listener, Tls, listen
+from holdfast.store.backup import RESTORING
 from holdfast.store.contract import Store
+from holdfast.store.etcd.target import Target
 from holdfast.store.memory import MemoryStore
+from holdfast.store.objects import Objects
+
+__all__ = ["PARTS", "CellConfig", "Target", "run_cell"]
 
 GC_THRESHOLDS = (50_000, 20, 100)
 """Objects are immutable and mostly live long: collecting often finds nothing and costs a third of the throughput."""
@@ -45,6 +54,12 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     link_cert: Path | None = None
     link_key: Path | None = None
     store: str = "sqlite"
+    etcd: Target | None = None
+    parts: tuple[str, ...] = PARTS
+    url: str = ""
+    """Where the cell's other servers reach this one; `peer_cert` and `peer_key` are what it shows to them."""
+    peer_cert: Path | None = None
+    peer_key: Path | None = None
 
 
 async def run_cell(config: CellConfig) -> int:
@@ -52,9 +67,25 @@ async def run_cell(config: CellConfig) -> int:
     logging.configure(cell=config.cell, component="cell")
     gc.set_threshold(*GC_THRESHOLDS)
     ports = SystemPorts()
-    store = _open_store(config)
+    store = await _open_store(config)
+    if await store.get(RESTORING) is not None:
+        await store.close()
+        raise StoreFailed(f"the store of cell {config.cell} was not filled to the end: run `holdfast restore` again")
     there = _dial(config, ports)
-    cell = Cell(config.cell, store, MemoryStore(limits.EVENTS_KEPT), ports, identity=f"{config.cell}-0", there=there)
+    probe = HttpsProbe(str(config.client_ca)) if there is not None else None
+    volatile = MemoryStore(limits.EVENTS_KEPT)
+    peers = _Peers(config, ports)
+    cell = Cell(
+        config.cell,
+        store,
+        volatile,
+        ports,
+        identity=identity_of(config.cell, config.url) if config.etcd is not None else f"{config.cell}-0",
+        there=there,
+        probe=probe,
+        parts=frozenset(config.parts),
+        forward=peers.forwarding if config.etcd is not None else None,
+    )
     life = Lifetime(f"cell {config.cell}")
     life.add("cell", cell, runs=lambda: _until_failed(cell, ports))
     life.add("api", _Api(config, cell, ports))
@@ -64,12 +95,48 @@ async def run_cell(config: CellConfig) -> int:
     finally:
         if there is not None:
             await there.close()
+        if probe is not None:
+            await probe.close()
+        await peers.close()
         await store.close()
 
 
-def _open_store(config: CellConfig) -> Store:
+class _Peers:
+    """The other servers of this cell, dialled when a placement call must be passed on."""
+
+    def __init__(self, config: CellConfig, ports: Ports) -> None:
+        self._config = config
+        self._ports = ports
+        self._clients: list[HttpClient] = []
+
+    def forwarding(self, authority: Authority | None, objects: Objects) -> Forwarding:
+        return Forwarding(objects, authority, self._config.url, self._dial if self._config.peer_cert else None)
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+    def _dial(self, url: str) -> HttpClient:
+        config = self._config
+        client = HttpClient(
+            url,
+            self._ports,
+            cell=config.cell,
+            ca=str(config.client_ca),
+            cert=str(config.peer_cert),
+            key=str(config.peer_key),
+        )
+        self._clients.append(client)
+        return client
+
+
+async def _open_store(config: CellConfig) -> Store:
     if config.store == "memory":
         return MemoryStore()
+    if config.etcd is not None:
+        from holdfast.store.etcd.store import open_store
+
+        return await open_store(config.cell, config.etcd, config.state)
     from holdfast.store.sqlite import SqliteStore
 
     return SqliteStore(config.state / "store.sqlite")
@@ -93,6 +160,7 @@ async def _until_failed(cell: Cell, ports: Ports) -> None:
     gc.collect()
     gc.freeze()
     while not cell.failed:
+        cell.objects.check()
         await ports.clock.sleep(1.0)
     raise RuntimeError(f"{cell.failed} ended by itself")
 
@@ -115,7 +183,7 @@ class _Api:
             cell.gate,
             authenticator,
             ports,
-            placement=cell.authority,
+            placement=cell.placement,
             events=cell.events,
             open_metrics=True,
         )

@@ -198,6 +198,15 @@ async def test_hostile_specs_are_refused_clearly(api: Api, spec: dict[str, Any])
     assert (await api.get(WORKLOADS)).json["items"] == []
 
 
+async def test_many_unknown_fields_hide_no_known_ones(api: Api) -> None:
+    item = {**{f"x{n}": n for n in range(500)}, **workload()}
+    made = await api.post(WORKLOADS, item)
+    assert made.code == 201 and made.json["spec"]["replicas"] == 3
+    assert 0 < len(made.warnings) <= 20
+    current = {**{f"x{n}": n for n in range(500)}, **made.json}
+    assert (await api.put(f"{WORKLOADS}/web", current)).code == 200
+
+
 async def test_causes_are_bounded(api: Api) -> None:
     item = workload()
     item["spec"]["template"]["command"] = [5] * 100_000

@@ -10,13 +10,15 @@ import pytest
 
 from holdfast.client import wire
 from holdfast.client.contract import Token
-from holdfast.gate.principal import Principal, from_identity
-from holdfast.model.endpoint import Address, Endpoint, EndpointSpec, EndpointStatus
+from holdfast.gate.principal import REGIONS, Principal, from_identity
+from holdfast.model.endpoint import Address, Endpoint, EndpointSpec
 from holdfast.model.errors import Conflict, Invalid, NotFound, Overloaded
+from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.placement import Answer, Answers, Result
+from holdfast.model.region import HealthState, Region, RegionHealth, RegionSpec
 from holdfast.model.tenant import Tenant
-from holdfast.model.times import seconds_text
+from holdfast.model.times import micro_text
 from holdfast.model.workload import Summary, Workload
 from holdfast.model.writes import Create, Delete, SetStatus, Update
 from holdfast.server import flow_control
@@ -170,22 +172,26 @@ async def test_a_node_reads_only_what_is_its_own(region: World) -> None:
     assert (await agent.get(f"{V1}/bindings")).code == 403
 
 
-async def test_endpoints_age_out(region: World) -> None:
-    api = Api(region.app)
-    now_s = region.ports.clock.now()
-
-    def slice_of(workload_name: str, confirmed_s: float) -> Endpoint:
+async def test_endpoints_of_a_silent_region_age_out(world: World) -> None:
+    api = Api(world.app)
+    now_s = world.ports.clock.now()
+    for name, heard_s in (("near", now_s), ("far", now_s - 300)):
+        item = Region(metadata=ObjectMeta(name=name), spec=RegionSpec(zones=("a",)))
+        await world.commit(Create(item), role="operator")
+        stored = world.objects.get(BY_NAME["Region"], "", name)
+        assert stored is not None
+        health = RegionHealth(state=HealthState.HEALTHY, heard_at=micro_text(heard_s))
+        await world.commit(SetStatus("Region", stored.key, stored.uid, blocks={"health": health}), role="region-health")
         addresses = (Address(replica="r-0", uid="u", address="10.0.0.1", ports={"http": 80}),)
-        return Endpoint(
-            metadata=ObjectMeta(name=f"{workload_name}.west", namespace="shop"),
-            spec=EndpointSpec(workload=workload_name, region="west", addresses=addresses, ttl_seconds=60),
-            status=EndpointStatus(confirmed_at=seconds_text(confirmed_s)),
+        slice_ = Endpoint(
+            metadata=ObjectMeta(name=f"web.{name}", namespace="shop"),
+            spec=EndpointSpec(workload="web", region=name, addresses=addresses, ttl_seconds=60),
         )
-
-    await region.commit(Create(slice_of("web", now_s)), Create(slice_of("old", now_s - 300)), role="serve")
+        link = from_identity(f"holdfast:region:{name}", (REGIONS,), credential="test")
+        await world.gate.commit(link, [Create(slice_)])
     found = (await api.get("/endpoints/shop")).json
-    assert list(found["workloads"]) == ["web"]
-    assert found["workloads"]["web"][0]["address"] == "10.0.0.1" and found["workloads"]["web"][0]["region"] == "west"
+    assert [row["region"] for row in found["workloads"]["web"]] == ["near"]
+    assert found["workloads"]["web"][0]["address"] == "10.0.0.1"
     assert (await api.get("/endpoints/shop/web")).json["workloads"].keys() == {"web"}
     assert (await api.get("/endpoints/shop/nope")).json["workloads"] == {}
     assert (await api.as_user("tim").get("/endpoints/shop")).code == 200

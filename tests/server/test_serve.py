@@ -81,10 +81,23 @@ async def test_headers_may_not_grow_without_end(plain: Listener) -> None:
         await asyncio.wait_for(pour(), 10)
     client.close()
     endless = await Client.to(plain.port)
-    await endless.send(b"GET /version HTTP/1.1\r\nX-Long: " + b"y" * (limits.MAX_HEADER_BYTES + 1000))
+    await endless.send(b"GET /version HTTP/1.1\r\nX-Long: ")
+    await asyncio.sleep(0.05)
+    await endless.send(b"y" * (limits.MAX_HEADER_BYTES + 1000))
     said = await endless.closed()
     assert b"431" in said.split(b"\r\n")[0]
     endless.close()
+
+
+async def test_large_bodies_come_through(plain: Listener, world: World) -> None:
+    token = world.tokens.issue("t", "ada", (OPERATORS,))
+    client = await Client.to(plain.port)
+    for size in (100, 70_000, 1_000_000, 2_900_000):
+        body = b'{"metadata":{"name":"x","annotations":{"a":"' + b"y" * size + b'"}}}'
+        head = f"POST {WORKLOADS}?dryRun=All HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        await client.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert (await client.answer())[0] == 422
+    client.close()
 
 
 async def test_what_is_not_http(plain: Listener) -> None:

@@ -31,7 +31,7 @@ class WatchOnly:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
-        for name in ("get", "range", "commit", "watch", "compact", "read_log", "trim_log", "close"):
+        for name in ("get", "range", "commit", "watch", "compact", "read_log", "trim_log", "close", "newest", "back"):
             setattr(self, name, getattr(store, name))
 
     @property
@@ -41,6 +41,10 @@ class WatchOnly:
     @property
     def compacted(self) -> int:
         return self._store.compacted
+
+    @property
+    def max_writes(self) -> int:
+        return self._store.max_writes
 
 
 @pytest.fixture(params=["memory", "sqlite", "watched"])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -25,6 +26,7 @@ from holdfast.client.contract import Committed, Listing, Seen, Token
 from holdfast.client.resources import Page, decode_page, fault_from, path_of, selector_of, tls, took_effect_unknown
 from holdfast.client.watch_lines import seen_in
 from holdfast.model import limits
+from holdfast.model.asking import Ask
 from holdfast.model.errors import Ambiguous, Expired, Fault, NotFound, Overloaded, Unavailable
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object, Part
@@ -151,6 +153,31 @@ class HttpClient:
             raise Unavailable(f"{where} broke off: {error or type(error).__name__}") from error
         raise Unavailable(f"{where} was ended by the server")
 
+    # Questions for agents
+
+    async def asks(self, node: str) -> AsyncIterator[Ask]:
+        """The questions for a node's agent, for as long as the stream lasts; asking again is the caller's."""
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=2.5 * limits.ASK_SILENCE_S
+        )
+        url = f"{self._base_url}/node/v1/{quote(node)}/asks"
+        try:
+            async with self._session(watches=True).get(url, timeout=timeout, ssl=self._ssl) as answer:
+                if answer.status != 200:
+                    raise fault_from(answer.status, await answer.read(), answer.headers.get("Retry-After", ""))
+                async for line in answer.content:
+                    if line.strip():
+                        yield msgspec.json.decode(line, type=Ask)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+            raise Unavailable(f"{url} broke off: {error or type(error).__name__}") from error
+
+    async def answer(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
+        """One part of an answer; False when nobody listens any more."""
+        path = f"/node/v1/{quote(node)}/answers/{quote(ask_id)}"
+        query = {"end": "true"} if end else {}
+        told = await self._call("POST", path, body=data, query=query, verb="answer")
+        return bool(msgspec.json.decode(told).get("more"))
+
     # Writing
 
     async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
@@ -168,16 +195,16 @@ class HttpClient:
             raise Ambiguous(f"the answer to a commit at {self._base_url} cannot be read: {error}") from error
 
     async def reserve(self, request: ReserveRequest) -> Answers:
-        return await self._place("reserve", request)
+        return await self.place("reserve", request)
 
     async def bind(self, request: BindRequest) -> Answers:
-        return await self._place("bind", request)
+        return await self.place("bind", request)
 
     async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
-        return await self._place("release", request, token=token)
+        return await self.place("release", request, token=token)
 
     async def renew(self, request: RenewRequest) -> Answers:
-        return await self._place("renew", request)
+        return await self.place("renew", request)
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
         if notices:
@@ -185,13 +212,15 @@ class HttpClient:
                 "POST", wire.NOTIFY_PATH, body=wire.encode_notify(notices, component=component), verb="notify"
             )
 
-    async def _place(self, action: str, request: Part, *, token: Token | None = None) -> Answers:
+    async def place(
+        self, action: str, request: Part, *, token: Token | None = None, headers: dict[str, str] | None = None
+    ) -> Answers:
         """Items name what they are about (replica, template, attempt; node, epoch): the caller may safely ask again."""
         body = msgspec.json.encode(request)
-        headers = {} if token is None else {wire.TOKEN_HEADER: wire.encode_token(token)}
+        told = {} if token is None else {wire.TOKEN_HEADER: wire.encode_token(token)}
         path = f"{wire.PLACEMENT_PATH}/{action}"
         answer = await self._call(
-            "POST", path, body=body, headers=headers, verb=action, deadline_s=self._commit_deadline_s
+            "POST", path, body=body, headers=told | (headers or {}), verb=action, deadline_s=self._commit_deadline_s
         )
         try:
             return msgspec.json.decode(answer, type=Answers)

@@ -20,6 +20,7 @@ anything else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -206,7 +207,7 @@ def _write_form(write: Write) -> _WriteForm:
                 op="update", object=msgspec.Raw(wire_object(write.object)), subresource=write.subresource
             )  # fmt: skip
         case SetStatus():
-            names = {field.name: field.encode_name for field in msgspec.structs.fields(_status_type(write.kind))}
+            names = _block_names(write.kind)
             blocks = {names.get(name, name): msgspec.Raw(_encoder.encode(v)) for name, v in write.blocks.items()}
             return _WriteForm(
                 op="setStatus", kind=write.kind, namespace=write.key.namespace, name=write.key.name, uid=write.uid,
@@ -249,22 +250,39 @@ def _known(name: str, where: str) -> Kind:
     return kind
 
 
-def _status_type(kind_name: str) -> type[Any]:
+class _Block(msgspec.Struct, frozen=True):
+    """One block of a kind's status."""
+
+    name: str
+    encode_name: str
+    decoder: msgspec.json.Decoder[Any]
+
+
+@cache
+def _status_blocks(kind_name: str) -> dict[str, _Block]:
+    """By the name they have in JSON. Worked out once: looking into types costs more than decoding."""
     fields = {field.name: field.type for field in msgspec.structs.fields(BY_NAME[kind_name].type)}
     if "status" not in fields:
         raise errors.BadRequest(f"{kind_name} has no status")
-    found: type[Any] = fields["status"]
-    return found
+    return {
+        field.encode_name: _Block(field.name, field.encode_name, msgspec.json.Decoder(field.type))
+        for field in msgspec.structs.fields(fields["status"])
+    }
+
+
+@cache
+def _block_names(kind_name: str) -> dict[str, str]:
+    return {block.name: block.encode_name for block in _status_blocks(kind_name).values()}
 
 
 def _blocks(form: _WriteForm, where: str) -> dict[str, Any]:
-    known = {field.encode_name: field for field in msgspec.structs.fields(_status_type(form.kind))}
+    known = _status_blocks(form.kind)
     blocks: dict[str, Any] = {}
     for name, raw in form.blocks.items():
         if name not in known:
             raise errors.BadRequest(f"{where}: {form.kind} has no status block {name!r}")
         # None removes a block whatever its type, so it is told apart before decoding.
-        blocks[name] = None if _is_null(raw) else msgspec.json.decode(raw, type=known[name].type)
+        blocks[name] = None if _is_null(raw) else known[name].decoder.decode(raw)
     return blocks
 
 

@@ -23,6 +23,7 @@ from holdfast.model.indexes import indexes_of
 from holdfast.runtime import metrics
 from holdfast.runtime.ports import Ports
 from holdfast.server import status
+from holdfast.server.asks import Hub
 from holdfast.server.flow_control import FlowControl, lane_of
 from holdfast.server.health import Health
 from holdfast.server.openapi import Documents
@@ -77,9 +78,11 @@ class Application:
         self.documents = Documents(cell)
         self.health = Health(self)
         self.flow = FlowControl()
+        self.asks = Hub()
         self._router = Router(ROUTES)
         self._streams: set[asyncio.Task[None]] = set()
         self._measured: dict[tuple[str, str], Any] = {}
+        self._log = structlog.get_logger().bind()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -262,7 +265,8 @@ class Application:
                 timer = self._measured[(verb, resource)] = metrics.SERVER_DURATION.labels(verb, resource)
             timer.observe(seconds)
         lane = lane_of(request.principal)
-        say = log.info if code >= 400 or (lane in ("users", "operators") and verb not in ("get", "list")) else log.debug
+        told = code >= 400 or (lane in ("users", "operators") and verb not in ("get", "list"))
+        say = self._log.info if told else self._log.debug
         say(
             "request_answered", id=request.id, user=request.principal.name, verb=verb, resource=resource,
             namespace=target.namespace, name=target.name, code=code, seconds=round(seconds, 6), lane=lane,

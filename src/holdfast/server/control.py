@@ -12,6 +12,7 @@ from holdfast.model.errors import BadRequest, Forbidden
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.placement import BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
 from holdfast.model.writes import Notice
+from holdfast.server.forwarding import HEADER, forwarded
 from holdfast.server.request import Request, Response
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ async def placement(app: Application, request: Request) -> Response:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise BadRequest(f"the {call} request cannot be decoded: {wrong}") from wrong
     nodes = [item.node for item in asked.items] if call == "renew" else []
+    told = request.headers.get(HEADER, "")
+    if told:
+        request.principal = forwarded(request.principal, told, app.cell)
     allow(app, request, call, nodes)
     if app.placement is None:
         raise BadRequest(f"the {app.cell} cell places nothing: ask the cell of a region")

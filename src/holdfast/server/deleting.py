@@ -68,8 +68,8 @@ async def delete_collection(app: Application, request: Request) -> Response:
         resource.stored, request.target.namespace, fields=wanted.indexed(resource.stored.type) or None
     )
     found = [item for item in found if wanted.matches(resource.shown(item))]
-    for start in range(0, len(found), limits.BATCH):
-        batch = found[start : start + limits.BATCH]
+    for start in range(0, len(found), limits.WRITES_JOINED):
+        batch = found[start : start + limits.WRITES_JOINED]
         try:
             await _commit(app, request, options, batch)
         except (NotFound, Conflict):

@@ -1,7 +1,7 @@
 """`GET /endpoints/TENANT[/WORKLOAD]`: who may receive traffic, for load balancers that speak plain JSON.
 
-Entries of a region that has not confirmed them within their time to live are left out: a cut-off region's addresses age
-out here by themselves.
+In the global cell, entries of a region that was not heard of within their time to live are left out: a cut-off region's
+addresses age out by themselves. A region's own cell lists what it knows first hand.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.kinds import BY_NAME
+from holdfast.model.region import Region
 from holdfast.model.times import parse_time
 from holdfast.server.request import Request, Response, json_response
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.server.app import Application
 
 _ENDPOINT = BY_NAME["Endpoint"]
+_REGION = BY_NAME["Region"]
 
 
 async def endpoints(app: Application, request: Request) -> Response:
@@ -26,11 +28,10 @@ async def endpoints(app: Application, request: Request) -> Response:
     workload = request.target.parameters.get("workload", "")
     fields = {"workload": f"{tenant}/{workload}"} if workload else None
     found, revision = app.objects.list(_ENDPOINT, tenant, fields=fields)
-    now_s = app.ports.clock.now()
     groups: dict[str, list[dict[str, Any]]] = {}
     for item in found:
         assert isinstance(item, Endpoint)
-        if expired(item, now_s):
+        if expired(app, item):
             continue
         rows = [
             {"region": item.spec.region, **msgspec.to_builtins(address)} for address in item.spec.addresses
@@ -39,11 +40,8 @@ async def endpoints(app: Application, request: Request) -> Response:
     return json_response({"tenant": tenant, "revision": str(revision), "workloads": groups})
 
 
-def expired(item: Endpoint, now_s: float) -> bool:
-    """Whether the region has been silent for longer than its entries may be used."""
-    if not item.status.confirmed_at:
-        return False  # written here by the region itself, which withdraws what stops serving
-    try:
-        return now_s - parse_time(item.status.confirmed_at) > item.spec.ttl_seconds
-    except ValueError:
-        return True
+def expired(app: Application, item: Endpoint) -> bool:
+    """Whether the region has been silent for longer than its entries may be used, on this cell's own clock."""
+    region = app.objects.get(_REGION, "", item.spec.region)
+    heard_at = region.status.health.heard_at if isinstance(region, Region) else ""
+    return bool(heard_at) and app.ports.clock.now() - parse_time(heard_at) > item.spec.ttl_seconds

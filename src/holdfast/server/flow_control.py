@@ -149,9 +149,11 @@ class FlowControl:
         """Counts a watch in, or refuses it. Watches hold no turn: they wait for events, not for the server."""
         lane = LANES[lane_of(who)]
         held = self._watches.get(who.name, 0)
-        if held >= lane.watches or (self._all_watches >= ALL_WATCHES and lane.name == "users"):
+        # A hollow host speaks for thousands of nodes, each with its own watches.
+        most = ALL_WATCHES if who.node.endswith("*") else lane.watches
+        if held >= most or (self._all_watches >= ALL_WATCHES and lane.name == "users"):
             metrics.SERVER_REFUSED.labels(lane.name).inc()
-            message = f"{who.name!r} has {held} watches open, and at most {lane.watches} are served; close some first"
+            message = f"{who.name!r} has {held} watches open, and at most {most} are served; close some first"
             raise Overloaded(message, retry_after_s=5.0)
         self._watches[who.name] = held + 1
         self._all_watches += 1

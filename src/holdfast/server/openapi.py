@@ -142,8 +142,8 @@ def _define(schema: Schema, prefix: str, components: dict[str, Any]) -> str:
         return name
     made: dict[str, Any] = {"type": "object"}
     components[name] = made
-    if schema.description:
-        made["description"] = schema.description
+    if schema.says:
+        made["description"] = schema.says
     made["properties"] = {key: _render(field, prefix, components) for key, field in schema.fields.items()}
     if schema.required and name != _META_NAME:
         made["required"] = [field for field in schema.required if field != "metadata"] or None

@@ -43,6 +43,7 @@ class Asked(msgspec.Struct, frozen=True):
 async def get(app: Application, request: Request) -> Response:
     resource = target_resource(request)
     asked = asked_revision(request)
+    await newest(app, request)
     await reach(app, resource, asked.revision)
     item = find(app, request)
     return Response(shaper(app, request).one(item))
@@ -66,12 +67,16 @@ def find(app: Application, request: Request) -> Object:
 def shaper(app: Application, request: Request) -> Shaper:
     form = object_form(request.headers.get("accept", ""))
     include = request.query.get("includeObject", "")
-    return Shaper(target_resource(request), form, now_s=app.ports.clock.now(), include=include)
+    return Shaper(target_resource(request), form, now_s=app.ports.clock.now(), include=include, objects=app.objects)
 
 
 def selection(request: Request) -> Selection:
     kind = target_resource(request).kind
-    return selectors.parse(kind, request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+    fields = request.query.get("fieldSelector", "")
+    if request.target.name:
+        # A watch of one object by its path means what a selector by its name means.
+        fields = f"metadata.name={request.target.name}" + (f",{fields}" if fields else "")
+    return selectors.parse(kind, request.query.get("labelSelector", ""), fields)
 
 
 def parse_revision(text: str, field: str = "resourceVersion") -> int:
@@ -106,6 +111,12 @@ def _invalid(field: str, reason: str, message: str) -> Invalid:
     return Invalid(f"ListOptions is invalid: {field}: {message}", (Cause(field, reason, message),))
 
 
+async def newest(app: Application, request: Request) -> None:
+    """A read that names no revision sees every acknowledged write, whichever server of the cell took it."""
+    if not request.query.get("resourceVersion"):
+        await app.objects.newest(target_resource(request).stored)
+
+
 async def reach(app: Application, resource: Resource, revision: int) -> None:
     """Waits a moment for a revision that this server has not seen yet."""
     head = app.objects.head(resource.stored)
@@ -125,6 +136,7 @@ async def list_objects(app: Application, request: Request) -> Response:
         page = await _next_page(app, request, wanted, limit, token)
     else:
         if not asked.exact:
+            await newest(app, request)
             await reach(app, resource, asked.revision)
         page = await _first_page(app, request, wanted, limit, asked)
     items, meta = page

@@ -13,9 +13,9 @@ MAX_PATH = 2048
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One row: methods, a pattern with `{names}`, and who answers. `verb` is what authorization is asked about.
+    """One row: methods, a pattern with `{names}`, and who answers. What `access` means is said with the table.
 
-    `open` routes are answered without credentials; `known` ones to everyone who is authenticated.
+    `label` tells apart what authorization is asked about: resources, reviews, or the path alone.
     """
 
     methods: tuple[str, ...]

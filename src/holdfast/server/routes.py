@@ -1,7 +1,7 @@
 """Every path the server answers, in one table. Nothing is served that is not here.
 
-`access` says who may come in: `open` everyone, `known` everyone authenticated, `rules` whom authorization allows on the
-resource, `path` whom it allows on the path, `own` where the handler asks itself.
+`access` says who may come in: `open` everyone; `known` everyone authenticated; `rules` whom authorization allows on the
+resource; `metrics` and `endpoints` whom it allows on those; `own` where the handler asks it about the call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from holdfast.server import control, deleting, discovery, endpoints, health, openapi, reading, reviews, scale, watching
+from holdfast.server import (
+    asks,
+    control,
+    deleting,
+    discovery,
+    endpoints,
+    health,
+    openapi,
+    reading,
+    reviews,
+    scale,
+    watching,
+)
 from holdfast.server import writing as w
 from holdfast.server.request import Answer, Request, Response
 from holdfast.server.route import Route
@@ -93,6 +105,10 @@ ROUTES: tuple[Route, ...] = (
     *(Route(("POST",), f"/placement/v1/{call}", control.placement, access="own") for call in control.CALLS),
     Route(("POST",), "/commit/v1", control.commit, access="own"),
     Route(("POST",), "/notify/v1", control.notify, access="own"),
+    Route(("GET",), "/node/v1/{node}/asks", asks.listen, access="own"),
+    Route(("POST",), "/node/v1/{node}/answers/{id}", asks.answer, access="own"),
+    Route(("POST",), "/ask/v1/replicas/{tenant}/{replica}", asks.ask_replica, access="own"),
+    Route(("POST",), "/ask/v1/nodes/{node}", asks.ask_node, access="own"),
     Route(_GET, "/endpoints/{tenant}", endpoints.endpoints, access="endpoints"),
     Route(_GET, "/endpoints/{tenant}/{workload}", endpoints.endpoints, access="endpoints"),
     # Namespaces first: `/api/v1/namespaces/x/status` is a part of a namespace and not an object called status.

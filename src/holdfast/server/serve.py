@@ -45,7 +45,7 @@ class Connection(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _certificate: dict[str, Any] | None = None
     _header_bytes = 0
-    _in_headers = True
+    _in_headers = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,10 +60,11 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        # What began within a piece is not counted with it: its front may be the end of the body before.
+        begun = self._in_headers
         super().data_received(data)
-        if not self._in_headers or self.transport.is_closing():
+        if not (begun and self._in_headers) or self.transport.is_closing():
             return
-        # Counted after parsing, as the beginning of a message starts the count anew.
         self._header_bytes += len(data)
         if self._header_bytes > limits.MAX_HEADER_BYTES:
             self._refuse(431, "RequestHeaderFieldsTooLarge", f"headers take at most {limits.MAX_HEADER_BYTES} bytes")
@@ -71,6 +72,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = 0
+        self._in_headers = True
         self._expect_headers()
         scope: Any = self.scope
         scope["holdfast.peer_certificate"] = self._certificate
@@ -87,16 +89,10 @@ class Connection(HttpToolsProtocol):
         self._forget_deadline()
         super().on_headers_complete()
 
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_headers = True
-        self._header_bytes = 0
-
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "BadRequest", msg)
 
     def _expect_headers(self) -> None:
-        self._in_headers = True
         self._forget_deadline()
         self._deadline = self.loop.call_later(limits.HEADER_TIMEOUT_S, self._too_slow)
 

@@ -101,7 +101,8 @@ def _replica_address(replica: Any) -> str:
 def _node_status(node: Any) -> str:
     state = {Contact.LIVE: "Ready"}.get(node.status.contact.state, str(node.status.contact.state))
     why = why_not_schedulable(node)
-    extra = {"NodeCordoned": "Cordoned", "NodeDraining": "Draining", "NodeReconciling": "Reconciling"}.get(why, "")
+    shown = ("NodeCordoned", "NodeDraining", "NodeReconciling", "NodeQuarantined")
+    extra = why.removeprefix("Node") if why in shown else ""
     if node.metadata.terminating:
         extra = "Terminating"
     return f"{state},{extra}" if extra else state
@@ -317,7 +318,6 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("Workload", _of("spec.workload")),
         Column("Region", _of("spec.region")),
         Column("Addresses", lambda e: len(e.spec.addresses), "integer"),
-        Column("Confirmed", _of("status.confirmed_at"), wide=True),
     ),
     "LeasePage": (Column("Leases", lambda p: len(p.spec.leases), "integer"),),
     "Term": (Column("Holder", _of("spec.holder")), Column("Term", _of("spec.term"), "integer")),

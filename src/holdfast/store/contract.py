@@ -3,7 +3,8 @@
 - Revisions are positive integers that only rise; every written key gets one, in the order of the writes.
 - A commit is atomic and durable when it returns. If one compare fails, nothing happens and `Conflict` is raised.
   It names each key once. Removing a key that is not there changes nothing.
-- Reads see exactly the acknowledged commits, never one that is still on its way to the disk.
+- Reads see exactly the acknowledged commits, never one that is still on its way to the disk. Where several processes
+  share a store, `get`, `range` and `newest` without a revision see what any of them was told is committed.
 - A watch delivers every change after its revision once, in order, and all changes of one commit together. It ends
   with `Expired` when what it needs is compacted; it never skips silently.
 - Reads and watches in the past work back to the compacted revision.
@@ -26,11 +27,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     value: bytes
     revision: int
     created: int
+    """The revision of the first write, or of another change of the commit that made it (etcd keeps no more)."""
     attached: Any = None
 
 
 class Compare(msgspec.Struct, frozen=True, gc=False):
-    """The key must be at exactly this revision; 0 means that it must not exist."""
+    """The key must be at this revision, which was read of it; 0 means that it must not exist."""
 
     key: str
     revision: int
@@ -96,6 +98,16 @@ class Store(Protocol):
     @property
     def compacted(self) -> int:
         """Reads before this revision, and watches that need a change at or before it, are refused with `Expired`."""
+
+    @property
+    def max_writes(self) -> int:
+        """How many writes one commit may have here. Whoever joins independent writes stays below it."""
+
+    async def newest(self) -> int:
+        """The head over all processes that share the store; it is the head here when this returns."""
+
+    def back(self, changes: int) -> int:
+        """A revision about so many changes before the head: what compaction keeps from. Revisions are no count."""
 
     async def get(self, key: str, *, at: int | None = None) -> Entry | None: ...
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import apsw
@@ -88,6 +89,15 @@ class History:
         marks["revision"] = max(revision or 0, marks["compacted"])
         marks["sequence"] = max(sequence or 0, marks["trimmed"])
         return marks
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """All reads inside are of one state, whatever is written meanwhile."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("COMMIT")
 
     def close(self) -> None:
         self._connection.close()

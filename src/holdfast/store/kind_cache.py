@@ -10,7 +10,7 @@ from itertools import islice
 
 from holdfast.model import codec, limits
 from holdfast.model.errors import BadRequest, Expired, Fault
-from holdfast.model.indexes import indexes_of
+from holdfast.model.indexes import TALLIES, indexes_of
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
 from holdfast.store.contract import Change, Entry
@@ -33,6 +33,8 @@ class KindCache:
         self.recent: Ring[ObjectChange] = Ring(0, limits.OBJECT_RING_EVENTS)
         self.streams = Streams(kind, self.values)
         self._index = indexes_of(kind.type)
+        self._tally = TALLIES.get(kind.type, {})
+        self._tallies: dict[tuple[str, str], int] = {}
         # index → value → keys; a dict as a set keeps the order reproducible.
         self._indexed: dict[str, dict[str, dict[str, None]]] = {name: {} for name in self._index}
 
@@ -45,6 +47,7 @@ class KindCache:
         self.changed_at = revision
         self.recent = Ring(revision, limits.OBJECT_RING_EVENTS)
         self._indexed = {name: {} for name in self._index}
+        self._tallies = {}
         for key, item in self.objects.items():
             self._reindex(key, None, item)
 
@@ -126,7 +129,16 @@ class KindCache:
             return (key,) if key in self.objects else ()
         return self.keys.walk(self.kind.range_prefix(value if field == NAMESPACE else wanted.namespace))
 
+    def tally(self, name: str, namespace: str) -> int:
+        """The sum of a tally of `model.indexes` over one namespace."""
+        return self._tallies.get((name, namespace), 0)
+
     def _reindex(self, key: str, old: Object | None, new: Object | None) -> None:
+        for name, count in self._tally.items():
+            for item, sign in ((old, -1), (new, 1)):
+                if item is not None:
+                    at = (name, item.metadata.namespace)
+                    self._tallies[at] = self._tallies.get(at, 0) + sign * count(item)
         for name, index in self._index.items():
             before: Iterable[str] = index(old) if old is not None else ()
             after: Iterable[str] = index(new) if new is not None else ()

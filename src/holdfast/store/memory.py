@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 
+from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Expired, Unavailable
 from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Remove, Txn
 from holdfast.store.feed import Failed, Feed, Told, Watch
@@ -35,6 +36,16 @@ class MemoryStore:
     @property
     def compacted(self) -> int:
         return self._compacted
+
+    @property
+    def max_writes(self) -> int:
+        return limits.MAX_WRITES_PER_COMMIT
+
+    async def newest(self) -> int:
+        return self.head
+
+    def back(self, changes: int) -> int:
+        return max(0, self.head - changes)
 
     async def get(self, key: str, *, at: int | None = None) -> Entry | None:
         self._feed.check()

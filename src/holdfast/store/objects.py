@@ -52,6 +52,22 @@ class Objects:
         """The durable store, or the volatile one for ephemeral kinds."""
         return self._follower(kind).store
 
+    def check(self) -> None:
+        """Raises the fault that has stopped this cell's objects, if one has: nothing here can go on without them."""
+        self._durable.check()
+
+    @property
+    def max_writes(self) -> int:
+        """How many writes one commit to the durable store may have."""
+        return self._durable.store.max_writes
+
+    async def newest(self, kind: Kind) -> int:
+        """The head over all processes that share the store; reads of this kind show it when this returns."""
+        follower = self._follower(kind)
+        revision = await follower.store.newest()
+        await follower.reach(revision)
+        return revision
+
     def head(self, kind: Kind) -> int:
         """The revision that reads of this kind show."""
         return self._follower(kind).revision
@@ -78,6 +94,10 @@ class Objects:
         cache = self._cache(kind)
         objects = cache.objects
         return [objects[key] for key in cache.select(_filter(cache, namespace, fields))], self.head(kind)
+
+    def tally(self, kind: Kind, name: str, namespace: str) -> int:
+        """A sum that is kept, not counted: one of `model.indexes.TALLIES` over one namespace."""
+        return self._cache(kind).tally(name, namespace)
 
     async def page(self, kind: Kind, namespace: str = "", *, at: int | None, after: str, limit: int) -> ObjectPage:
         """One page; `at` a past revision reads history, so that all pages of one list show one state.

@@ -73,6 +73,16 @@ class SqliteStore:
     def compacted(self) -> int:
         return self._compacted
 
+    @property
+    def max_writes(self) -> int:
+        return limits.MAX_WRITES_PER_COMMIT
+
+    async def newest(self) -> int:
+        return self.head
+
+    def back(self, changes: int) -> int:
+        return max(0, self.head - changes)
+
     async def get(self, key: str, *, at: int | None = None) -> Entry | None:
         self._check()
         if at is None or at == self.head:
@@ -149,6 +159,18 @@ class SqliteStore:
         self._check()
         while await self._job(partial(_trim, log=log, keep=keep)):
             pass
+
+    async def advance(self, revision: int) -> None:
+        """Goes on from at least this revision: a restored cell never gives out one that was seen before the restore."""
+        self._check()
+        if self.head:
+            raise BadRequest(f"only an empty store can be advanced, and {self.path} is at revision {self.head}")
+        past = revision + limits.RESTORE_GAP_REVISIONS
+        await self._job(partial(_set_mark, name="compacted", value=past))
+        await self._job(partial(_set_mark, name="swept", value=past))
+        self._compacted = self._swept = past
+        self._head = Head((), {}, past, self._head.sequence)
+        self._feed = Feed(past, limits.WATCH_RING_EVENTS)
 
     async def close(self) -> None:
         """Writes what is on its way, then lets go of the file."""

@@ -1,15 +1,23 @@
-"""The stores that the conformance suite holds to the contract. A new store joins by one line in `SUBJECTS`."""
+"""The stores that the conformance suite holds to the contract. A new store joins by one line in `SUBJECTS`.
+
+The etcd subjects are real clusters, started when the first test asks for one and ended with the session; every opened
+place is a cell of its own in them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+import etcd_cluster
 from holdfast.store.contract import Store
+from holdfast.store.etcd.store import open_store
+from holdfast.store.etcd.target import Target
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 
@@ -21,8 +29,8 @@ class Subject:
     name: str
     open: Callable[[Path], Awaitable[Store]]
     durable: bool
-    distinct_revisions: bool
-    """Whether two writes of one commit have different revisions."""
+    in_process: bool = True
+    """Whether commits on their way at once keep their order, and revisions follow one another without gaps."""
 
 
 async def _memory(place: Path) -> Store:
@@ -33,15 +41,38 @@ async def _sqlite(place: Path) -> Store:
     return SqliteStore(place / "cell.db")
 
 
-SUBJECTS = [
-    Subject("memory", _memory, durable=False, distinct_revisions=True),
-    Subject("sqlite", _sqlite, durable=True, distinct_revisions=True),
-]
+def _etcd(endpoints: tuple[str, ...]) -> Callable[[Path], Awaitable[Store]]:
+    async def open_at(place: Path) -> Store:
+        return await open_store(f"cell-{zlib.crc32(str(place).encode()):x}", Target(endpoints=endpoints), place)
+
+    return open_at
 
 
-@pytest.fixture(params=SUBJECTS, ids=lambda subject: subject.name)
-def subject(request: pytest.FixtureRequest) -> Subject:
-    return request.param
+SUBJECTS = {
+    "memory": Subject("memory", _memory, durable=False),
+    "sqlite": Subject("sqlite", _sqlite, durable=True),
+}
+CLUSTERS = {"etcd": 1, "etcd-3": 3}
+
+
+@pytest.fixture(scope="session")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
+    started: dict[str, etcd_cluster.Cluster] = {}
+
+    def subject(name: str) -> Subject:
+        if name not in started:
+            started[name] = etcd_cluster.Cluster(tmp_path_factory.mktemp(name), CLUSTERS[name])
+            started[name].start()
+        return Subject(name, _etcd(started[name].endpoints), durable=True, in_process=False)
+
+    yield subject
+    for cluster in started.values():
+        cluster.end()
+
+
+@pytest.fixture(params=[*SUBJECTS, *CLUSTERS])
+def subject(request: pytest.FixtureRequest, clusters: Callable[[str], Subject]) -> Subject:
+    return SUBJECTS.get(request.param) or clusters(request.param)
 
 
 @pytest_asyncio.fixture

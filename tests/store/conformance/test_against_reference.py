@@ -7,9 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conformance_counted import Counted
 from holdfast.model.errors import BadRequest, Conflict, Expired
 from holdfast.store.contract import Append, Change, Compare, Entry, Put, Remove, Txn
 
@@ -59,7 +61,8 @@ class Reference:
                     made.append(Change(write.key, revision, None, old))
             else:
                 revision += 1
-                entry = Entry(write.key, write.value, revision, old.created if old else revision)
+                # As `Counted` shows it: the first change of the commit that made the key.
+                entry = Entry(write.key, write.value, revision, old.created if old else self.head + 1)
                 made.append(Change(write.key, revision, entry, old))
         if made:
             self.commits.append(made)
@@ -88,7 +91,7 @@ class Run:
         self.subject, self.place, self.reference = subject, place, Reference()
 
     async def all(self, operations: list[tuple[Any, ...]]) -> None:
-        self.store = await self.subject.open(self.place)
+        self.store = Counted(await self.subject.open(self.place))
         try:
             for name, *arguments in operations:
                 await getattr(self, name)(*arguments)
@@ -122,7 +125,11 @@ class Run:
         txns = [Txn(writes=own) for own in several]
         for txn in txns:
             self.reference.commit(txn)
-        await asyncio.gather(*map(self.store.commit, txns))
+        if self.subject.in_process:
+            await asyncio.gather(*map(self.store.commit, txns))
+        else:
+            for txn in txns:
+                await self.store.commit(txn)
 
     async def get(self, key: str, where: float) -> None:
         at = self._at(where)
@@ -173,15 +180,38 @@ class Run:
     async def reopen(self) -> None:
         if self.subject.durable:
             await self.store.close()
-            self.store = await self.subject.open(self.place)
+            self.store.store = await self.subject.open(self.place)
 
     def _at(self, where: float) -> int:
         """Any revision from 0 to just beyond the head."""
         return round(where * (self.reference.head + 1))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=st.lists(operation, min_size=8, max_size=40))
-def test_every_answer_is_that_of_the_reference(subject, operations):
+@pytest.fixture(scope="module")
+def runner():
+    """One loop for all examples: a gRPC channel leaves its last words to the loop it was made on."""
+    with asyncio.Runner() as made:
+        yield made
+
+
+def check(runner, subject, operations):
     with tempfile.TemporaryDirectory() as place:
-        asyncio.run(Run(subject, Path(place)).all(operations))
+        runner.run(Run(subject, Path(place)).all(operations))
+
+
+quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+histories = st.lists(operation, min_size=8, max_size=40)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=quiet)
+@given(operations=histories)
+@pytest.mark.parametrize("subject", ["memory", "sqlite"], indirect=True)
+def test_every_answer_is_that_of_the_reference(runner, subject, operations):
+    check(runner, subject, operations)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=quiet)
+@given(operations=histories)
+@pytest.mark.parametrize("subject", ["etcd", "etcd-3"], indirect=True)
+def test_every_answer_of_a_cluster_is_that_of_the_reference(runner, subject, operations):
+    check(runner, subject, operations)

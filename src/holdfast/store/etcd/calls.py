@@ -1,0 +1,321 @@
+"""Calls to the members of one etcd cluster: which member, how long, under whose name, and what a failure means.
+
+Reads may be asked of another member when one does not answer. A write is sent once: only when it surely never left, or
+when etcd itself refused it for want of a fresh login, is it sent again. Every answer's cluster and revision are held
+against the last, so that a cluster that was exchanged or wiped under us is noticed before anything is built on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from holdfast.model import limits
+from holdfast.model.errors import Fault, Retryable, StoreFailed, Unavailable
+from holdfast.store.etcd import faults, wire
+from holdfast.store.etcd.target import Target
+
+_log = structlog.get_logger()
+
+OLDEST = (3, 4)
+_REQUIRE_LEADER = (("hasleader", "true"),)
+
+
+class Member:
+    """One endpoint and the channel to it."""
+
+    def __init__(self, target: Target, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        self.address = address
+        host = address.partition("://")[2]
+        options = _options()
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(host, options=options)
+        else:
+            self._channel = grpc.aio.secure_channel(host, credentials, options=options)
+        self._unary = {
+            name: self._channel.unary_unary(
+                wire.path_of(name),
+                request_serializer=_serialize,
+                response_deserializer=wire.response_class(name).FromString,
+            )
+            for name in wire.METHODS
+            if name != "Watch"
+        }
+        self._watch = self._channel.stream_stream(
+            wire.path_of("Watch"),
+            request_serializer=_serialize,
+            response_deserializer=wire.response_class("Watch").FromString,
+        )
+
+    async def call(self, method: str, request: Any, *, timeout_s: float, metadata: Sequence[tuple[str, str]]) -> Any:
+        return await self._unary[method](request, timeout=timeout_s, metadata=metadata)
+
+    def watch(self, metadata: Sequence[tuple[str, str]]) -> Any:
+        return self._watch(metadata=metadata)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class Calls:
+    def __init__(self, target: Target, first: int = 0) -> None:
+        """`first` spreads the cells over the members: each begins with another one."""
+        self.target = target
+        self.cluster_id = 0
+        self.revision = 0
+        """The newest revision of etcd's that a linearizable answer named."""
+        credentials = _credentials(target)
+        self._members = [Member(target, address, credentials) for address in _addresses(target)]
+        self._at = first % len(self._members)
+        self._token = ""
+        self._login = asyncio.Lock()
+
+    @property
+    def addresses(self) -> str:
+        return ", ".join(member.address for member in self._members)
+
+    async def open(self) -> str:
+        """Asks every member who it is. Answers the oldest version among them; refuses what cannot be used."""
+        problems: list[Fault] = []
+        versions: dict[tuple[int, int], str] = {}
+        clusters: dict[int, str] = {}
+        if self.target.user:
+            await self._authenticate()
+        answered = await asyncio.gather(*map(self._status, self._members), return_exceptions=True)
+        for member, status in zip(self._members, answered, strict=True):
+            if isinstance(status, Fault):
+                problems.append(status)
+            elif isinstance(status, BaseException):
+                raise status
+            else:
+                clusters.setdefault(status.header.cluster_id, member.address)
+                versions[_version(status.version)] = status.version
+        if not versions:
+            raise problems[0]
+        if len(clusters) > 1:
+            told = ", ".join(f"{address} to {number:x}" for number, address in clusters.items())
+            raise StoreFailed(f"the etcd endpoints belong to different clusters ({told}): name members of one cluster")
+        oldest = min(versions)
+        if oldest < OLDEST:
+            raise StoreFailed(
+                f"etcd {versions[oldest]} is too old: at least {OLDEST[0]}.{OLDEST[1]} is needed; upgrade it"
+            )
+        self.cluster_id = next(iter(clusters))
+        for problem in problems:
+            _log.warning("etcd_member_silent", message=problem.message)
+        return versions[oldest]
+
+    async def read(self, method: str, request: Any) -> Any:
+        """Asks one member after another until one answers."""
+        last: Fault | None = None
+        for _ in range(max(limits.READ_ATTEMPTS, len(self._members))):
+            member = self._members[self._at]
+            try:
+                return self._checked(await self._once(member, method, request))
+            except grpc.aio.AioRpcError as error:
+                fault = faults.definite(error, member.address) or faults.unanswered(error, member.address)
+                if not isinstance(fault, Unavailable):
+                    raise fault from error
+                last = fault
+                self._leave(member)
+                await asyncio.sleep(limits.BACKOFF_FIRST_S)
+        assert last is not None
+        raise last
+
+    async def write(self, method: str, request: Any) -> Any:
+        """Sends it once. Raises Ambiguous when nobody can say whether it happened."""
+        last: Fault | None = None
+        for _ in range(len(self._members)):
+            member = self._members[self._at]
+            try:
+                return self._checked(await self._once(member, method, request))
+            except grpc.aio.AioRpcError as error:
+                fault = faults.definite(error, member.address)
+                if fault is None:
+                    self._leave(member)
+                    raise faults.unknown(error, member.address) from error
+                if not isinstance(fault, Unavailable) or "NOSPACE" in fault.message:
+                    raise fault from error
+                last = fault
+                self._leave(member)
+        assert last is not None
+        raise last
+
+    async def watch(self) -> tuple[Any, str]:
+        """A new watch stream on the current member, and that member's address."""
+        member = self._members[self._at]
+        return member.watch((*_REQUIRE_LEADER, *self._identity())), member.address
+
+    def leave(self, address: str) -> None:
+        """This member is of no use at the moment: go on with the next."""
+        self._leave(next(member for member in self._members if member.address == address))
+
+    async def login_again(self) -> None:
+        if self.target.user:
+            await self._authenticate(stale=self._token)
+
+    def see(self, header: Any) -> None:
+        """Holds an answer against what is known of the cluster."""
+        if self.cluster_id and header.cluster_id != self.cluster_id:
+            raise StoreFailed(
+                f"the etcd cluster at {self.addresses} was {self.cluster_id:x} and is now {header.cluster_id:x}: "
+                "another cluster, to which nothing is written. Point the cell back at its own, or restore it"
+            )
+
+    async def close(self) -> None:
+        for member in self._members:
+            await member.close()
+
+    # Inside
+
+    async def _once(self, member: Member, method: str, request: Any) -> Any:
+        for attempt in (0, 1):
+            token = self._token
+            before = self.revision
+            try:
+                answer = await member.call(
+                    method, request, timeout_s=limits.ETCD_CALL_S, metadata=(*_REQUIRE_LEADER, *self._identity())
+                )
+            except grpc.aio.AioRpcError as error:
+                if attempt or not self.target.user or not faults.wants_login(error):
+                    raise
+                await self._authenticate(stale=token)
+                continue
+            # Held against what was known when the call began: a call that overtook it may name a newer revision.
+            if answer.header.revision < before and answer.header.cluster_id == self.cluster_id:
+                raise StoreFailed(
+                    f"the etcd cluster at {self.addresses} went back from revision {before} to "
+                    f"{answer.header.revision}: it was wiped or restored under this cell; nothing more is written. "
+                    "Use `holdfast restore`"
+                )
+            self.revision = max(self.revision, answer.header.revision)
+            return answer
+        raise AssertionError("the second attempt returns or raises")
+
+    def _checked(self, answer: Any) -> Any:
+        self.see(answer.header)
+        return answer
+
+    def _identity(self) -> tuple[tuple[str, str], ...]:
+        return (("token", self._token),) if self._token else ()
+
+    def _leave(self, member: Member) -> None:
+        if self._members[self._at] is member:
+            self._at = (self._at + 1) % len(self._members)
+
+    async def _status(self, member: Member) -> Any:
+        try:
+            return await member.call(
+                "Status", wire.StatusRequest(), timeout_s=limits.ETCD_DIAL_S, metadata=self._identity()
+            )
+        except grpc.aio.AioRpcError as error:
+            raise (
+                faults.definite(error, member.address) or faults.unanswered(error, member.address)
+            ) from error  # fmt: skip
+
+    async def _authenticate(self, stale: str = "") -> None:
+        async with self._login:
+            if stale != self._token:
+                return  # someone else has logged in meanwhile
+            request = wire.AuthenticateRequest(name=self.target.user, password=_password(self.target))
+            last: Fault | None = None
+            for member in (*self._members[self._at :], *self._members[: self._at]):
+                try:
+                    answer = await member.call(
+                        "Authenticate", request, timeout_s=limits.ETCD_DIAL_S, metadata=()
+                    )  # fmt: skip
+                except grpc.aio.AioRpcError as error:
+                    if "authentication is not enabled" in (error.details() or ""):
+                        _log.warning("etcd_user_unused", user=self.target.user, reason="authentication is not enabled")
+                        return
+                    last = faults.definite(error, member.address) or faults.unanswered(error, member.address)
+                    if not isinstance(last, Retryable):
+                        raise last from error
+                    continue
+                self._token = answer.token
+                return
+            assert last is not None
+            raise last
+
+
+def _addresses(target: Target) -> list[str]:
+    if not target.endpoints:
+        raise StoreFailed("no etcd endpoint is named: give --etcd-endpoints https://HOST:2379,…")
+    found = []
+    for text in target.endpoints:
+        address = text.rstrip("/") if "://" in text else f"{'https' if target.ca or target.cert else 'http'}://{text}"
+        scheme, _, host = address.partition("://")
+        if scheme not in ("http", "https") or not host or ":" not in host:
+            raise StoreFailed(f"{text!r} is no etcd endpoint: write http://HOST:PORT or https://HOST:PORT")
+        found.append(address)
+    if len({address.partition("://")[0] for address in found}) > 1:
+        raise StoreFailed("the etcd endpoints mix http and https: name them all alike")
+    if found[0].startswith("http://") and (target.ca or target.cert):
+        raise StoreFailed("--etcd-ca and --etcd-cert are for https:// endpoints, and these are http://")
+    return list(dict.fromkeys(found))
+
+
+def _credentials(target: Target) -> grpc.ChannelCredentials | None:
+    if not _addresses(target)[0].startswith("https://"):
+        return None
+    if bool(target.cert) != bool(target.key):
+        raise StoreFailed("--etcd-cert and --etcd-key go together")
+    return grpc.ssl_channel_credentials(
+        root_certificates=_file(target.ca, "--etcd-ca"),
+        private_key=_file(target.key, "--etcd-key"),
+        certificate_chain=_file(target.cert, "--etcd-cert"),
+    )
+
+
+def _file(path: str, option: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StoreFailed(f"{option} {path} cannot be read: {error.strerror}") from error
+
+
+def _password(target: Target) -> str:
+    if not target.password_file:
+        raise StoreFailed(f"--etcd-user {target.user} has no password: give --etcd-password-file")
+    held = _file(target.password_file, "--etcd-password-file")
+    assert held is not None
+    return held.decode().strip()
+
+
+def _version(text: str) -> tuple[int, int]:
+    parts = text.split(".")
+    with contextlib.suppress(ValueError, IndexError):
+        return int(parts[0]), int(parts[1])
+    raise StoreFailed(f"{text!r} is no version of etcd: check the endpoint")
+
+
+def _serialize(message: Any) -> bytes:
+    raw: bytes = message.SerializeToString()
+    return raw
+
+
+def _options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", int(limits.ETCD_KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(limits.ETCD_DIAL_S * 1000)),
+        # etcd ends connections that are pinged without a call; where a watch is open there always is one.
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", int(limits.ETCD_DIAL_S * 1000)),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        # No hidden repetition of anything, no proxy in between, no channel shared with another store of this process.
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]

@@ -1,0 +1,100 @@
+"""Where a cell keeps what in etcd, and how etcd's revisions and ours translate.
+
+    /holdfast/<cell>/cell/head        written last in every commit; its value is how many keys the commit changed
+    /holdfast/<cell>/cell/identity    the random identity of this cell's data, written once
+    /holdfast/<cell>/cell/compacted   how far history was given up
+    /holdfast/<cell>/cell/epoch       the log epoch: which folder records are appended to
+    /holdfast/<cell>/data<key>        the objects
+    /holdfast/<cell>/logs/<log>/<epoch>/<writer>-<n>
+
+etcd counts one revision per transaction; the contract asks for one per changed key, in order. So ours is etcd's times
+4096 plus the place of the change in its transaction. A watch shows that place by the order of its events; for reads it
+is in the first two bytes of every value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.model.errors import StoreFailed
+from holdfast.store.contract import Entry
+from holdfast.store.ordered import upper_bound
+
+ROOT = "/holdfast"
+PLACE_BITS = 12
+LAST_PLACE = (1 << PLACE_BITS) - 1
+_HEADER_BYTES = 2
+
+
+def revision_of(main: int, place: int) -> int:
+    return main << PLACE_BITS | place
+
+
+def main_of(revision: int) -> int:
+    """The revision of etcd's that a revision of ours belongs to."""
+    return revision >> PLACE_BITS
+
+
+def pack(value: bytes, place: int) -> bytes:
+    return place.to_bytes(_HEADER_BYTES, "big") + value
+
+
+class Keys:
+    """The keys of one cell."""
+
+    def __init__(self, cell: str) -> None:
+        root = f"{ROOT}/{cell}/"
+        self.root = root.encode()
+        self.root_end = f"{ROOT}/{cell}0".encode()
+        self.head = self.root + b"cell/head"
+        self.identity = self.root + b"cell/identity"
+        self.compacted = self.root + b"cell/compacted"
+        self.epoch = self.root + b"cell/epoch"
+        self.logs = self.root + b"logs/"
+        self.logs_end = self.root + b"logs0"
+        self._data = f"{root}data"
+        self._data_bytes = self._data.encode()
+        # One watch covers the cell's facts and its objects, and not its logs: `cell/` to `data…`.
+        self.watched = (self.root + b"cell/", self.root + b"datb")
+
+    def data(self, key: str) -> bytes:
+        return f"{self._data}{key}".encode()
+
+    def data_range(self, prefix: str, after: str = "") -> tuple[bytes, bytes]:
+        """What `range` asks etcd for: from here, up to there."""
+        end = upper_bound(prefix)
+        low = f"{after}\0" if after and after >= prefix else prefix
+        return self.data(low), self.data(end) if end else self.watched[1]
+
+    def is_data(self, raw: bytes) -> bool:
+        return raw.startswith(self._data_bytes)
+
+    def key(self, raw: bytes) -> str:
+        return raw[len(self._data_bytes) :].decode()
+
+    def entry(self, pair: Any) -> Entry:
+        value: bytes = pair.value
+        if len(value) < _HEADER_BYTES:
+            raise StoreFailed(f"etcd holds {pair.key!r} with a value that Holdfast did not write: remove or restore it")
+        place = int.from_bytes(value[:_HEADER_BYTES], "big")
+        return Entry(
+            self.key(pair.key),
+            value[_HEADER_BYTES:],
+            revision_of(pair.mod_revision, place),
+            revision_of(pair.create_revision, 0),
+        )
+
+    def head_revision(self, pairs: Any) -> int:
+        """The newest revision of the cell, from what was read of its head key."""
+        for pair in pairs:
+            return revision_of(pair.mod_revision, int(pair.value) - 1)
+        return 0
+
+    def log(self, log: str, epoch: str = "") -> bytes:
+        """The folder of a log, or of one of its epochs."""
+        return self.logs + f"{log}/{epoch}{'/' if epoch else ''}".encode()
+
+
+def after_all(prefix: bytes) -> bytes:
+    """The end of the range of everything that starts with a prefix that ends in `/`."""
+    return prefix[:-1] + b"0"

@@ -1,0 +1,185 @@
+"""Append-only logs in etcd: records in the order they were committed, though many processes append at once.
+
+A record's key is chosen before its commit, its order is known only after it. So records go into epochs: every commit
+that appends compares the epoch's revision, so all records of one epoch were committed before any of the next. Inside an
+epoch, which is short, they are put in order by the revision of etcd's that wrote them; that is also their sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from holdfast.model import limits
+from holdfast.model.errors import Fault
+from holdfast.store.contract import Append, LogRecord
+from holdfast.store.etcd import wire
+from holdfast.store.etcd.calls import Calls
+from holdfast.store.etcd.keys import PLACE_BITS, Keys, after_all
+
+_DIGITS = 16
+_DELETES = 100
+FIRST_EPOCH = "0" * _DIGITS
+
+
+class Epoch:
+    """`name` sorts by age: it is the revision of etcd's at which the epoch before it began. `revision`: its key's."""
+
+    def __init__(self, name: str, revision: int) -> None:
+        self.name = name
+        self.revision = revision
+
+
+class Logs:
+    def __init__(self, calls: Calls, keys: Keys, writer: str) -> None:
+        self._calls = calls
+        self._keys = keys
+        self._writer = writer
+        self._made = 0
+        self.epoch = Epoch(FIRST_EPOCH, 0)
+        self._in_epoch = 0
+        self._turning: asyncio.Task[None] | None = None
+
+    def see(self, pair: Any) -> None:
+        """The epoch key as a read or the watch shows it."""
+        if pair.mod_revision > self.epoch.revision:
+            self.epoch = Epoch(pair.value.decode(), pair.mod_revision)
+            self._in_epoch = 0
+
+    def operations(self, appends: tuple[Append, ...]) -> tuple[list[Any], list[Any]]:
+        """The compares and writes that append these records."""
+        if not appends:
+            return [], []
+        epoch = self.epoch
+        puts = []
+        for place, append in enumerate(appends):
+            self._made += 1
+            key = self._keys.log(append.log, epoch.name) + f"{self._writer}-{self._made:08x}".encode()
+            puts.append(wire.put_op(key, place.to_bytes(2, "big") + append.value))
+        return [wire.at_revision(self._keys.epoch, epoch.revision)], puts
+
+    def appended(self, records: int) -> None:
+        """Turns to a new epoch when this one is full. Whoever is first does it for all."""
+        self._in_epoch += records
+        if self._in_epoch >= limits.ETCD_EPOCH_RECORDS and self._turning is None:
+            self._turning = asyncio.get_running_loop().create_task(self._turn(), name="log epoch")
+
+    async def refresh(self) -> None:
+        answer = await self._calls.read("Range", wire.read(self._keys.epoch))
+        for pair in answer.kvs:
+            self.see(pair)
+
+    async def close(self) -> None:
+        if self._turning is not None:
+            await asyncio.gather(self._turning, return_exceptions=True)
+
+    async def _turn(self) -> None:
+        epoch = self.epoch
+        # The old epoch's key was written at its revision: everything in the new one is committed after that.
+        name = f"{epoch.revision:0{_DIGITS}x}"
+        try:
+            await self._calls.write(
+                "Txn",
+                wire.TxnRequest(
+                    compare=[wire.at_revision(self._keys.epoch, epoch.revision)],
+                    success=[wire.put_op(self._keys.epoch, name.encode())],
+                ),
+            )
+            await self.refresh()
+        except Fault:
+            self._in_epoch = 0  # another attempt follows when as many more were appended
+        finally:
+            self._turning = None
+
+    async def read(self, log: str, after: int, limit: int) -> tuple[LogRecord, ...]:
+        found: list[LogRecord] = []
+        async for _, pairs in self._epochs(log, await self._epoch_of(log, after)):
+            records = sorted((_record(pair) for pair in pairs), key=lambda record: record.sequence)
+            found += (record for record in records if record.sequence > after)
+            if len(found) >= limit:
+                break
+        return tuple(found[:limit])
+
+    async def trim(self, log: str, keep: int) -> None:
+        """Deletes the oldest beyond `keep`, whole epochs at once where it can."""
+        folder = self._keys.log(log)
+        counted = await self._calls.read(
+            "Range", wire.RangeRequest(key=folder, range_end=after_all(folder), count_only=True)
+        )
+        spare = counted.count - keep
+        if spare <= 0:
+            return
+        async for epoch, pairs in self._epochs(log, "", keys_only=True):
+            if len(pairs) <= spare and epoch < self.epoch.name:
+                low = self._keys.log(log, epoch)
+                await self._calls.write("DeleteRange", wire.DeleteRangeRequest(key=low, range_end=after_all(low)))
+                spare -= len(pairs)
+            else:
+                whole = await self._calls.read("Range", wire.read(*_span(self._keys.log(log, epoch))))
+                oldest = sorted(whole.kvs, key=lambda pair: _record(pair).sequence)[:spare]
+                for start in range(0, len(oldest), _DELETES):
+                    some = [wire.delete_op(pair.key) for pair in oldest[start : start + _DELETES]]
+                    await self._calls.write("Txn", wire.TxnRequest(success=some))
+                spare -= len(oldest)
+            if spare <= 0:
+                return
+
+    async def _epoch_of(self, log: str, after: int) -> str:
+        """An epoch from which on every record after this sequence is found; "" for the first.
+
+        An epoch is named by when the one before it began, so the last that is named before the record may already be
+        the one behind the record's own: one step further back is safe.
+        """
+        folder = self._keys.log(log)
+        name = f"{after >> PLACE_BITS:0{_DIGITS}x}"
+        for _ in range(2):
+            request = wire.RangeRequest(
+                key=folder, range_end=self._keys.log(log, name), limit=1, keys_only=True,
+                sort_order=wire.DESCEND, sort_target=wire.BY_KEY,
+            )  # fmt: skip
+            answer = await self._calls.read("Range", request)
+            if not answer.kvs:
+                return ""
+            name = _epoch_name(folder, answer.kvs[0].key)
+        return name
+
+    async def _epochs(
+        self, log: str, first: str, *, keys_only: bool = False
+    ) -> AsyncIterator[tuple[str, list[Any]]]:  # fmt: skip
+        """Every epoch from `first` on, oldest first, with all of its records."""
+        folder = self._keys.log(log)
+        low = self._keys.log(log, first) if first else folder
+        end = after_all(folder)
+        held: list[Any] = []
+        name = ""
+        while True:
+            answer = await self._calls.read(
+                "Range", wire.read(low, end, limit=limits.ETCD_PAGE_KEYS, keys_only=keys_only)
+            )
+            for pair in answer.kvs:
+                own = _epoch_name(folder, pair.key)
+                if own != name and held:
+                    yield name, held
+                    held = []
+                name = own
+                held.append(pair)
+            if not answer.more:
+                break
+            low = answer.kvs[-1].key + b"\0"
+        if held:
+            yield name, held
+
+
+def _record(pair: Any) -> LogRecord:
+    place = int.from_bytes(pair.value[:2], "big")
+    return LogRecord(pair.mod_revision << PLACE_BITS | place, pair.value[2:])
+
+
+def _epoch_name(folder: bytes, key: bytes) -> str:
+    name: str = key[len(folder) :].partition(b"/")[0].decode()
+    return name
+
+
+def _span(folder: bytes) -> tuple[bytes, bytes]:
+    return folder, after_all(folder)

@@ -1,0 +1,461 @@
+"""A cell's store on an etcd cluster, shared by any number of processes.
+
+Reads of the newest state and commits are linearizable: they go to etcd, and they return only when this process has seen
+by its own watch what they rest on, so that `head`, reads and watches move together here. Reads of the past and watches
+from the past come from etcd's history. Nothing is retried behind the caller's back: a commit is sent once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from holdfast.model import limits
+from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, StoreFailed, Unavailable
+from holdfast.runtime import metrics
+from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Txn
+from holdfast.store.etcd import identity, wire
+from holdfast.store.etcd.calls import Calls
+from holdfast.store.etcd.draft import Draft, compared_main, conflict
+from holdfast.store.etcd.identity import Mark, MarkFile
+from holdfast.store.etcd.keys import LAST_PLACE, Keys, main_of, revision_of
+from holdfast.store.etcd.logs import Logs
+from holdfast.store.etcd.tail import Commit, Tail, past_commits
+from holdfast.store.etcd.target import Target
+from holdfast.store.feed import Feed, Watch
+
+_log = structlog.get_logger()
+
+
+class EtcdStore:
+    """Made by `open_store`. Used from one loop only."""
+
+    def __init__(
+        self, cell: str, calls: Calls, keys: Keys, mark: Mark, *, born: int, main: int, file: MarkFile
+    ) -> None:
+        """`mark.head` was the cell's head at etcd's revision `main`; nothing of the cell is older than `born`."""
+        self._born = born
+        self.cell = cell
+        self.max_writes = calls.target.operations - limits.ETCD_TXN_RESERVE
+        self._calls = calls
+        self._keys = keys
+        self._mark = mark
+        self._file = file
+        self._logs = Logs(calls, keys, uuid.uuid4().hex[:12])
+        self._feed = Feed(mark.head, limits.WATCH_RING_EVENTS)
+        self._tail = Tail(
+            calls, keys, mark.head, main, publish=self._publish, read_head=self._read_head, attached=self._attached
+        )  # fmt: skip
+        self._compacted = 0
+        self._writing: dict[str, tuple[bytes, Any]] = {}
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._failure: Fault | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # The contract
+
+    @property
+    def head(self) -> int:
+        return self._tail.head
+
+    @property
+    def compacted(self) -> int:
+        return self._compacted
+
+    def back(self, changes: int) -> int:
+        """In etcd's revisions, so that all cells of a cluster give up about the same past."""
+        return max(0, revision_of(main_of(self.head) - changes, LAST_PLACE))
+
+    async def newest(self) -> int:
+        head, _ = await self._read_head()
+        await self._reach(head)
+        return head
+
+    async def get(self, key: str, *, at: int | None = None) -> Entry | None:
+        if at is not None:
+            page = await self._past(self._keys.data(key), b"", at, 1)
+            return next((entry for entry in page.entries if entry.key == key), None)
+        found, head, _ = await self._read_now(self._keys.data(key), b"", 1)
+        await self._reach(head)
+        return self._keys.entry(found.kvs[0]) if found.kvs else None
+
+    async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
+        low, high = self._keys.data_range(prefix, after)
+        if at is not None:
+            return await self._past(low, high, at, limit)
+        first, head, main = await self._read_now(low, high, limit or limits.ETCD_PAGE_KEYS)
+        entries = [self._keys.entry(pair) for pair in first.kvs]
+        more = first.more
+        while more and not limit:
+            rest = await self._calls.read(
+                "Range",
+                wire.read(self._keys.data(f"{entries[-1].key}\0"), high, limit=limits.ETCD_PAGE_KEYS, revision=main),
+            )
+            entries += map(self._keys.entry, rest.kvs)
+            more = rest.more
+        await self._reach(head)
+        return Page(tuple(entries), head, bool(limit) and more)
+
+    async def commit(self, txn: Txn) -> Committed:
+        self._check()
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            return await self._commit(txn)
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
+        return Watch(self._feed, prefix, after, lambda: max(self._compacted, self._tail.floor), self._past_changes)
+
+    async def compact(self, revision: int) -> None:
+        self._check()
+        if revision > self.head:
+            raise BadRequest(f"revision {revision} cannot be compacted: the newest is {self.head}")
+        if revision <= self._compacted:
+            return
+        await self._calls.write(
+            "Txn", wire.TxnRequest(success=[wire.put_op(self._keys.compacted, str(revision).encode())])
+        )
+        self._compacted = max(self._compacted, revision)
+        metrics.STORE_COMPACTED.set(self._compacted)
+        self._feed.wake()
+        # A commit that is given up only in part must stay whole in etcd.
+        head = await self._head_at(main_of(revision))
+        main = main_of(revision) if revision >= head else main_of(revision) - 1
+        if main >= self._born:
+            # Another process, or etcd itself, may have gone further already.
+            with contextlib.suppress(Expired):
+                await self._calls.write("Compact", wire.CompactionRequest(revision=main))
+        _log.info("history_compacted", cell=self.cell, revision=revision)
+
+    async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
+        self._check()
+        return await self._logs.read(log, after, limit)
+
+    async def trim_log(self, log: str, *, keep: int) -> None:
+        self._check()
+        await self._logs.trim(log, keep)
+
+    async def close(self) -> None:
+        """Waits for what is on its way, then lets go of the cluster."""
+        if isinstance(self._failure, Unavailable):
+            return
+        closed = Unavailable(f"the store of cell {self.cell} is closed")
+        stopped, self._failure = self._failure, self._failure or closed
+        if stopped is None:
+            await self._idle.wait()
+            self._remember()
+        await self._logs.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._calls.close()
+        self._feed.fail(self._failure)
+        self._failure = closed
+
+    # Life
+
+    async def start(self) -> None:
+        for pair in (await self._calls.read("Range", wire.read(self._keys.compacted))).kvs:
+            self._compacted = int(pair.value)
+        await self._logs.refresh()
+        self._remember()
+        for name, work in (("etcd watch", self._follow()), ("etcd mark", self._keep_mark())):
+            self._tasks.append(asyncio.create_task(work, name=f"{name} {self.cell}"))
+
+    async def _follow(self) -> None:
+        try:
+            await self._tail.run()
+        except Fault as fault:
+            self._fail(fault)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            _log.exception("etcd_watch_failed", cell=self.cell)
+            self._fail(StoreFailed(f"following etcd failed: {error}"))
+
+    async def _keep_mark(self) -> None:
+        """How far the cell has come, beside the process: what a wiped cluster is found out by at the next start."""
+        while True:
+            await asyncio.sleep(limits.ETCD_MARK_EVERY_S)
+            self._remember()
+
+    def _remember(self) -> None:
+        if self.head > self._mark.head or self._mark.head == 0:
+            self._mark = Mark(self._mark.cluster, self._mark.identity, self.head)
+        try:
+            self._file.write(self._mark)
+        except OSError as error:
+            _log.warning("etcd_mark_not_written", path=self._file.path, reason=str(error))
+
+    def _fail(self, fault: Fault) -> None:
+        if self._failure is None:
+            self._failure = fault
+            _log.error("store_stopped", cell=self.cell, error=fault.message, commits_unknown=self._in_flight)
+            self._feed.fail(fault)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # Writing
+
+    async def _commit(self, txn: Txn) -> Committed:
+        draft = Draft(self._keys, txn, self.max_writes)
+        before = self.head
+        for _ in range(limits.COMMIT_ROUNDS):
+            await self._settle_removals(draft)
+            compares, puts = self._logs.operations(txn.appends)
+            request = draft.request(compares, puts)
+            for write in draft.puts:
+                self._writing[write.key] = (write.value, write.attached)
+            try:
+                answer = await self._sent(self._calls.write("Txn", request))
+            finally:
+                for write in draft.puts:
+                    self._writing.pop(write.key, None)
+            if answer.succeeded:
+                return await self._committed(draft, answer, len(txn.appends), before)
+            await self._refused(draft, answer)
+            if txn.appends:
+                await self._logs.refresh()
+        raise Conflict(f"the log epoch, or keys to remove, kept changing in {limits.COMMIT_ROUNDS} attempts: try again")
+
+    async def _committed(self, draft: Draft, answer: Any, records: int, before: int) -> Committed:
+        if records:
+            self._logs.appended(records)
+        if not draft.changes:
+            head = self._keys.head_revision(answer.responses[0].response_range.kvs)
+            await self._reach(head)
+            return Committed(head, draft.revisions(0, head))
+        main = answer.header.revision
+        revisions = draft.revisions(main, before)
+        await self._reach(revision_of(main, draft.changes - 1))
+        metrics.STORE_COMMITS.inc()
+        metrics.STORE_ROWS.inc(draft.changes)
+        return Committed(revisions[-1], revisions)
+
+    async def _refused(self, draft: Draft, answer: Any) -> None:
+        """Raises Conflict if a compare of the caller's failed; returns when only one of our own did."""
+        found = [response.response_range for response in answer.responses]
+        for compare, now in zip(draft.compares, found, strict=False):
+            if (now.kvs[0].mod_revision if now.kvs else 0) == compared_main(compare):
+                continue
+            metrics.STORE_CONFLICTS.inc()
+            # Read again for its place; what it lost against is then seen here as well.
+            entry = await self.get(compare.key)
+            raise conflict(compare.key, compare.revision, entry.revision if entry is not None else 0)
+        draft.forget_removals()
+
+    async def _settle_removals(self, draft: Draft) -> None:
+        """Which of the keys to remove exist: only those take a revision, so it must be known before the commit."""
+        unknown = draft.unknown_removals()
+        if not unknown:
+            return
+        reads = [wire.read_op(self._keys.data(key), keys_only=True) for key in unknown]
+        answer = await self._sent(self._calls.read("Txn", wire.TxnRequest(success=reads)))
+        for key, response in zip(unknown, answer.responses, strict=True):
+            pairs = response.response_range.kvs
+            draft.found(key, pairs[0].mod_revision if pairs else 0)
+
+    def _attached(self, key: str, value: bytes) -> Any:
+        held = self._writing.get(key)
+        return held[1] if held is not None and held[0] == value else None
+
+    # Reading
+
+    async def _read_now(self, low: bytes, high: bytes, limit: int) -> tuple[Any, int, int]:
+        """Keys in one linearizable read, the cell's head at that moment, and the revision of etcd's they are of.
+
+        Two reads rather than one transaction: an etcd that is out of space refuses every transaction.
+        """
+        for _ in range(limits.READ_ATTEMPTS):
+            self._check()
+            found = await self._sent(self._calls.read("Range", wire.read(low, high, limit=limit)))
+            main = found.header.revision
+            # Compaction may have gone past that moment meanwhile; then there is a newer one to read.
+            with contextlib.suppress(Expired):
+                return found, await self._head_at(main), main
+        raise Unavailable("etcd compacts faster than this cell can read: try again")
+
+    async def _read_head(self) -> tuple[int, int]:
+        answer = await self._sent(self._calls.read("Range", wire.read(self._keys.head)))
+        return self._keys.head_revision(answer.kvs), answer.header.revision
+
+    async def _head_at(self, main: int) -> int:
+        """The cell's head as of a revision of etcd's."""
+        if main < self._born:
+            return 0
+        answer = await self._sent(self._calls.read("Range", wire.read(self._keys.head, revision=main)))
+        return self._keys.head_revision(answer.kvs)
+
+    async def _past(self, low: bytes, high: bytes, at: int, limit: int) -> Page:
+        self._check()
+        if at > self.head and at > await self.newest():
+            raise BadRequest(f"revision {at} is in the future: the newest is {self.head}")
+        self._check_past(at)
+        main = main_of(at)
+        if main < self._born:
+            return Page((), at, False)
+        undone = await self._undone(at)
+        start = low
+        # Each undone key may displace one that was read, or add one.
+        wanted = limit + len(undone) + 1 if limit else 0
+        entries: dict[str, Entry] = {}
+        more = True
+        while more and (not wanted or len(entries) < wanted):
+            size = min(wanted - len(entries), limits.ETCD_PAGE_KEYS) if wanted else limits.ETCD_PAGE_KEYS
+            answer = await self._sent(
+                self._calls.read("Range", wire.read(low, high, limit=size if high else 0, revision=main))
+            )
+            for pair in answer.kvs:
+                entry = self._keys.entry(pair)
+                entries[entry.key] = entry
+            more = answer.more
+            if more:
+                low = answer.kvs[-1].key + b"\0"
+        last = max(entries) if entries and more else None
+        for key, before in undone.items():
+            raw = self._keys.data(key)
+            if not (start <= raw < high if high else raw == start):
+                continue
+            if last is not None and key > last:
+                continue
+            entries.pop(key, None)
+            if before is not None:
+                entries[key] = before
+        self._check_past(at)
+        found = tuple(entries[key] for key in sorted(entries))
+        chosen = found[:limit] if limit else found
+        return Page(chosen, at, len(found) > len(chosen) or more)
+
+    async def _undone(self, at: int) -> dict[str, Entry | None]:
+        """What the changes behind `at` in its own commit replaced: etcd can only be read after whole commits."""
+        main = main_of(at)
+        if await self._head_at(main) <= at:
+            return {}
+        await self._head_at(main - 1)  # raises Expired when this commit is compacted in part
+        undone: dict[str, Entry | None] = {}
+        for commit in await self._sent(past_commits(self._calls, self._keys, main, main)):
+            for change in commit.changes:
+                if change.revision > at:
+                    undone[change.key] = change.previous
+        return undone
+
+    async def _past_changes(self, after: int) -> Sequence[Change]:
+        """Whole commits after a revision that the feed has dropped."""
+        through = main_of(self._feed.floor)
+        main = max(main_of(after), self._born - 1)
+        if after >= await self._head_at(main):
+            main += 1
+        else:
+            await self._head_at(main - 1)  # raises Expired when this commit is compacted in part
+        if main > through:
+            return ()
+        commits = await self._sent(past_commits(self._calls, self._keys, main, through))
+        return [change for commit in commits for change in commit.changes if change.revision > after]
+
+    async def _sent(self, call: Awaitable[Any]) -> Any:
+        """A call's answer. Faults that say that this is not our data any more stop the store."""
+        try:
+            answer = await call
+        except StoreFailed as fault:
+            self._fail(fault)
+            raise
+        if isinstance(self._failure, StoreFailed):
+            raise self._failure
+        return answer
+
+    def _check_past(self, at: int) -> None:
+        if at < self._compacted:
+            raise Expired(f"revision {at} is compacted up to {self._compacted}: list again")
+
+    # Seeing
+
+    async def _reach(self, revision: int) -> None:
+        """Returns when this process has published the revision. It is durable: this only waits to see it.
+
+        A member that is watched and lags is left for another. Where none can be followed for long, the answer is
+        `Ambiguous`: what was asked for happened, and cannot be shown here.
+        """
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + limits.ETCD_PUBLISH_S
+        deadline = loop.time() + limits.COMMIT_DEADLINE_S
+        while self.head < revision:
+            self._feed.check()
+            if loop.time() >= deadline:
+                raise Ambiguous(f"revision {revision} is durable in etcd and cannot be seen here yet: read back")
+            try:
+                # Not `wait_for`: its task would begin to listen only after what it waits for may have come.
+                async with asyncio.timeout_at(patience):
+                    await self._feed.changed()
+            except TimeoutError:
+                self._tail.nudge()
+                patience = loop.time() + limits.ETCD_PUBLISH_S
+
+    def _publish(self, commit: Commit) -> None:
+        keys = self._keys
+        for key, pair in commit.facts.items():
+            if pair is None:
+                continue
+            if key == keys.epoch:
+                self._logs.see(pair)
+            elif key == keys.compacted:
+                self._compacted = max(self._compacted, int(pair.value))
+        self._feed.append(commit.changes)
+        self._feed.wake()
+
+
+async def open_store(cell: str, target: Target, folder: Path | None = None) -> EtcdStore:
+    """Opens a cell's store. Refuses a cluster, or data, that is not what this process knew (`folder` remembers)."""
+    calls = Calls(target, first=zlib.crc32(cell.encode()))
+    keys = Keys(cell)
+    file = MarkFile(folder)
+    try:
+        version = await calls.open()
+        known = file.read()
+        if known is not None:
+            held = await calls.read("Range", wire.read(keys.identity))
+            now_identity = held.kvs[0].value.decode() if held.kvs else "gone"
+            now = Mark(f"{calls.cluster_id:x}", now_identity, (await _head(calls, keys))[0])
+            identity.check(known, now, file)
+        own, born = await identity.establish(calls, keys)
+        head, main = await _head(calls, keys)
+        mark = Mark(f"{calls.cluster_id:x}", own, head)
+        store = EtcdStore(cell, calls, keys, mark, born=born, main=main, file=file)
+        await store.start()
+    except BaseException:
+        await calls.close()
+        raise
+    _log.info(
+        "etcd_opened", cell=cell, version=version, cluster=mark.cluster, endpoints=calls.addresses, head=mark.head
+    )
+    return store
+
+
+async def erase(cell: str, target: Target) -> None:
+    """Deletes a cell's data. Processes that still run on it stop: they find their data gone."""
+    calls = Calls(target)
+    keys = Keys(cell)
+    try:
+        await calls.open()
+        await calls.write("DeleteRange", wire.DeleteRangeRequest(key=keys.root, range_end=keys.root_end))
+    finally:
+        await calls.close()
+
+
+async def _head(calls: Calls, keys: Keys) -> tuple[int, int]:
+    answer = await calls.read("Range", wire.read(keys.head))
+    return keys.head_revision(answer.kvs), answer.header.revision

@@ -1,0 +1,19 @@
+"""How to reach an etcd cluster: what a command line says, without anything that dials."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model import limits
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach a cluster. Endpoints are `http://HOST:PORT`, or `https://…` with TLS."""
+
+    endpoints: tuple[str, ...]
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password_file: str = ""
+    operations: int = limits.ETCD_TXN_OPERATIONS

@@ -1,0 +1,23 @@
+"""Clusters for the tests of the store on etcd: one that many tests share, and one that a test may break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import etcd_cluster
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[etcd_cluster.Cluster]:
+    with etcd_cluster.running(tmp_path_factory.mktemp("etcd"), 1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[etcd_cluster.Cluster]:
+    """Three members that belong to this test alone."""
+    with etcd_cluster.running(tmp_path / "etcd", 3) as cluster:
+        yield cluster

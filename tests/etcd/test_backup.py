@@ -1,0 +1,177 @@
+"""Backup, restore and moving between stores; and an old backup restored under running work."""
+
+from __future__ import annotations
+
+import gzip
+
+import msgspec
+import pytest
+from tests.authority.cell import TENANT, Cell, ManualClock
+
+from holdfast import cell_storage
+from holdfast.authority import rejoin
+from holdfast.cell_storage import Place
+from holdfast.model.binding import Binding
+from holdfast.model.errors import StoreFailed, Unavailable
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.kinds import kind_of
+from holdfast.model.placement import Result
+from holdfast.model.reasons import Reason
+from holdfast.store import backup
+from holdfast.store.contract import Append, Put, Txn
+from holdfast.store.etcd.store import open_store
+from holdfast.store.etcd.target import Target
+from holdfast.store.sqlite import SqliteStore
+
+
+async def opened(place: Place):
+    if place.etcd is not None:
+        return await open_store(place.cell, place.etcd, place.state)
+    return SqliteStore(place.file)
+
+
+@pytest.fixture(params=["sqlite", "etcd"])
+def place(request, tmp_path, shared_cluster):
+    (tmp_path / "state").mkdir()
+    etcd = Target(endpoints=shared_cluster.endpoints) if request.param == "etcd" else None
+    return Place(cell=f"b-{request.param}-{abs(hash(tmp_path)):x}", state=tmp_path / "state", etcd=etcd)
+
+
+async def some_content(store) -> None:
+    for start in range(0, 300, 50):
+        await store.commit(
+            Txn(
+                writes=tuple(Put(f"/somethings/{n:03}", b'{"n":%d}' % n) for n in range(start, start + 50)),
+                appends=(Append("audit", b"record %d" % start),),
+            )
+        )
+
+
+async def test_a_running_cell_is_saved_and_moved_whole(place, tmp_path, shared_cluster):
+    store = await opened(place)
+    await some_content(store)
+    whole = {e.key: e.value for e in (await store.range("")).entries}
+    assert await cell_storage.save(place, tmp_path / "saved") == (300, 6)
+    await store.close()
+    other = tmp_path / "other"
+    to_etcd = Target(endpoints=shared_cluster.endpoints) if place.etcd is None else None
+    target = Place(cell=place.cell, state=other, etcd=to_etcd)
+    assert await cell_storage.copy(place, target) == 300
+    moved = await opened(target)
+    assert {e.key: e.value for e in (await moved.range("")).entries} == whole
+    assert [r.value for r in await moved.read_log("audit")] == [b"record %d" % n for n in range(0, 300, 50)]
+    assert await moved.get(backup.RESTORING) is None
+    await moved.close()
+    with pytest.raises(StoreFailed, match=r"exists already|not empty"):
+        await cell_storage.copy(place, target)
+
+
+async def test_a_cell_that_runs_is_not_moved(tmp_path, shared_cluster):
+    source = Place(cell="runs", state=tmp_path)
+    store = SqliteStore(source.file)
+    target = Place(cell="runs", state=tmp_path / "other", etcd=Target(endpoints=shared_cluster.endpoints))
+    with pytest.raises(StoreFailed, match="in use by process"):
+        await cell_storage.copy(source, target)
+    await store.close()
+
+
+async def test_a_damaged_backup_is_refused(tmp_path):
+    store = SqliteStore(tmp_path / "store.sqlite")
+    await some_content(store)
+    await store.close()
+    path, here = tmp_path / "saved", Place(cell="here", state=tmp_path)
+    await cell_storage.save(here, path)
+    whole = path.read_bytes()
+    lines = gzip.decompress(whole).splitlines()
+    for wrong in (
+        whole[: len(whole) // 2],
+        gzip.compress(b"\n".join(lines[:-1])),
+        gzip.compress(b"\n".join([*lines[:5], *lines[6:]])),
+        b"nothing of the kind",
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(StoreFailed, match=r"no whole backup|seal does not fit"):
+            await cell_storage.restore(here, path, replace=True)
+    path.write_bytes(whole)
+    with pytest.raises(StoreFailed, match="is a backup of the cell here"):
+        await cell_storage.restore(Place(cell="there", state=tmp_path), path, replace=True)
+    with pytest.raises(StoreFailed, match="exists already"):
+        await cell_storage.restore(here, path, replace=False)
+
+
+async def region(place: Place, clock: object = None) -> Cell:
+    """A cell with an authority on whichever store."""
+    cell = Cell(await opened(place), clock or ManualClock())
+    await cell.objects.start()
+    return cell
+
+
+async def test_an_old_backup_under_running_work_doubles_nothing_and_overspends_nothing(place, tmp_path):
+    """Bound and granted less since the backup: the restored cell must not believe the old state."""
+    here = place
+    cell = await region(here)
+    await cell.node()
+    await cell.node("n2")
+    await cell.grant(limit={"cpu": "4", "memory": "100Gi"})
+    await cell.lead()
+    first, second = await cell.replica("web-0"), await cell.replica("web-1")
+    assert (await cell.place(first)).result is Result.ACCEPTED
+    await cell_storage.save(here, tmp_path / "old")
+    # Since then: another binding on n2, a node nobody knew, and a lower limit, acknowledged.
+    assert (await cell.place(second, "n2")).result is Result.ACCEPTED
+    later = await cell.renew("n3", 0)
+    await cell.grant(limit={"cpu": "2", "memory": "100Gi"})
+    seen = cell.objects.head(kind_of(Binding))
+    await cell.close()
+
+    assert await cell_storage.restore(here, tmp_path / "old", replace=True) == 2
+    cell = await region(here, cell.clock)
+    await cell.lead()
+    assert cell.objects.head(kind_of(Binding)) > seen, "a revision was given out twice"
+    assert cell.authority.rejoining
+    # Nothing is bound, and agents of before are told to stop everything and register anew.
+    second = cell.get_replica("web-1")
+    with pytest.raises(Unavailable) as refused:
+        await cell.place(second, "n1")
+    assert refused.value.facts["reason"] == Reason.REJOINING
+    for name, epoch in (("n1", 1), ("n2", 1), ("n3", later.epoch)):
+        answer = await cell.renew(name, epoch)
+        assert answer.result is Result.REJECTED
+        assert answer.reason in (Reason.NODE_FENCED, Reason.NODE_GONE)
+    anew = [(await cell.renew(name, 0)).epoch for name in ("n1", "n2")]
+    assert anew == [2, 2]
+    for _ in range(5):
+        await cell.clock.advance(4.5)
+        for name in ("n1", "n2"):
+            await cell.renew(name, 2)
+    await cell.authority.tick()
+    assert not cell.authority.rejoining
+    # Nothing is spent on a grant that the global cell has not renewed; then under the limit of today.
+    for name in ("n1", "n2"):
+        node = cell.get_node(name)
+        execution = msgspec.structs.replace(node.status.execution, epoch=2)
+        await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=execution)))
+    assert (await cell.place(second, "n2")).reason == Reason.GRANT_EXPIRED
+    await cell.grant(limit={"cpu": "2", "memory": "100Gi"})
+    assert (await cell.place(second, "n2")).result is Result.ACCEPTED
+    third = await cell.replica("web-2")
+    assert (await cell.place(third, "n2")).reason == Reason.QUOTA_EXCEEDED
+    assert sorted(b.spec.replica for b in cell.every(Binding)) == ["web-0", "web-1"]
+    (copy,) = cell.every(GrantCopy)
+    assert copy.metadata.namespace == TENANT
+    cell.check_ledger()
+    await cell.close()
+
+
+async def test_incarnations_only_rise(tmp_path):
+    here = Place(cell="us-east", state=tmp_path)
+    cell = await Cell.open(here.file)
+    await cell.node()
+    await cell.close()
+    await cell_storage.save(here, tmp_path / "first")
+    for expected in (2, 3, 4):
+        # Even the same old backup again begins a new one.
+        assert await cell_storage.restore(here, tmp_path / "first", replace=True) == expected
+    store = SqliteStore(here.file)
+    assert (await store.get(rejoin.incarnation_key())) is not None
+    await store.close()

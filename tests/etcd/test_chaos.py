@@ -1,0 +1,330 @@
+"""A region of many processes on a three-member cluster, under faults. `make prove` runs them three times over."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from tests.etcd.fleet import REGION, Fleet
+from tests.etcd.linear import Operation, linearizable
+
+from holdfast.model import codec
+from holdfast.model.errors import Ambiguous, Conflict, Fault
+from holdfast.model.kinds import kind_of_store_key
+from holdfast.sim.checkers import Changed, Commit
+from holdfast.sim.checkers.placement import PlacementChecker
+from holdfast.sim.checkers.quota import QuotaChecker
+from holdfast.store.contract import Compare, Put, Txn
+from holdfast.store.etcd import wire
+from holdfast.store.etcd.keys import main_of
+from holdfast.store.etcd.store import EtcdStore, open_store
+from holdfast.store.etcd.target import Target
+
+ROUNDS = int(os.environ.get("HOLDFAST_CHAOS_ROUNDS", "3" if os.environ.get("HOLDFAST_PROVE") else "1"))
+NODES = 200
+HEALED_S = 90.0
+"""How long after healing everything must be placed and serve."""
+
+
+def test_the_linearizability_check_itself():
+    def write(value: str, expected: str | None, sent: float, answered: float, succeeded: bool = True) -> Operation:
+        return Operation("write", value, expected, sent, answered, succeeded)
+
+    def read(value: str, sent: float, answered: float) -> Operation:
+        return Operation("read", value, None, sent, answered)
+
+    never = float("inf")
+    assert linearizable([write("a", None, 0, 1), read("a", 2, 3)])
+    assert not linearizable([write("a", None, 0, 1), read("", 2, 3)])
+    assert linearizable([write("a", None, 0, 4), read("", 1, 2), read("a", 3, 5)])
+    assert not linearizable([write("a", None, 0, 4), read("a", 1, 2), read("", 3, 5)])
+    assert linearizable([write("a", None, 0, never), read("", 5, 6), read("a", 7, 8)])
+    assert not linearizable([write("a", "", 0, 1), write("b", "", 0, 1), read("b", 2, 3)])
+    assert linearizable([write("a", "", 0, 1), write("b", "", 0, 1, succeeded=False), read("a", 2, 3)])
+
+
+class Client:
+    """Works on a few keys and writes down what it asked, when, and what it was told."""
+
+    def __init__(self, store: EtcdStore, seed: int) -> None:
+        self._store = store
+        self._chance = random.Random(seed)
+        self._name = seed
+        self.history: dict[str, list[Operation]] = {}
+        self.gaps: list[float] = []
+
+    async def run(self, ended: asyncio.Event) -> None:
+        last = time.monotonic()
+        for number in itertools.count():
+            if ended.is_set():
+                return
+            key = f"/linear/{self._chance.randrange(400)}"
+            if await self._step(key, f"{self._name}.{number}"):
+                self.gaps.append(time.monotonic() - last)
+                last = time.monotonic()
+            await asyncio.sleep(self._chance.uniform(0.01, 0.06))
+
+    async def _step(self, key: str, value: str) -> bool:
+        """Whether a write was acknowledged."""
+        sent = time.monotonic()
+        try:
+            now = await self._store.get(key)
+        except Fault:
+            return False
+        held = now.value.decode() if now is not None else ""
+        self._note(key, Operation("read", held, None, sent, time.monotonic()))
+        if self._chance.random() < 0.4:
+            return False
+        sent = time.monotonic()
+        txn = Txn((Compare(key, now.revision if now is not None else 0),), (Put(key, value.encode()),))
+        try:
+            await self._store.commit(txn)
+        except Conflict:
+            self._note(key, Operation("write", value, held, sent, time.monotonic(), succeeded=False))
+            return False
+        except Ambiguous:
+            self._note(key, Operation("write", value, held, sent, float("inf")))
+            return False
+        except Fault:
+            return False  # refused for certain: nothing happened
+        self._note(key, Operation("write", value, held, sent, time.monotonic()))
+        return True
+
+    def _note(self, key: str, operation: Operation) -> None:
+        self.history.setdefault(key, []).append(operation)
+
+
+def manifests() -> list[tuple[str, dict[str, Any]]]:
+    api = {"apiVersion": "holdfast.dev/v1"}
+    base = "/apis/holdfast.dev/v1"
+    return [
+        (f"{base}/tenants", {**api, "kind": "Tenant", "metadata": {"name": "shop"}}),
+        (f"{base}/priorityclasses", {**api, "kind": "PriorityClass", "metadata": {"name": "standard"}}),
+        (f"{base}/regions", {**api, "kind": "Region", "metadata": {"name": REGION},
+                             "spec": {"zones": [f"{REGION}-a", f"{REGION}-b"]}}),
+        (f"{base}/namespaces/shop/quotas", {**api, "kind": "Quota", "metadata": {"name": "quota", "namespace": "shop"},
+                                            "spec": {"hard": {"cpu": "400", "memory": "4000Gi"}}}),
+    ]  # fmt: skip
+
+
+def workload(name: str, replicas: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "shop"},
+        "spec": {
+            "replicas": replicas, "priorityClass": "standard",
+            "template": {"driver": "hollow", "command": ["work"], "resources": {"cpu": "1", "memory": "1Gi"}},
+        },
+    }  # fmt: skip
+
+
+async def apply(fleet: Fleet, path: str, body: dict[str, Any]) -> bool:
+    """Creates it, or finds that an attempt whose answer was lost did."""
+    try:
+        await fleet.ask("global", path, body)
+    except RuntimeError as error:
+        if "AlreadyExists" not in str(error):
+            raise
+    return True
+
+
+async def serving(fleet: Fleet, wanted: int) -> bool:
+    found = await fleet.ask("front", "/apis/holdfast.dev/v1/replicas")
+    phases = [item.get("status", {}).get("execution", {}).get("phase", "") for item in found["items"]]
+    return (
+        phases.count("Ready") + phases.count("Running") >= wanted
+        or sum(bool(item.get("status", {}).get("execution", {}).get("ready")) for item in found["items"]) >= wanted
+    )
+
+
+async def lease(fleet: Fleet, name: str) -> dict[str, Any]:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/holdfast-system/leases/{name}"
+    found: dict[str, Any] = await fleet.ask("front", path)
+    return found
+
+
+async def alarm(fleet: Fleet, action: int) -> None:
+    """Raises or clears NOSPACE, as a member does whose quota is used up."""
+    async with grpc.aio.insecure_channel(fleet.cluster.endpoints[0].partition("://")[2]) as channel:
+        call = channel.unary_unary(
+            wire.path_of("Alarm"), request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=wire.response_class("Alarm").FromString,
+        )  # fmt: skip
+        status = channel.unary_unary(
+            wire.path_of("Status"), request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=wire.response_class("Status").FromString,
+        )  # fmt: skip
+        member = (await status(wire.StatusRequest(), timeout=5)).header.member_id
+        await call(wire.AlarmRequest(action=action, memberID=member, alarm=wire.ALARM_NOSPACE), timeout=5)
+
+
+async def faults(fleet: Fleet) -> dict[str, float]:
+    """Every fault in turn, each healed before the next."""
+    leading = fleet.leader_of("authority", await lease(fleet, "authority"))
+    cluster = fleet.cluster
+
+    async def etcd_leader_killed() -> None:
+        member = await asyncio.to_thread(cluster.leader)
+        member.kill()
+        await asyncio.sleep(4)
+        member.start()
+
+    async def api_killed() -> None:
+        fleet.signal("api-1", signal.SIGKILL)
+        await asyncio.sleep(2)
+        fleet.run("api-1")
+
+    async def scheduler_and_controllers_killed() -> None:
+        for name in ("s-1", "c-1"):
+            fleet.signal(name, signal.SIGKILL)
+        await asyncio.sleep(3)
+        for name in ("s-1", "c-1"):
+            fleet.run(name)
+
+    async def authority_paused_past_its_lease() -> None:
+        leader = fleet.leader_of("authority", await lease(fleet, "authority")) or leading
+        fleet.signal(leader, signal.SIGSTOP)
+        await asyncio.sleep(22)
+        fleet.signal(leader, signal.SIGCONT)
+        log = fleet.folder / f"{leader}.log"
+        await fleet.until("the paused leader to notice", partial(_has, log, b"election_lost"), 20)
+
+    async def api_cut_off_from_etcd() -> None:
+        for wire_ in fleet.wires["api-2"]:
+            wire_.cut()
+        await asyncio.sleep(6)
+        for wire_ in fleet.wires["api-2"]:
+            wire_.heal()
+
+    async def etcd_refuses_writes() -> None:
+        await alarm(fleet, 1)
+        await asyncio.sleep(4)
+        await alarm(fleet, wire.ALARM_DEACTIVATE)
+
+    healed: dict[str, float] = {}
+    wanted = 0
+    for number, fault in enumerate(
+        (etcd_leader_killed, api_killed, scheduler_and_controllers_killed, authority_paused_past_its_lease,
+         api_cut_off_from_etcd, etcd_refuses_writes)
+    ):  # fmt: skip
+        name = f"w-{int(time.time()) % 100000}-{number}"
+        wanted += 20
+        path = "/apis/holdfast.dev/v1/namespaces/shop/workloads"
+        await fleet.until("the workload", partial(apply, fleet, path, workload(name, 20)), 20)
+        await fault()
+        known = len((await everything(fleet))["items"])
+        healed[fault.__name__] = await fleet.until(
+            f"all to serve after {fault.__name__}", partial(serving, fleet, max(wanted, known)), HEALED_S
+        )
+        print(f"{fault.__name__}: everything served {healed[fault.__name__]:.1f} s after healing", flush=True)
+    return healed
+
+
+async def _has(log: Path, text: bytes) -> bool:
+    return text in log.read_bytes()
+
+
+async def everything(fleet: Fleet) -> Any:
+    found: list[Any] = []
+
+    async def asked() -> bool:
+        found.append(await fleet.ask("front", "/apis/holdfast.dev/v1/replicas"))
+        return True
+
+    await fleet.until("a list of replicas", asked, 60)
+    return found[-1]
+
+
+async def check_history(store: EtcdStore) -> int:
+    """S1 to S4 at every commit of the region, from its whole history."""
+    checker, state, commits = PlacementChecker(REGION), dict[str, Any](), 0
+    quota = QuotaChecker(lambda cell: state if cell == REGION else {})
+    broken: list[Any] = []
+    head = await store.newest()
+    after = 0
+    watch = store.watch("", after=0)
+    while after < head:
+        changes = await asyncio.wait_for(anext(watch), 30)
+        after = changes[-1].revision
+        for _, group in itertools.groupby(changes, key=lambda change: main_of(change.revision)):
+            changed = []
+            for change in group:
+                kind = kind_of_store_key(change.key)
+                if kind is None:
+                    continue
+                old = state.pop(change.key, None)
+                new = codec.decode(kind, change.entry.value, change.revision) if change.entry is not None else None
+                if new is not None:
+                    state[change.key] = new
+                changed.append(Changed(change.key, kind, old, new))
+            commits += 1
+            commit = Commit(REGION, 0.0, 0.0, Txn(), tuple(changed), state)
+            # What the global cell granted is not in this history: only spending is judged.
+            spent = msgspec.structs.replace(commit, changed=tuple(c for c in changed if c.kind.name != "GrantCopy"))
+            broken += [*checker.check(commit), *quota.check(spent)]
+    assert not broken, broken[:5]
+    bound = sum(key.startswith("/bindings/") for key in state)
+    replicas = sum(key.startswith("/replicas/") for key in state)
+    assert bound == replicas >= 120 * ROUNDS, (bound, replicas)
+    return commits
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(900 * ROUNDS)
+async def test_a_region_survives_every_fault_of_its_parts(own_cluster, tmp_path):
+    fleet = Fleet(tmp_path, own_cluster)
+    ended = asyncio.Event()
+    clients: list[Client] = []
+    stores: list[EtcdStore] = []
+    try:
+        await fleet.start(NODES)
+        for path, body in manifests():
+            await fleet.until(path, partial(apply, fleet, path, body), 60)
+
+        async def all_nodes() -> bool:
+            return len((await fleet.ask("front", "/apis/holdfast.dev/v1/nodes"))["items"]) >= NODES
+
+        await fleet.until("the nodes", all_nodes, 120)
+        for seed in range(3):
+            stores.append(await open_store("linear", Target(endpoints=own_cluster.endpoints)))
+            clients.append(Client(stores[-1], seed))
+        working = [asyncio.create_task(client.run(ended)) for client in clients]
+        for _ in range(ROUNDS):
+            await faults(fleet)
+        ended.set()
+        await asyncio.gather(*working)
+        await check_clients(clients, stores[0])
+        region = await open_store(REGION, Target(endpoints=own_cluster.endpoints))
+        stores.append(region)
+        commits = await check_history(region)
+        worst = max(gap for client in clients for gap in client.gaps)
+        print(f"{commits} commits checked; worst write gap of a client {worst:.1f} s", flush=True)
+    finally:
+        ended.set()
+        for store in stores:
+            await store.close()
+        await fleet.end()
+
+
+async def check_clients(clients: list[Client], store: EtcdStore) -> None:
+    """Every answer explained by one order per key, and no acknowledged write lost (S9)."""
+    keys = sorted({key for client in clients for key in client.history})
+    operations = 0
+    for key in keys:
+        history = [operation for client in clients for operation in client.history.get(key, [])]
+        now = await store.get(key)
+        end = time.monotonic()
+        held = now.value.decode() if now is not None else ""
+        assert linearizable([*history, Operation("read", held, None, end, end)]), (key, history)
+        operations += len(history)
+    print(f"{operations} operations on {len(keys)} keys are linearizable", flush=True)

@@ -1,0 +1,49 @@
+"""What deploy/ ships is what systemd and etcd take, and names only options that exist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from holdfast.cli.commands.serve import serve
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNIT = DEPLOY / "systemd" / "holdfast-cell@.service"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
+def test_systemd_takes_the_unit_and_finds_it_tight(tmp_path):
+    # The program's place is the operator's; here it only has to exist.
+    unit = tmp_path / "holdfast-cell@us-east.service"
+    unit.write_text(UNIT.read_text().replace("/opt/holdfast/bin/holdfast", sys.executable))
+    said = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60)
+    assert "holdfast" not in said.stderr, said.stderr
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = re.search(r"exposure level[^:]*: ([0-9.]+)", judged.stdout)
+    if found is None:
+        pytest.skip(f"this systemd judges no unit offline: {judged.stderr[:200]}")
+    assert float(found[1]) < 3.0, judged.stdout
+
+
+def test_the_example_names_options_that_exist():
+    words = (DEPLOY / "example" / "us-east.env").read_text().split("HOLDFAST_OPTIONS=")[1].split()
+    named = {word for word in words if word.startswith("--")}
+    known = {option for parameter in serve.params for option in parameter.opts}
+    assert named <= known
+
+
+def test_the_etcd_example_is_yaml_with_tls_everywhere():
+    held = yaml.safe_load((DEPLOY / "example" / "etcd.conf.yml").read_text())
+    urls = [held[key] for key in held if key.endswith("urls")]
+    assert urls and all(url.startswith("https://") for url in urls)

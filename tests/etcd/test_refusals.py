@@ -1,0 +1,261 @@
+"""What cannot work is said at once, in words that name the next step, and nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import etcd_cluster
+from holdfast.gate.certificates import issue, make_ca
+from holdfast.model.errors import BadRequest, Conflict, Fault, StoreFailed, Unavailable
+from holdfast.store.contract import Append, Compare, Put, Txn
+from holdfast.store.etcd.calls import OLDEST
+from holdfast.store.etcd.store import open_store
+from holdfast.store.etcd.target import Target
+
+
+def put(key: str, value: bytes = b"x") -> Txn:
+    return Txn(writes=(Put(key, value),))
+
+
+async def refused(target: Target, folder: Path | None = None, cell: str = "here") -> str:
+    with pytest.raises(Fault) as found:
+        await open_store(cell, target, folder)
+    return found.value.message
+
+
+async def test_nothing_listens_there():
+    (port,) = etcd_cluster.free_ports(1)
+    told = await refused(Target(endpoints=(f"http://127.0.0.1:{port}",)))
+    assert "nothing listens there: check --etcd-endpoints" in told
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "ca", "said"),
+    [
+        ((), "", "no etcd endpoint is named"),
+        (("ftp://a:1",), "", "is no etcd endpoint"),
+        (("http://a",), "", "is no etcd endpoint"),
+        (("http://a:1", "https://b:2"), "", "mix http and https"),
+        (("http://a:1",), "ca.crt", "are for https:// endpoints"),
+        (("https://a:1",), "/missing/ca.crt", "--etcd-ca /missing/ca.crt cannot be read"),
+    ],
+)
+async def test_endpoints_that_make_no_sense(endpoints, ca, said):
+    assert said in await refused(Target(endpoints=endpoints, ca=ca))
+
+
+async def test_something_else_listens_there():
+    async def other(reader, writer):
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(other, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        assert f"127.0.0.1:{port}" in await refused(Target(endpoints=(f"http://127.0.0.1:{port}",)))
+
+
+async def test_an_old_etcd_is_refused(shared_cluster, monkeypatch):
+    monkeypatch.setattr("holdfast.store.etcd.calls.OLDEST", (9, 0))
+    assert OLDEST == (3, 4)
+    assert "is too old: at least 9.0 is needed" in await refused(Target(endpoints=shared_cluster.endpoints))
+
+
+@pytest.fixture
+def tls(tmp_path):
+    """A cluster that asks for client certificates, and what a client needs."""
+    now = time.time()
+    make_ca(tmp_path / "pki", now_s=now)
+    server = issue(tmp_path / "pki", "etcd", "etcd", now_s=now, server=True, client=True, ips=("127.0.0.1",))
+    client = issue(tmp_path / "pki", "holdfast", "holdfast", now_s=now)
+    options = (
+        "--cert-file", str(server.certificate), "--key-file", str(server.key),
+        "--trusted-ca-file", str(server.ca), "--client-cert-auth",
+    )  # fmt: skip
+    with etcd_cluster.running(tmp_path / "etcd", 1, scheme="https", options=options) as cluster:
+        yield cluster, server, client
+
+
+async def test_tls_with_the_right_certificates_and_with_wrong_ones(tls, tmp_path):
+    cluster, server, client = tls
+    right = Target(endpoints=cluster.endpoints, ca=str(server.ca), cert=str(client.certificate), key=str(client.key))
+    store = await open_store("here", right, tmp_path)
+    assert (await store.commit(put("/k"))).revision == store.head
+    await store.close()
+
+    make_ca(tmp_path / "other", now_s=time.time())
+    stranger = issue(tmp_path / "other", "holdfast", "holdfast", now_s=time.time())
+    other_ca = Target(endpoints=cluster.endpoints, ca=str(stranger.ca), cert=right.cert, key=right.key)
+    assert "certificate is not signed by --etcd-ca" in await refused(other_ca)
+    no_cert = Target(endpoints=cluster.endpoints, ca=right.ca)
+    assert cluster.endpoints[0] in await refused(no_cert)
+    other_cert = Target(endpoints=cluster.endpoints, ca=right.ca, cert=str(stranger.certificate), key=str(stranger.key))
+    assert cluster.endpoints[0] in await refused(other_cert)
+    assert "go together" in await refused(Target(endpoints=cluster.endpoints, ca=right.ca, cert=right.cert))
+
+
+async def test_users_and_passwords(tmp_path):
+    with etcd_cluster.running(tmp_path / "etcd", 1) as cluster:
+        for words in (
+            ("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("user", "add", "holdfast:word"),
+            ("role", "add", "cells"), ("role", "grant-permission", "cells", "--prefix=true", "readwrite", "/holdfast/"),
+            ("user", "grant-role", "holdfast", "cells"), ("user", "add", "other:word"), ("auth", "enable"),
+        ):  # fmt: skip
+            cluster.ctl(*words)
+        (tmp_path / "word").write_text("word\n")
+        (tmp_path / "wrong").write_text("wrong\n")
+        target = Target(endpoints=cluster.endpoints, user="holdfast", password_file=str(tmp_path / "word"))
+        store = await open_store("here", target, tmp_path)
+        await store.commit(put("/k"))
+        # A token that etcd no longer knows is replaced, and the write is made once.
+        store._calls._token = "gone.1"
+        await store.commit(Txn(compares=(Compare("/l", 0),), writes=(Put("/l", b""),)))
+        await store.close()
+        wrong = Target(endpoints=cluster.endpoints, user="holdfast", password_file=str(tmp_path / "wrong"))
+        assert "refused the user or the password" in await refused(wrong)
+        assert "has no password" in await refused(Target(endpoints=cluster.endpoints, user="holdfast"))
+        assert "asks for a user" in await refused(Target(endpoints=cluster.endpoints))
+        other = Target(endpoints=cluster.endpoints, user="other", password_file=str(tmp_path / "word"))
+        assert "grant it the prefix" in await refused(other)
+
+
+async def test_members_of_two_clusters_are_refused(shared_cluster, tmp_path):
+    with etcd_cluster.running(tmp_path / "other", 1) as other:
+        both = Target(endpoints=(*shared_cluster.endpoints, *other.endpoints))
+        assert "belong to different clusters" in await refused(both)
+
+
+async def test_another_cluster_at_the_next_start_is_refused_and_not_written(shared_cluster, tmp_path):
+    store = await open_store("moved", Target(endpoints=shared_cluster.endpoints), tmp_path)
+    await store.commit(put("/k"))
+    await store.close()
+    with etcd_cluster.running(tmp_path / "other", 1) as other:
+        assert "this cell's data is in cluster" in await refused(Target(endpoints=other.endpoints), tmp_path, "moved")
+        assert other.ctl("get", "--prefix", "/holdfast/") == ""
+
+
+async def test_a_wiped_cell_is_refused_at_the_next_start_and_not_written(shared_cluster, tmp_path):
+    target = Target(endpoints=shared_cluster.endpoints)
+    store = await open_store("wiped", target, tmp_path)
+    await store.commit(put("/k"))
+    await store.close()
+    shared_cluster.ctl("del", "--prefix", "/holdfast/wiped/")
+    assert "it was wiped" in await refused(target, tmp_path, "wiped")
+    assert shared_cluster.ctl("get", "--prefix", "/holdfast/wiped/") == ""
+
+
+async def fails(store) -> str:
+    """Waits until the store has stopped, and says why."""
+    for _ in range(200):
+        try:
+            await store.get("/k")
+        except StoreFailed as fault:
+            return fault.message
+        except Fault:
+            pass
+        await asyncio.sleep(0.05)
+    raise AssertionError("the store goes on")
+
+
+async def test_data_deleted_under_a_running_cell_stops_it(shared_cluster, tmp_path):
+    store = await open_store("deleted", Target(endpoints=shared_cluster.endpoints), tmp_path)
+    await store.commit(put("/k"))
+    shared_cluster.ctl("del", "--prefix", "/holdfast/deleted/")
+    assert "deleted under it" in await fails(store)
+    with pytest.raises(StoreFailed):
+        await store.commit(put("/l"))
+    await store.close()
+    assert shared_cluster.ctl("get", "--prefix", "/holdfast/deleted/") == ""
+
+
+async def test_a_stranger_who_writes_under_the_prefix_stops_it(shared_cluster, tmp_path):
+    store = await open_store("shared", Target(endpoints=shared_cluster.endpoints), tmp_path)
+    await store.commit(put("/k"))
+    shared_cluster.ctl("put", "/holdfast/shared/data/k", "from a stranger")
+    assert "Holdfast" in await fails(store)
+    await store.close()
+
+
+async def test_a_cluster_wiped_under_a_running_cell_stops_it(tmp_path):
+    with etcd_cluster.running(tmp_path / "etcd", 1) as cluster:
+        store = await open_store("here", Target(endpoints=cluster.endpoints), tmp_path)
+        for _ in range(20):
+            await store.commit(put("/k"))
+        (member,) = cluster.members
+        member.kill()
+        subprocess.run(["rm", "-rf", str(member.folder)], check=True)
+        member.start()
+        etcd_cluster.wait(member.answers, "etcd to listen")
+        assert "wiped" in await fails(store)
+        await store.close()
+        assert cluster.ctl("get", "--prefix", "/holdfast/") == ""
+
+
+async def test_no_space_is_a_refusal_that_passes(tmp_path):
+    with etcd_cluster.running(tmp_path / "etcd", 1, options=("--quota-backend-bytes", str(2 * 1024 * 1024))) as cluster:
+        store = await open_store("here", Target(endpoints=cluster.endpoints), tmp_path)
+        fill = (store.commit(put(f"/k/{n}", bytes(100_000))) for n in range(100))
+        with pytest.raises(Unavailable, match="NOSPACE"):
+            await _in_turn(fill)
+        acknowledged = store.head
+        with pytest.raises(Unavailable, match="NOSPACE"):
+            await store.commit(put("/l"))
+        assert (await store.range("")).revision == acknowledged
+        cluster.ctl("del", "--prefix", "/nothing/")
+        await asyncio.to_thread(_make_room, cluster)
+        assert (await _accepted(store, put("/l"))) > acknowledged
+        await store.close()
+
+
+async def _accepted(store, txn: Txn) -> int:
+    """The alarm is gone when every member has heard of it."""
+    for _ in range(100):
+        with contextlib.suppress(Unavailable):
+            return (await store.commit(txn)).revision
+        await asyncio.sleep(0.1)
+    raise AssertionError("writes are still refused")
+
+
+async def _in_turn(commits) -> None:
+    for commit in commits:
+        await commit
+
+
+def _make_room(cluster: etcd_cluster.Cluster) -> None:
+    """What an operator does: throw the past away, give the file back its free pages, raise the quota."""
+    revision = cluster.ctl("get", "/x", "-w", "fields").partition('"Revision" : ')[2].split("\n")[0]
+    cluster.ctl("compact", revision)
+    (member,) = cluster.members
+    member.kill()
+    member._argv[member._argv.index("--quota-backend-bytes") + 1] = str(64 * 1024 * 1024)
+    member.start()
+    etcd_cluster.wait(member.answers, "etcd to listen")
+    etcd_cluster.wait(lambda: "m0" in cluster.ctl("member", "list"), "etcd to answer")
+    cluster.ctl("alarm", "disarm")
+
+
+async def test_what_does_not_fit_one_transaction_is_refused_whole(shared_cluster, tmp_path):
+    store = await open_store("large", Target(endpoints=shared_cluster.endpoints), tmp_path)
+    with pytest.raises(BadRequest, match="split"):
+        await store.commit(Txn(writes=tuple(Put(f"/k/{n}", b"") for n in range(store.max_writes + 1))))
+    with pytest.raises(BadRequest, match="split"):
+        await store.commit(Txn(appends=tuple(Append("log", b"") for _ in range(200))))
+    with pytest.raises(BadRequest, match="larger than it takes"):
+        await store.commit(put("/k", bytes(1_700_000)))
+    with pytest.raises(Conflict):
+        await store.commit(Txn(compares=(Compare("/k", 1),), writes=(Put("/k", b""),)))
+    assert store.head == 0 and (await store.range("")).entries == ()
+    whole = Txn(
+        compares=tuple(Compare(f"/k/{n}", 0) for n in range(store.max_writes)),
+        writes=tuple(Put(f"/k/{n}", b"") for n in range(store.max_writes)),
+        appends=(Append("log", b""),),
+    )
+    assert len((await store.commit(whole)).revisions) == store.max_writes
+    await store.close()

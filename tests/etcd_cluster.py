@@ -1,0 +1,145 @@
+"""Real etcd members for tests: started on free ports in a folder of their own, killed, stopped, resumed, ended.
+
+Which etcd: `HOLDFAST_ETCD` names a binary; otherwise the one in .tools/bin, or on PATH. Without any a test is skipped,
+and fails where CI=true.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parent.parent / ".tools" / "bin"
+
+
+def etcd_binary(name: str = "etcd") -> str:
+    found = os.environ.get("HOLDFAST_ETCD", "") if name == "etcd" else ""
+    found = found or shutil.which(name, path=str(TOOLS)) or shutil.which(name) or ""
+    if not found:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{name} is missing: make tools")
+        pytest.skip(f"{name} is missing: make tools")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Member:
+    def __init__(self, name: str, folder: Path, client: str, peer: str, *options: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.client = client
+        self._argv = [
+            etcd_binary(), "--name", name, "--data-dir", str(folder), "--listen-client-urls", client,
+            "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--log-level", "error", "--logger", "zap", *options,
+        ]  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self.folder.parent / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(self._argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def stop(self) -> None:
+        """SIGSTOP: it holds its connections and answers nothing."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def answers(self) -> bool:
+        host, _, port = self.client.rpartition("://")[2].partition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 0.5):
+            return True
+        return False
+
+
+class Cluster:
+    def __init__(self, folder: Path, size: int, *, scheme: str = "http", options: tuple[str, ...] = ()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        ports = free_ports(2 * size)
+        peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
+        initial = ",".join(f"m{n}={peer}" for n, peer in enumerate(peers))
+        more = ["--initial-cluster", initial, "--initial-cluster-token", folder.name, *options]
+        if size > 1:
+            more += ["--heartbeat-interval", "50", "--election-timeout", "500"]
+        self.members = [
+            Member(f"m{n}", folder / f"m{n}", f"{scheme}://127.0.0.1:{ports[n]}", peers[n], *more) for n in range(size)
+        ]
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return tuple(member.client for member in self.members)
+
+    def start(self) -> Cluster:
+        for member in self.members:
+            member.start()
+        wait(lambda: all(member.answers() for member in self.members), "etcd to listen")
+        return self
+
+    def end(self) -> None:
+        for member in self.members:
+            member.kill()
+
+    def ctl(self, *words: str, endpoint: str = "") -> str:
+        """etcdctl, as an operator would use it."""
+        done = subprocess.run(
+            [etcd_binary("etcdctl"), "--endpoints", endpoint or ",".join(self.endpoints), *words],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            env={**os.environ, "ETCDCTL_API": "3"},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def leader(self) -> Member:
+        for member in self.members:
+            if member.process is None:
+                continue
+            with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+                fields = self.ctl("endpoint", "status", "-w", "fields", endpoint=member.client)
+                said = dict(line.split(" : ") for line in fields.splitlines() if " : " in line)
+                if said['"MemberID"'] == said['"Leader"']:
+                    return member
+        raise AssertionError("no member leads")
+
+
+@contextlib.contextmanager
+def running(folder: Path, size: int, **options: object) -> Iterator[Cluster]:
+    cluster = Cluster(folder, size, **options)  # type: ignore[arg-type]
+    try:
+        yield cluster.start()
+    finally:
+        cluster.end()
+
+
+def wait(true: object, what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.05)

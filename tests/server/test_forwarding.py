@@ -1,0 +1,98 @@
+"""A placement call that is passed on carries its caller's name, believed only from a server of the same cell."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+import pytest
+
+from holdfast.gate.principal import HOLLOW_NODES, NODES, OPERATORS, SERVERS, controller, from_identity
+from holdfast.model.core import Lease, LeaseSpec
+from holdfast.model.errors import Forbidden, Unavailable
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.placement import Answers, RenewRequest
+from holdfast.server.forwarding import HEADER, Forwarding, Who, address_of, forwarded, identity_of
+
+
+def told(name: str, *groups: str) -> str:
+    return base64.b64encode(msgspec.json.encode(Who(name, groups))).decode()
+
+
+def server(cell: str = "us-east", *groups: str):
+    return from_identity(f"holdfast:server:{cell}", groups or (SERVERS,), credential="certificate:1")
+
+
+def test_a_server_of_the_cell_speaks_for_whoever_asked_it():
+    node = forwarded(server(), told("holdfast:node:us-east:n1", NODES), "us-east")
+    assert (node.node, node.region, node.roles) == ("n1", "us-east", frozenset({"agent"}))
+    asked = forwarded(server(), told("holdfast:controller:scheduler", "holdfast:controllers"), "us-east")
+    assert asked == controller("scheduler", cell="us-east")
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        server("eu-west"),
+        from_identity("holdfast:server:us-east", (OPERATORS,), credential="x"),
+        from_identity("operator", (OPERATORS,), credential="x"),
+        from_identity("holdfast:hollow:us-east:h-", (HOLLOW_NODES,), credential="x"),
+        from_identity("mallory", (SERVERS,), credential="x"),
+    ],
+)
+def test_nobody_else_does(by):
+    with pytest.raises(Forbidden):
+        forwarded(by, told("holdfast:node:us-east:n1", NODES), "us-east")
+
+
+@pytest.mark.parametrize("header", ["", "!", base64.b64encode(b"[]").decode(), "AAAA"])
+def test_what_cannot_be_read_is_refused(header):
+    with pytest.raises(Forbidden):
+        forwarded(server(), header, "us-east")
+
+
+class _Objects:
+    """What a server knows of the election."""
+
+    def __init__(self, holder: str) -> None:
+        self._lease = Lease(ObjectMeta(name="authority"), LeaseSpec(holder_identity=holder))
+
+    def get(self, kind, namespace, name):
+        return self._lease
+
+
+class _Dialled:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.headers: list[dict[str, str]] = []
+
+    async def place(self, action, request, *, token=None, headers=None):
+        self.headers.append(headers)
+        return Answers((), 7)
+
+
+async def test_a_call_goes_to_the_address_in_the_lease():
+    dialled: dict[str, _Dialled] = {}
+
+    def dial(url: str) -> _Dialled:
+        return dialled.setdefault(url, _Dialled(url))
+
+    there = "https://10.0.0.2:7401"
+    assert address_of(identity_of("us-east", there)) == there
+    passing = Forwarding(_Objects(identity_of("us-east", there)), None, "https://10.0.0.1:7401", dial)
+    assert passing.known
+    who = from_identity("holdfast:node:us-east:n1", (NODES,), credential="x")
+    for _ in range(2):
+        assert (await passing.renew(who, RenewRequest(()))).revision == 7
+    assert list(dialled) == [there]
+    assert forwarded(server(), dialled[there].headers[0][HEADER], "us-east").node == "n1"
+
+
+async def test_without_a_leader_elsewhere_nothing_is_passed_on():
+    own = "https://10.0.0.1:7401"
+    who = from_identity("holdfast:node:us-east:n1", (NODES,), credential="x")
+    for holder in ("", identity_of("us-east", own), "us-east-0"):
+        passing = Forwarding(_Objects(holder), None, own, _Dialled)
+        assert not passing.known
+        with pytest.raises(Unavailable, match="not the region's authority"):
+            await passing.renew(who, RenewRequest(()))

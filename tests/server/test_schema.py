@@ -1,0 +1,77 @@
+"""The schema tree: true to the types, and what passes a walk always converts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.model.field_notes import FIELD_NOTES
+from holdfast.model.kinds import ALL, BY_NAME
+from holdfast.model.schema import Findings, Schema, schema_of, walk
+
+from .conftest import workload
+from .test_lists import bare
+
+
+def structs(schema: Schema, found: dict[str, Schema]) -> dict[str, Schema]:
+    if schema.fields and schema.title not in found:
+        found[schema.title] = schema
+    for inner in (*schema.fields.values(), *filter(None, (schema.values, schema.items)), *schema.positions):
+        structs(inner, found)
+    return found
+
+
+def test_every_note_is_about_a_field_that_exists() -> None:
+    known: dict[str, Schema] = {}
+    for kind in ALL:
+        structs(schema_of(kind), known)
+    for type_name, notes in FIELD_NOTES.items():
+        assert type_name in known, type_name
+        assert set(notes) <= set(known[type_name].fields), type_name
+        assert all(note.endswith(".") for note in notes.values())
+
+
+def test_every_kind_passes_its_own_schema() -> None:
+    for kind in ALL:
+        data = msgspec.json.decode(msgspec.json.encode(bare(kind.type)))
+        found = Findings()
+        kept = walk(schema_of(kind), data, found)
+        assert not found.causes and not found.unknown, (kind.name, found)
+        assert msgspec.convert(kept, kind.type) == bare(kind.type)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "port", "cpu", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@st.composite
+def damaged(draw: Any) -> Any:
+    """A workload with any number of its parts replaced by junk."""
+    item = workload()
+    paths = [
+        ("spec",), ("spec", "replicas"), ("spec", "template"), ("spec", "template", "ports"), ("metadata", "labels"),
+        ("spec", "template", "resources"), ("spec", "placement"), ("spec", "recovery"), ("spec", "type"),
+    ]  # fmt: skip
+    for path in draw(st.lists(st.sampled_from(paths), max_size=3)):
+        at = item
+        for name in path[:-1]:
+            at = at[name] if isinstance(at, dict) and isinstance(at.get(name), dict) else {}
+        at[path[-1]] = draw(junk)
+    return item
+
+
+@settings(max_examples=400, deadline=None)
+@given(damaged())
+def test_what_passes_the_walk_converts(item: Any) -> None:
+    kind = BY_NAME["Workload"]
+    found = Findings()
+    kept = walk(schema_of(kind), item, found)
+    if not found.causes:
+        plain = {key: value for key, value in kept.items() if key not in ("apiVersion", "kind")}
+        msgspec.convert(plain, kind.type)

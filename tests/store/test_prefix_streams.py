@@ -1,0 +1,64 @@
+"""A reader that follows all objects whose field begins with something: what one process for many nodes needs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+import making
+from holdfast.model import codec, kinds
+from holdfast.model.meta import ObjectMeta
+from holdfast.server.selectors import parse
+from holdfast.store.contract import Put, Remove, Txn
+from holdfast.store.memory import MemoryStore
+from holdfast.store.objects import Objects
+
+BINDING = kinds.BY_NAME["Binding"]
+
+
+def binding(name: str, node: str):
+    made = making.binding(making.replica(status=making.bound_status(node, name=name)), node)
+    return msgspec.structs.replace(made, metadata=ObjectMeta(name=name, namespace="acme", uid=f"uid-{name}"))
+
+
+async def save(objects: Objects, *items) -> None:
+    puts = (Put(BINDING.store_key("acme", i.metadata.name), codec.encode(i), i) for i in items)
+    await objects.commit(BINDING, Txn(writes=tuple(puts)))
+
+
+@pytest.fixture
+async def objects():
+    made = Objects(MemoryStore(), MemoryStore())
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def test_lists_and_streams_what_begins_so_and_nothing_else(objects) -> None:
+    await save(objects, binding("a", "h-1"), binding("b", "other"), binding("c", "h-2"))
+    found, revision = objects.list(BINDING, fields={"node": "h-*"})
+    assert [item.metadata.name for item in found] == ["a", "c"]
+    stream = objects.stream(BINDING, after=revision, fields={"node": "h-*"})
+    exact = objects.stream(BINDING, after=revision, fields={"node": "h-1"})
+    reading = asyncio.ensure_future(anext(stream))
+    also = asyncio.ensure_future(anext(exact))
+    await asyncio.sleep(0)
+    await save(objects, binding("d", "other"), binding("e", "h-3"), binding("f", "h-1"))
+    assert [change.new.metadata.name for change in await reading] == ["e", "f"]
+    assert [change.new.metadata.name for change in await also] == ["f"]
+    await objects.commit(BINDING, Txn(writes=(Remove(BINDING.store_key("acme", "e")),)))
+    gone = await anext(stream)
+    assert [(change.new, change.old.metadata.name) for change in gone] == [(None, "e")]
+    await stream.aclose()
+    await exact.aclose()
+    assert not objects._cache(BINDING).streams._beginnings.get("node"), "a stream that ended leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("selector", "matches"),
+    [("node=h-*", True), ("node=h-1", True), ("node=x-*", False), ("node!=h-*", False), ("spec.node=h-*", False)],
+)
+def test_only_fields_with_an_index_know_beginnings(selector, matches) -> None:
+    assert parse(BINDING, "", selector).matches(binding("a", "h-1")) is matches
