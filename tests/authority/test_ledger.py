@@ -23,7 +23,7 @@ from holdfast.model.binding import (
 )
 from holdfast.model.errors import Refused
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
-from holdfast.model.hold import Hold, HoldSpec
+from holdfast.model.hold import Hold, HoldSpec, HoldStatus, KeptBlock
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, node_capacity
 from holdfast.model.quantity import add, amounts_text
@@ -184,7 +184,9 @@ class LedgerMachine(RuleBasedStateMachine):
         old = self.holds.pop(f"h{number}", None)
         if old is None:
             self.holds[f"h{number}"] = Hold(
-                ObjectMeta(name=f"h{number}"), HoldSpec("b", node, resources={"cpu": f"{cpu}m"})
+                ObjectMeta(name=f"h{number}"),
+                HoldSpec("b", node, resources={"cpu": f"{cpu}m"}),
+                HoldStatus(kept=KeptBlock(kept=True)),
             )
         for name in self.nodes:
             self.ledger.hold(name, [h for h in self.holds.values() if h.spec.node == name])

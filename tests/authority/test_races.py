@@ -235,6 +235,8 @@ async def _race(cell: Cell, rounds: int, clients: int) -> None:
         assert (await cell.release(winner, ReleaseAction.FREE)).result is Result.ACCEPTED
         if number % 100 == 0:
             cell.check_ledger()
+        if number % 25 == 0:  # the node's agent is alive all the while
+            assert (await cell.renew("g", 1)).result is Result.ACCEPTED
 
 
 async def test_a_restart_on_disk_finds_every_claim(tmp_path: Path) -> None:

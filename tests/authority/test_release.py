@@ -12,10 +12,11 @@ from holdfast.model.binding import Binding, Desired, Reservation, ReservationPha
 from holdfast.model.decision import Decision, DecisionSpec
 from holdfast.model.errors import StaleToken, Unavailable
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.hold import Hold, HoldSpec
+from holdfast.model.hold import Hold, HoldSpec, HoldStatus, KeptBlock
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement import BindItem, BindRequest, ReleaseAction, ReleaseItem, ReleaseRequest, Result
 from holdfast.model.quota import GrantClass
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec
 from holdfast.model.replica import Phase
 from holdfast.model.workload import Exclusivity
 
@@ -181,7 +182,10 @@ async def test_commit_time_never_goes_back(cell: Cell) -> None:
 async def test_a_nominated_claim_becomes_firm_when_its_victims_are_gone(cell: Cell) -> None:
     victim = await cell.replica("low", template={"resources": {"cpu": "6"}})
     await cell.place(victim)
-    high = await cell.replica("high", template={"resources": {"cpu": "6"}})
+    peer = await cell.replica("peer", template={"resources": {"cpu": "6"}})
+    (refused,) = await cell.reserve(cell.item(peer, victims=("low.1",)), bind=False)
+    assert refused.reason == "VictimNotAllowed" and "rank 0 is not below 0" in refused.message
+    high = await cell.replica("high", rank=10, template={"resources": {"cpu": "6"}})
     assert (await cell.place(high)).reason == "InsufficientCpu"
     item = cell.item(high, victims=("low.1",))
     (held,) = await cell.reserve(item, bind=False)
@@ -202,8 +206,15 @@ async def test_a_nominated_claim_becomes_firm_when_its_victims_are_gone(cell: Ce
     cell.check_ledger()
 
 
+async def keep(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
+    """A recovery place that was found to fit, of a budget that everyone may draw on."""
+    await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
+    kept = HoldStatus(kept=KeptBlock(kept=True))
+    await cell.put(Hold(ObjectMeta(name=name), HoldSpec("b", node, resources={"cpu": cpu}), kept))
+
+
 async def test_held_capacity_is_for_recovery_and_reclaimable_work(cell: Cell) -> None:
-    await cell.put(Hold(ObjectMeta(name="h1"), HoldSpec("b", "n1", resources={"cpu": "4"})))
+    await keep(cell, "h1", "4")
     await cell.lead()
     firm = await cell.replica("firm", template={"resources": {"cpu": "6"}})
     refused = await cell.place(firm)
@@ -216,13 +227,14 @@ async def test_held_capacity_is_for_recovery_and_reclaimable_work(cell: Cell) ->
 
 
 async def test_recovery_draws_on_what_is_held(cell: Cell) -> None:
-    await cell.put(Hold(ObjectMeta(name="h1"), HoldSpec("b", "n1", resources={"cpu": "6"})))
+    await keep(cell, "h1", "6")
     await cell.grant(grant_class=GrantClass.RECOVERY)
     await cell.lead()
     shape = {"resources": {"cpu": "6"}}
     one, two = [await cell.replica(f"r-{i}", template=shape, purpose=Purpose.RECOVERY) for i in range(2)]
-    assert (await cell.place(one)).reason == "InsufficientCpu"
-    assert (await cell.place(one, holds=("h1",))).result is Result.ACCEPTED
+    # It need not name the place: the closest fit on its node is drawn.
+    assert (await cell.place(one)).result is Result.ACCEPTED
+    assert cell.every(Reservation)[0].spec.holds == ("h1",)
     cell.check_ledger()
     assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"  # one slot is drawn once
     await cell.lead()
@@ -302,3 +314,37 @@ async def test_a_new_authority_rebuilds_the_same_ledger(cell: Cell) -> None:
     await cell.lead()
     assert cell.authority.ledger is not before and cell.authority.ledger == before
     assert cell.authority.ledger.lingering and cell.authority.ledger.unbound
+
+
+async def test_a_nomination_lasts_while_its_victims_leave_and_ends_otherwise(cell: Cell) -> None:
+    low = await cell.replica("low", template={"resources": {"cpu": "6"}})
+    await cell.place(low)
+    high = await cell.replica("high", rank=10, template={"resources": {"cpu": "6"}})
+    (held,) = await cell.reserve(cell.item(high, victims=("low.1",)))
+    assert (held.reason, held.binding) == ("WaitingForVictims", "")
+    await cell.release(low, STOP)
+    for _ in range(3):
+        await cell.clock.advance(40.0)
+        await cell.renew("n1", 1)
+        await cell.authority.tick()
+    (nomination,) = [r for r in cell.every(Reservation) if r.spec.victims]
+    assert nomination.status.phase is ReservationPhase.NOMINATED, "its victim was told to go: it waits on"
+    await cell.clock.advance(limits.RESERVATION_MAX_S)
+    await cell.authority.tick()
+    await cell.authority.tick()
+    assert not [r for r in cell.every(Reservation) if r.spec.victims], "but not for ever"
+    assert cell.get_replica("high").status.placement.attempt == 2
+    cell.check_ledger()
+
+
+async def test_a_place_whose_victims_are_gone_is_bound_by_itself(cell: Cell) -> None:
+    low = await cell.replica("low", template={"resources": {"cpu": "6"}})
+    await cell.place(low)
+    high = await cell.replica("high", rank=10, template={"resources": {"cpu": "6"}})
+    await cell.reserve(cell.item(high, victims=("low.1",)))
+    await cell.release(low, STOP)
+    await cell.acknowledge("low.1")
+    await cell.release(low, FREE)
+    await cell.authority.tick()
+    assert cell.get_replica("high").status.placement.binding == "high.1"
+    cell.check_ledger()

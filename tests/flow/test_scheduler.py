@@ -102,13 +102,13 @@ class Region:
         return [await self.cell.replica(f"web-{i}", **more) for i in range(count)]
 
 
-def in_region(test: Callable[[Region], Awaitable[None]], *, nodes: int = 3) -> None:
+def in_region(test: Callable[[Region], Awaitable[None]], *, nodes: int = 3, chores: bool = False) -> None:
     async def main() -> None:
         cell = await Cell.open(clock=VirtualClock())
         for number in range(nodes):
             await cell.node(f"n{number}", zone=f"z{number % 3}")
         await cell.grant()
-        await cell.lead()
+        await cell.lead(run=chores)
         region = Region(cell)
         leases = asyncio.create_task(region.keep_leases())
         await region.informers.start()

@@ -30,7 +30,7 @@ from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.core import Event, Lease, ObjectReference
 from holdfast.model.endpoint import Endpoint, EndpointSpec
-from holdfast.model.errors import Conflict, Forbidden, Invalid, NotFound
+from holdfast.model.errors import Conflict, Forbidden, Invalid, NotFound, Overloaded
 from holdfast.model.meta import Condition, ObjectMeta, OwnerReference
 from holdfast.model.node import Node
 from holdfast.model.priority_class import PriorityClass
@@ -417,10 +417,11 @@ async def test_quota_sanity_and_pending_cap(world: World) -> None:
     with pytest.raises(Invalid, match="one replica exceeds the whole quota of tenant shop, which is 4"):
         await world.create(USER, huge)
     made = await world.create(USER, workload(replicas=3))
-    with pytest.raises(Forbidden, match="5 replicas waiting, 3 wait already and this adds 3"):
+    with pytest.raises(Overloaded, match="5 replicas waiting, 3 wait already and this adds 3"):
         await world.create(USER, workload("more", replicas=3))
-    with pytest.raises(Forbidden):
+    with pytest.raises(Overloaded) as full:
         await world.do(USER, Update(with_spec(made, replicas=6)))
+    assert full.value.facts["reason"] == "PendingCapExceeded" and full.value.retry_after_s > 0
     await world.do(by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"bound": 3}}))
     await world.create(USER, workload("more", replicas=3))
 

@@ -10,6 +10,10 @@ overcommitted: a state that refuses more, and never a reason to forget a claim.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
+
 from holdfast.authority.claims import Claim, Want, victim_key
 from holdfast.model.binding import CapacityClass
 from holdfast.model.node import Device, Node, node_capacity
@@ -106,6 +110,35 @@ class NodeAccount:
             if name not in drawn:
                 add(total, held)
         return total
+
+    def place_shortage(self, amounts: Amounts) -> Amounts:
+        """By how much keeping one more recovery place would break the rule; reclaimable work may run in it."""
+        held = self.held()
+        leaving_firm, _ = self._leaving(Want("", "", "", "", 0, {}, CapacityClass.FIRM))
+        short: Amounts = {}
+        for name, more in amounts.items():
+            solid = self.firm.get(name, 0) + self.nominated.get(name, 0) - leaving_firm.get(name, 0)
+            over = solid + held.get(name, 0) + more - self.capacity.get(name, 0)
+            if over > 0:
+                short[name] = over
+        return short
+
+    def drawable(self, want: Want, allowed: Iterable[str]) -> tuple[str, ...]:
+        """The undrawn places, of those allowed, that a recovery claim should use.
+
+        The closest fit that covers it, else as few as make room; none when it fits without.
+        """
+        drawn = {name for claim in self.claims.values() for name in claim.holds}
+        idle = {name: self.holds[name] for name in sorted(allowed) if name in self.holds and name not in drawn}
+        covering = [n for n, held in idle.items() if all(held.get(r, 0) >= a for r, a in want.amounts.items())]
+        if covering:
+            return (min(covering, key=lambda n: (sorted(idle[n].items()), n)),)
+        chosen: tuple[str, ...] = ()
+        for name in sorted(idle, key=lambda n: (-sum(idle[n].values()), n)):
+            if not self.shortage(msgspec.structs.replace(want, holds=chosen)):
+                return chosen
+            chosen = (*chosen, name)
+        return chosen
 
     def free_milli(self, device: Device) -> int:
         return device.milli - sum(self.device_use.get(device.id, {}).values())

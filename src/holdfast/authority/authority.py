@@ -15,14 +15,18 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 import structlog
 
+from holdfast.authority import records, rejoin
 from holdfast.authority.bind import Bind
 from holdfast.authority.chores import Chores
-from holdfast.authority.commits import Commits, not_leader
+from holdfast.authority.commits import Commits, Probe, not_leader
+from holdfast.authority.gangs import Gangs
 from holdfast.authority.heartbeats import Heartbeats
 from holdfast.authority.leases import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild
+from holdfast.authority.places import Places
 from holdfast.authority.release import Release
 from holdfast.authority.reserve import Placing
 from holdfast.authority.rounds import Job, Rounds
@@ -32,7 +36,7 @@ from holdfast.gate.audit import Audit
 from holdfast.gate.principal import Principal, controller
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
-from holdfast.model.errors import Expired, Fault, StaleToken
+from holdfast.model.errors import Expired, Fault, StaleToken, Unavailable
 from holdfast.model.hold import Hold
 from holdfast.model.kinds import BY_NAME, Kind
 from holdfast.model.node import Node
@@ -44,6 +48,8 @@ from holdfast.model.placement import (
     RenewRequest,
     ReserveRequest,
 )
+from holdfast.model.reasons import Reason
+from holdfast.model.term import INCARNATION, Term
 from holdfast.runtime import metrics
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.tasks import end
@@ -74,23 +80,40 @@ class Authority:
         self._rounds = Rounds(self._state, self._commits)
         self._heartbeats = Heartbeats(self._state, self._commits, self._who)
         self._chores = Chores(self._state, self._rounds, self._commits, self._who)
+        self._places = Places(self._state, self._rounds, self._who)
+        self._gangs = Gangs(self._state, self._rounds, self._commits, self._who)
+        self._freed = asyncio.Event()
+        """Something was given back while claims wait for others to leave."""
         self._apart: dict[asyncio.Task[Any], None] = {}
         self._followed_from: dict[str, int] = {}
+        self._rejoins_at_s = 0.0
 
     # What callers ask
 
     async def reserve(self, who: Principal, request: ReserveRequest) -> Answers:
-        """Claims, and with `bind` the bindings too. Every accepted item is durable when this returns."""
-        return await self._answer(Placing(self._state, who, request.items, request.decision, bind=request.bind))
+        """Claims, and with `bind` the bindings too, as soon as nothing has to be waited for.
+
+        Every accepted item is durable when this returns, and so is the decision.
+        """
+        self._check_joined()
+        job = Placing(self._state, who, request.items, request.decision, bind=request.bind)
+        answers = await self._answer(job)
+        if request.decision is not None and request.record_refused and not job.recorded():
+            await self._shielded(self._chores.record(job, answers.answers))
+        return answers
 
     async def bind(self, who: Principal, request: BindRequest) -> Answers:
+        self._check_joined()
         return await self._answer(Bind(self._state, who, request.items, request.decision))
 
     async def release(self, who: Principal, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
         """`token` is the asking controller's own leadership; a stale one raises StaleToken."""
         if token is not None:
             self._check_token(token)
-        return await self._answer(Release(self._state, who, request.items, token))
+        answers = await self._answer(Release(self._state, who, request.items, token))
+        if self._state.ledger.unbound:
+            self._freed.set()
+        return answers
 
     async def renew(self, who: Principal, request: RenewRequest) -> Answers:
         """Heartbeats and registrations. Answered after the flush that makes them durable."""
@@ -106,8 +129,11 @@ class Authority:
         """Takes the token up and rebuilds ledger and lease book from the records."""
         await self._commits.lead(token)
         self._state.load()
+        self._rejoins_at_s = self._ports.clock.monotonic() + self._state.leases.grace_s
         self._rounds = Rounds(self._state, self._commits)
         self._chores = Chores(self._state, self._rounds, self._commits, self._who)
+        self._places = Places(self._state, self._rounds, self._who)
+        self._gangs = Gangs(self._state, self._rounds, self._commits, self._who)
         self._followed_from = {kind.name: self._objects.head(kind) for kind in (BINDING, RESERVATION, HOLD)}
         _log.info(
             "authority_started",
@@ -131,6 +157,7 @@ class Authority:
         jobs: list[tuple[str, Coroutine[Any, Any, None]]] = [
             ("authority leases", self._keep_leases()),
             ("authority chores", self._do_chores()),
+            ("authority waits", self._end_waits()),
             *((f"authority follows {kind.name}", self._follow(kind)) for kind in (BINDING, RESERVATION, HOLD)),
         ]
         tasks = [asyncio.create_task(work, name=name) for name, work in jobs]
@@ -169,7 +196,10 @@ class Authority:
         if not self._commits.leading:
             raise not_leader()
         started_s = self._ports.clock.monotonic()
-        settled = await self._shielded(self._rounds.settle(job))
+        if isinstance(job, Placing) and self._gangs.concerned(job.items):
+            settled = await self._shielded(self._gangs.reserve(job))
+        else:
+            settled = await self._shielded(self._rounds.settle(job))
         metrics.AUTHORITY_COMMIT.labels(job.verb).observe(self._ports.clock.monotonic() - started_s)
         self._count(job.verb, settled.answers)
         return Answers(tuple(settled.answers), settled.revision or self._objects.head(BINDING))
@@ -188,6 +218,36 @@ class Authority:
             counts[key] = counts.get(key, 0) + 1
         for (result, reason), count in counts.items():
             metrics.AUTHORITY_ANSWERS.labels(verb, result, reason).inc(count)
+
+    @property
+    def rejoining(self) -> bool:
+        """Whether the cell was restored and has not yet let the leases of its former life run out."""
+        term = self._objects.get(_TERM, "", INCARNATION)
+        return isinstance(term, Term) and term.spec.holder == rejoin.REJOINING
+
+    def _check_joined(self) -> None:
+        if self.rejoining:
+            left_s = max(0.0, self._rejoins_at_s - self._ports.clock.monotonic())
+            raise Unavailable(
+                f"{self.region} was restored from a backup and rejoins: nothing is bound for {left_s:.0f} s more, "
+                "until every agent was heard anew or is certain to have stopped",
+                facts={"reason": Reason.REJOINING.value},
+            )
+
+    async def _rejoin(self) -> None:
+        """Ends the waiting once no lease of the former incarnation can still be held by anyone."""
+        if not self.rejoining or self._ports.clock.monotonic() < self._rejoins_at_s:
+            return
+        term = self._objects.get(_TERM, "", INCARNATION)
+        assert isinstance(term, Term)
+        joined = msgspec.structs.replace(
+            term,
+            metadata=records.unstored(term.metadata),
+            spec=msgspec.structs.replace(term.spec, holder=rejoin.JOINED),
+        )
+        probe = Probe(_TERM, "", INCARNATION, lambda f: f is not None and f.spec.holder == rejoin.JOINED)
+        await self._commits.commit({rejoin.incarnation_key(): term.revision}, [records.put(_TERM, joined)], (), probe)
+        _log.info("cell_rejoined", region=self.region, incarnation=term.spec.term)
 
     def _check_token(self, token: Token) -> None:
         term = self._objects.get(_TERM, "", token.election)
@@ -225,10 +285,24 @@ class Authority:
                     due[name] = now_s
                     await self._try(name, work())
 
+    async def _end_waits(self) -> None:
+        """Moves waiting claims on as soon as something is given back, not only at the next tick."""
+        while self._commits.leading:
+            await self._freed.wait()
+            self._freed.clear()
+            await self._try("waits", self._move_on())
+
+    async def _move_on(self) -> None:
+        await self._chores.promote()
+        await self._rejoin()
+        await self._gangs.complete()
+
     async def _tidy(self) -> None:
         await self._chores.expire()
         await self._chores.clean()
-        await self._chores.promote()
+        await self._move_on()
+        await self._places.keep()
+        await self._places.follow_draws()
 
     async def _try(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         """A chore that fails is tried again at its next turn; nothing depends on one turn."""
@@ -261,7 +335,7 @@ class Authority:
             return
         if kind is HOLD:
             assert isinstance(item, Hold)
-            self._state.follow_holds(item.spec.node)
+            self._state.follow_holds(item.spec.node, self._rounds.places_in_flight(item.spec.node))
             return
         if change.new is not None:
             return  # only the authority writes claims, and it has booked its own already
@@ -275,7 +349,7 @@ class Authority:
             if not self._rounds.in_flight(claim.key):
                 self._state.follow_claim(claim.namespace, claim.name)
         for node in list(self._state.ledger.nodes):
-            self._state.follow_holds(node)
+            self._state.follow_holds(node, self._rounds.places_in_flight(node))
 
     def _gauge(self) -> None:
         monotonic_s = self._ports.clock.monotonic()

@@ -58,7 +58,7 @@ class Bind:
         if placed.binding:
             return already(state, replica, ())
         reservation = state.reservation(item.namespace, placed.reservation) if placed.reservation else None
-        refused = self._why_not_consumed(item, reservation)
+        refused = self._why_not_consumed(item, reservation) or self._why_not_alone(replica)
         if refused is not None or reservation is None:
             return rejected(refused or Refused(Reason.RESERVATION_MISSING), attempt=item.intent.attempt)
         node = state.node(reservation.spec.node)
@@ -88,6 +88,16 @@ class Bind:
                 {"reservation": name, "phase": "Nominated", "victims": list(reservation.spec.victims)},
             )
         return None
+
+    def _why_not_alone(self, replica: Replica) -> Refused | None:
+        gang = self._world.gang(replica)
+        if gang is None or gang.standing:
+            return None
+        return Refused(
+            Reason.WAITING_FOR_GANG,
+            f"{replica.key} is bound with {gang.needed} members of its gang or not at all",
+            {"replica": str(replica.key), "needed": gang.needed},
+        )
 
     def _step(self, item: BindItem, replica: Replica, node: Node, reservation: Reservation) -> Step:
         state, world = self._state, self._world

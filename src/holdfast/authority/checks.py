@@ -23,6 +23,7 @@ _NODE_SAYS: dict[str, str] = {
     Reason.NODE_TERMINATING: "it is being deleted",
     Reason.NODE_DRAINING: "it is being drained",
     Reason.NODE_CORDONED: "an operator marked it unschedulable",
+    Reason.NODE_QUARANTINED: "starts failed on it too often",
     Reason.NODE_UNREACHABLE: "its agent is not heard",
     Reason.NODE_FENCED: "it was fenced and has not registered anew",
     Reason.NODE_RECONCILING: "it has not yet matched what runs with what is bound",

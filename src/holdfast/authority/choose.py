@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.authority.account import NodeAccount
-from holdfast.authority.claims import Want
+from holdfast.authority.claims import Want, victim_key
 from holdfast.model import limits
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.errors import Refused
@@ -99,16 +99,21 @@ def ports(account: NodeAccount, want: Want) -> dict[str, int] | Refused:
     if not want.ports:
         return {}
     given: dict[str, int] = {}
+    leaving = {victim_key(want.namespace, victim) for victim in want.victims}
     for name, port in want.ports:
         if not port:
             continue
         owner = account.ports.get(port)
+        if owner in leaving:
+            continue
         if owner is not None or port in given.values():
             facts: dict[str, Any] = {"node": account.name, "port": port, "name": name}
             if owner is not None:
                 facts["winner"] = account.claims[owner].facts()
             return Refused(Reason.PORT_TAKEN, f"port {port} on node {account.name} is taken by {owner}", facts)
         given[name] = port
+    if want.nominated:
+        return {}  # its victims still own some; they are given out when it becomes firm
     low, high = account.port_range
     at = account.port_cursor
     left = high - low + 1

@@ -6,7 +6,7 @@ checks and commits as a request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -14,12 +14,13 @@ from holdfast.authority import choose, records
 from holdfast.authority.claims import ENDED, Claim, Want, victim_key
 from holdfast.authority.commits import Commits, Probe
 from holdfast.authority.release import freed
+from holdfast.authority.reserve import Placing
 from holdfast.authority.rounds import Chore, Rounds, Step
 from holdfast.authority.state import BINDING, GRANT_COPY, RESERVATION, State
 from holdfast.gate import audit
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
-from holdfast.model.binding import Desired, ReservationPhase
+from holdfast.model.binding import Desired, Reservation, ReservationPhase
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Conflict, Refused
 from holdfast.model.grant_copy import GrantCopy
@@ -28,7 +29,7 @@ from holdfast.model.placement import Answer, Result
 from holdfast.model.quantity import amounts_text
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
-from holdfast.model.times import parse_time
+from holdfast.model.times import micro_text, parse_time
 from holdfast.store.contract import Put, Remove
 
 _DECISION = kind_of(Decision)
@@ -63,9 +64,39 @@ class Chores:
             return _NOTHING
         replica = state.replica(claim.namespace, claim.replica)
         holds = replica is not None and replica.uid == claim.replica_uid
+        if holds and self._may_last(claim, reservation):
+            return self._extended(claim, reservation)
         if replica is not None and holds and replica.status.placement.reservation == claim.name:
             return freed(state, replica, None, Reason.RESERVATION_EXPIRED.value)
         return self._removal(claim)
+
+    def _may_last(self, claim: Claim, reservation: Reservation) -> bool:
+        """Whether it waits for victims that were told to leave and have not yet; not for ever."""
+        age_s = self._state.now() - parse_time(reservation.metadata.creation_timestamp)
+        if not claim.nominated or age_s >= limits.RESERVATION_MAX_S:
+            return False
+        for victim in claim.victims:
+            key = victim_key(claim.namespace, victim)
+            binding = self._state.binding(*key.split("/", 1)) if key in self._state.ledger.claims else None
+            if binding is not None and binding.spec.desired is Desired.STOP:
+                return True
+        return False
+
+    def _extended(self, claim: Claim, reservation: Reservation) -> Step:
+        expires_at = micro_text(self._state.now() + limits.RESERVATION_TTL_S)
+        spec = msgspec.structs.replace(reservation.spec, expires_at=expires_at)
+        uid = reservation.uid
+        return Step(
+            answer=Answer(result=Result.ACCEPTED, node=claim.node, reservation=claim.name, attempt=claim.attempt),
+            compares={RESERVATION.store_key(claim.namespace, claim.name): reservation.revision},
+            writes=[records.reservation_change(reservation, reservation.status.phase, spec)],
+            probe=Probe(
+                RESERVATION, claim.namespace, claim.name,
+                lambda f: f is not None and f.uid == uid and f.spec.expires_at >= expires_at,
+            ),
+            entry=audit.Entry("update", RESERVATION.name, claim.name, claim.namespace, uid, reservation.revision),
+            claim=msgspec.structs.replace(claim, expires_at=expires_at),
+        )  # fmt: skip
 
     async def promote(self) -> None:
         """Makes nominated reservations firm once none of their victims holds anything any more."""
@@ -93,13 +124,16 @@ class Chores:
         before = state.ledger.drop(claim.key)
         try:
             account = state.ledger.see(node)
-            devices = choose.devices(account, want)
-            if account.shortage(want) or isinstance(devices, Refused):
+            devices, ports = choose.devices(account, want), choose.ports(account, want)
+            if account.shortage(want) or isinstance(devices, Refused) or isinstance(ports, Refused):
                 return _NOTHING  # someone else came first; it keeps waiting until it expires
         finally:
             if before is not None:
                 state.ledger.put(before)
-        spec = msgspec.structs.replace(reservation.spec, victims=(), devices=devices)
+        expires_at = micro_text(state.now() + limits.RESERVATION_TTL_S)
+        spec = msgspec.structs.replace(
+            reservation.spec, victims=(), devices=devices, ports=ports, expires_at=expires_at
+        )  # fmt: skip
         uid = reservation.uid
         return Step(
             answer=Answer(result=Result.ACCEPTED, node=claim.node, reservation=claim.name, attempt=claim.attempt),
@@ -110,7 +144,9 @@ class Chores:
                 lambda f: f is not None and f.uid == uid and f.status.phase is not ReservationPhase.NOMINATED,
             ),
             entry=audit.Entry("update", RESERVATION.name, claim.name, claim.namespace, uid, reservation.revision),
-            claim=msgspec.structs.replace(claim, nominated=False, victims=(), devices=devices),
+            claim=msgspec.structs.replace(
+                claim, nominated=False, victims=(), devices=devices, ports=ports, expires_at=expires_at
+            ),
         )  # fmt: skip
 
     async def clean(self) -> None:
@@ -221,7 +257,7 @@ class Chores:
                 writes.append(put)
                 entries.append(audit.Entry("update", "GrantCopy", copy.metadata.name, copy.metadata.namespace, copy.uid,
                                            copy.revision))  # fmt: skip
-                if len(writes) == limits.BATCH:
+                if len(writes) == limits.WRITES_JOINED:
                     break
             if not writes:
                 return
@@ -235,12 +271,28 @@ class Chores:
             except Conflict:
                 return  # a newer limit came; the next tick reports under it
 
+    async def record(self, job: Placing, answers: Sequence[Answer]) -> None:
+        """Stores a decision of which nothing was accepted: why there is no place is worth knowing too."""
+        await self._commits.ready()
+        job.begin()
+        extra = job.extra((), answers)
+        put = extra.writes[0]
+        assert isinstance(put, Put)
+        meta = put.attached.metadata
+        probe = Probe(_DECISION, meta.namespace, meta.name, lambda found: found is not None and found.uid == meta.uid)
+        entry = audit.Entry("create", "Decision", meta.name, meta.namespace, meta.uid)
+        record = audit.record(job.who, self._state.now(), "record", [entry])
+        try:
+            await self._commits.commit(extra.compares, extra.writes, (record,), probe)
+        except Conflict:
+            return  # the name is taken: the record is there
+
     async def prune(self) -> None:
         """Keeps the newest decisions."""
         decisions = sorted(self._state.every(Decision), key=lambda d: d.revision)
         old = decisions[: max(0, len(decisions) - limits.DECISIONS_KEPT)]
-        for start in range(0, len(old), limits.BATCH):
-            part = old[start : start + limits.BATCH]
+        for start in range(0, len(old), limits.WRITES_JOINED):
+            part = old[start : start + limits.WRITES_JOINED]
             await self._commits.ready()
             keys = [_DECISION.store_key(d.metadata.namespace, d.metadata.name) for d in part]
             compares = {key: d.revision for key, d in zip(keys, part, strict=True)}

@@ -97,12 +97,20 @@ class Heartbeats:
             held = state.leases.held.get(item.node)
             known = leases.get(item.node) or (held.lease if held is not None else None)
             judged = state.leases.judge(item.node, item.epoch, known, self._floor(item.node), now)
+            if not isinstance(judged, Refused) and item.epoch and self._was_removed(item.node):
+                message = f"node {item.node} was removed: create it again, or stop its agent"
+                judged = Refused(Reason.NODE_GONE, message, {"node": item.node, "epoch": item.epoch})
             if isinstance(judged, Refused):
                 answers.append(rejected(judged))
                 continue
             leases[item.node] = judged
             answers.append(Answer(result=Result.ACCEPTED, node=item.node, epoch=judged.epoch, ttl_seconds=judged.ttl_s))
         return leases, answers
+
+    def _was_removed(self, name: str) -> bool:
+        """Whether the node existed under this authority and is gone: its agent must be told, or it would renew for ever
+        a lease that nothing can be placed on, while what is bound there can be neither stopped nor freed."""
+        return self._state.node(name) is None and name in self._state.ledger.nodes
 
     def _floor(self, name: str) -> int:
         """The highest epoch of the node that may not be given out again."""
@@ -189,8 +197,8 @@ class Heartbeats:
                 ending[name] = None
         if ending:
             await self.write(ending)
-        for start in range(0, len(fencing), limits.BATCH):
-            await self._fence(fencing[start : start + limits.BATCH], now)
+        for start in range(0, len(fencing), limits.WRITES_JOINED):
+            await self._fence(fencing[start : start + limits.WRITES_JOINED], now)
 
     async def _fence(self, nodes: list[Node], now: float) -> None:
         """One commit for many nodes; those whose object moved meanwhile are left for the next tick."""

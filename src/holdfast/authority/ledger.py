@@ -18,7 +18,7 @@ from holdfast.authority.claims import Claim, Want, all_recorded, grant_class
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.errors import Refused
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.hold import Hold
+from holdfast.model.hold import Hold, is_kept
 from holdfast.model.node import Node
 from holdfast.model.quantity import CPU, GPU, MEMORY, Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.quota import GrantClass
@@ -130,8 +130,14 @@ class Ledger:
             self.put(before)
 
     def hold(self, node: str, holds: Iterable[Hold]) -> None:
-        """Replaces what is held on a node."""
-        self.account(node).holds = {h.metadata.name: amounts(h.spec.resources) for h in holds}
+        """Replaces what is held on a node: the places that were found to fit."""
+        self.account(node).holds = {h.metadata.name: amounts(h.spec.resources) for h in holds if is_kept(h)}
+
+    def put_hold(self, node: str, name: str, held: Amounts) -> None:
+        self.account(node).holds[name] = held
+
+    def drop_hold(self, node: str, name: str) -> None:
+        self.account(node).holds.pop(name, None)
 
     def check(self, node: Node, want: Want, limit: Limit) -> Refused | Claim:
         """Whether the claim fits on the node and in the limit. Changes nothing."""

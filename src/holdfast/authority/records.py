@@ -22,6 +22,7 @@ from holdfast.model.binding import (
 from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import Node
+from holdfast.model.placement_rules import keeps_off
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.model.validation import MAX_LABEL
 from holdfast.store.contract import Put
@@ -63,7 +64,15 @@ def claim_meta(claim: Claim, workload: str, uid: str, created: str) -> ObjectMet
 
 
 def reservation_put(
-    claim: Claim, replica: Replica, intent: Intent, phase: ReservationPhase, *, uid: str, created: str, policy: str
+    claim: Claim,
+    replica: Replica,
+    intent: Intent,
+    phase: ReservationPhase,
+    *,
+    uid: str,
+    created: str,
+    policy: str,
+    bind_when_firm: bool = False,
 ) -> Put:
     spec = ReservationSpec(
         replica=claim.replica,
@@ -78,6 +87,15 @@ def reservation_put(
         policy_revision=policy,
         expires_at=claim.expires_at,
     )
+    if phase is not ReservationPhase.CONSUMED:
+        spec = msgspec.structs.replace(
+            spec,
+            workload=replica.spec.workload,
+            labels=replica.spec.template.labels,
+            rank=replica.spec.rank,
+            keeps_off=keeps_off(replica.spec.placement),
+            bind_when_firm=bind_when_firm,
+        )
     meta = claim_meta(claim, replica.spec.workload, uid, created)
     return put(_RESERVATION, Reservation(meta, spec, ReservationStatus(phase=phase)))
 
@@ -107,6 +125,9 @@ def binding_put(
         devices=claim.devices,
         ports=claim.ports,
         exclusive=replica.spec.exclusive,
+        rank=replica.spec.rank,
+        max_unavailable=replica.spec.disruption.max_unavailable,
+        keeps_off=keeps_off(replica.spec.placement) if replica.spec.placement.affinity else (),
         epoch=claim.attempt,
         node_epoch=claim.node_epoch,
         decision=decision,

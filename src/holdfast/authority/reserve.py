@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.authority import checks, records
+from holdfast.authority import checks, records, waits
 from holdfast.authority.claims import Claim, Want, capacity_class, grant_class
 from holdfast.authority.commits import Probe
 from holdfast.authority.ledger import Limit, limit_of
@@ -51,6 +51,7 @@ class World:
         self._state = state
         self._limits: dict[tuple[str, str], tuple[Limit, dict[str, int]]] = {}
         self._tenants: dict[str, Tenant | None] = {}
+        self._gangs: dict[str, waits.GangState | None] = {}
 
     def limit(self, tenant: str, spent: CapacityClass) -> tuple[Limit, dict[str, int]]:
         """The limit a claim of this class counts against, and the revisions it rests on."""
@@ -62,6 +63,12 @@ class World:
             rests_on = {GRANT_COPY.store_key(tenant, c.metadata.name): c.revision for c in copies}
             found = self._limits[key] = (limit_of(copies, spent_as, self.now), rests_on)
         return found
+
+    def gang(self, replica: Replica) -> waits.GangState | None:
+        key = f"{replica.metadata.namespace}/{replica.spec.assignment}/{replica.spec.revision}"
+        if key not in self._gangs:
+            self._gangs[key] = waits.gang_of(self._state, replica)
+        return self._gangs[key]
 
     def tenant(self, name: str) -> Tenant | None:
         if name not in self._tenants:
@@ -124,7 +131,10 @@ class Placing:
         refused = why_not_here(state, world, replica, node, item.node)
         if refused is not None or node is None:
             return rejected(refused or Refused(Reason.NODE_GONE), attempt=item.intent.attempt)
-        want = self._want(item, replica)
+        refused = waits.why_not_evicted(state, item, replica, world.now) if item.victims else None
+        if refused is not None:
+            return rejected(refused, attempt=item.intent.attempt)
+        want = self._drawing(self._want(item, replica), node)
         limit, rests_on = world.limit(item.namespace, want.capacity_class)
         claim = state.ledger.check(node, want, limit)
         if isinstance(claim, Refused):
@@ -144,6 +154,7 @@ class Placing:
 
     def _want(self, item: PlaceItem, replica: Replica) -> Want:
         template, kind = replica.spec.template, capacity_class(replica)
+        victims = waits.live_victims(self._state, item) if item.victims else ()
         return Want(
             namespace=item.namespace,
             name=claim_name(item.replica, item.intent.attempt),
@@ -155,14 +166,25 @@ class Placing:
             gpu_models=template.gpu_models,
             ports=tuple((p.name, p.port) for p in template.ports),
             devices=item.devices,
-            victims=item.victims,
+            victims=victims,
             holds=item.holds if kind is CapacityClass.RECOVERY else (),
-            nominated=bool(item.victims) and not self._bind,
+            nominated=bool(victims),
         )
+
+    def _drawing(self, want: Want, node: Node) -> Want:
+        """A recovery claim uses the places kept for it first: those it names, or the closest fit on the node."""
+        if want.capacity_class is not CapacityClass.RECOVERY:
+            return want
+        allowed = self._state.drawable(node.metadata.name, want.namespace)
+        named = tuple(name for name in want.holds if name in allowed)
+        plain = msgspec.structs.replace(want, holds=())
+        holds = named or self._state.ledger.see(node).drawable(plain, allowed)
+        return msgspec.structs.replace(want, holds=holds)
 
     def _step(self, item: PlaceItem, replica: Replica, node: Node, claim: Claim, rests_on: dict[str, int]) -> Step:
         world, ids = self._world, self._state.ports.ids
-        binds = self._bind
+        waiting_for = self._waiting_for(replica, claim)
+        binds = self._bind and not waiting_for
         expires_at = "" if binds else micro_text(world.now + limits.RESERVATION_TTL_S)
         claim = msgspec.structs.replace(
             claim,
@@ -189,8 +211,9 @@ class Placing:
         )
         replica_key = REPLICA.store_key(item.namespace, item.replica)
         reservation = records.reservation_put(
-            claim, replica, item.intent, phase, uid=ids.uid(), created=world.created, policy=item.policy_revision
-        )
+            claim, replica, item.intent, phase, uid=ids.uid(), created=world.created, policy=item.policy_revision,
+            bind_when_firm=self._bind and not binds,
+        )  # fmt: skip
         compares = {
             **rests_on,
             replica_key: replica.revision,
@@ -210,7 +233,7 @@ class Placing:
         made_uid = writes[-2].attached.uid if isinstance(writes[-2], Put) else ""
         return Step(
             answer=Answer(
-                result=Result.ACCEPTED, node=claim.node, devices=claim.devices, ports=claim.ports,
+                result=Result.ACCEPTED, reason=waiting_for, node=claim.node, devices=claim.devices, ports=claim.ports,
                 reservation=claim.name, binding=placement.binding, attempt=claim.attempt, epoch=claim.attempt,
             ),
             compares=compares,
@@ -219,6 +242,13 @@ class Placing:
             entry=Entry("create", kind.name, claim.name, item.namespace, made_uid),
             claim=claim,
         )  # fmt: skip
+
+    def _waiting_for(self, replica: Replica, claim: Claim) -> str:
+        """Why the claim cannot be bound in the same transaction; empty when it can."""
+        if claim.nominated:
+            return Reason.WAITING_FOR_VICTIMS.value
+        gang = self._world.gang(replica)
+        return "" if gang is None or gang.standing else Reason.WAITING_FOR_GANG.value
 
     def _name_decision(self) -> str:
         """The name given, or a new one; a part that is committed later gets a number behind it."""
@@ -229,6 +259,10 @@ class Placing:
             if self._state.get(_DECISION, self._namespace, name) is None:
                 return name
         return f"{self._base_name}.{self._state.ports.ids.uid()}"
+
+    def recorded(self) -> bool:
+        """Whether the decision was stored with one of the items."""
+        return self._state.get(_DECISION, self._namespace, self._base_name) is not None
 
     def extra(self, taken: Sequence[tuple[int, Step]], answers: Sequence[Answer | None]) -> Extra:
         """The decision, with what became of each replica it speaks of."""
@@ -258,9 +292,11 @@ def _attempt(replica: Replica | None) -> int:
 def _with_result(entry: DecisionEntry, answer: Answer | None) -> DecisionEntry:
     if answer is None:
         return entry
-    return msgspec.structs.replace(
-        entry, node=answer.node or entry.node, result=answer.result.value, reason=answer.reason, message=answer.message
-    )
+    message = answer.message
+    if entry.node and answer.node and answer.node != entry.node:
+        message = f"it was on node {answer.node} already"
+    node = entry.node or answer.node
+    return msgspec.structs.replace(entry, node=node, result=answer.result.value, reason=answer.reason, message=message)
 
 
 def already(state: State, replica: Replica, asked: tuple[DeviceClaim, ...]) -> Answer:

@@ -15,12 +15,14 @@ import msgspec
 
 from holdfast.authority.claims import Claim
 from holdfast.authority.commits import Commits, Probe
+from holdfast.authority.seats import Seats
 from holdfast.authority.state import State
 from holdfast.gate import audit
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.errors import Conflict, Refused
 from holdfast.model.placement import Answer, Result
+from holdfast.model.quantity import Amounts
 from holdfast.model.reasons import Reason
 from holdfast.store.contract import Append, Put, Remove
 
@@ -41,6 +43,14 @@ RESTS_ON_CLAIMS = frozenset(
 """Refusals that other claims cause: only these can be undone by a failed commit."""
 
 
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """A recovery place that a step keeps: it counts from its check on, like a claim."""
+
+    node: str
+    name: str
+    amounts: Amounts
+
+
 class Step(msgspec.Struct):
     """What one accepted item adds to the transaction, and what it does to the ledger.
 
@@ -56,6 +66,7 @@ class Step(msgspec.Struct):
     keep: Claim | None = None
     free: str = ""
     before: Claim | None = None
+    place: Place | None = None
 
 
 class Extra(msgspec.Struct):
@@ -93,6 +104,31 @@ class Settled(msgspec.Struct):
     revision: int
 
 
+class _Room:
+    """What a transaction of this store still has room for. The first item always fits: an item is never split."""
+
+    def __init__(self, writes: int) -> None:
+        # One write is for what the job itself adds, such as its decision.
+        self._writes = writes - 1
+        self._bytes = limits.BYTES_JOINED
+        self._compared: set[str] = set()
+        self._most_compared = writes
+        self._empty = True
+        self.full = False
+
+    def take(self, step: Step) -> bool:
+        size = sum(len(write.value) for write in step.writes if isinstance(write, Put))
+        compared = len(self._compared) + sum(key not in self._compared for key in step.compares)
+        fits = len(step.writes) <= self._writes and size <= self._bytes and compared < self._most_compared
+        self.full = not fits and not self._empty
+        if not self.full:
+            self._writes -= len(step.writes)
+            self._bytes -= size
+            self._compared.update(step.compares)
+            self._empty = False
+        return not self.full
+
+
 class _Flight:
     """A commit under way. `done` says whether everything in it landed."""
 
@@ -120,24 +156,29 @@ class Rounds:
         self._commits = commits
         self._token = commits.token
         self._ledger = state.ledger
-        self._slots = asyncio.Semaphore(limits.BATCHES_IN_FLIGHT)
+        self._seats = Seats(limits.BATCHES_IN_FLIGHT * limits.BATCH)
         self._flights: dict[_Flight, None] = {}
         self._busy: dict[str, _Flight] = {}
         self._busy_claims: dict[str, None] = {}
+        self._busy_places: dict[str, Place] = {}
 
     def in_flight(self, claim_key: str) -> bool:
         return claim_key in self._busy_claims
+
+    def places_in_flight(self, node: str) -> dict[str, Amounts]:
+        return {name: place.amounts for name, place in self._busy_places.items() if place.node == node}
 
     async def settle(self, job: Job) -> Settled:
         """Answers every item, in order. Returns when all that was accepted is durable and readable."""
         answers: list[Answer | None] = [None] * len(job.items)
         revision = 0
         todo = list(range(len(job.items)))
-        for _ in range(limits.COMMIT_ROUNDS):
-            if not todo:
-                break
+        barren = 0
+        while todo and barren < limits.COMMIT_ROUNDS:
+            before = len(todo)
             todo, landed_at = await self._round(job, todo, answers)
             revision = max(revision, landed_at)
+            barren += len(todo) == before
         for index in todo:
             answers[index] = rejected(
                 Refused(Reason.WAITING, f"what the item rests on changed {limits.COMMIT_ROUNDS} times over; ask again")
@@ -148,17 +189,21 @@ class Rounds:
         """One pass: answers what it can and returns what is left, with the revision that was reached."""
         later: list[int] = todo[limits.BATCH :]
         waits: dict[_Flight, None] = {}
-        async with self._slots:
+        async with self._seats.taken(min(len(todo), limits.BATCH)):
             await self._commits.ready(self._token)
             # From here to the commit nothing is awaited: what is checked is what is committed against.
             earlier = dict(self._flights)
             flight = _Flight()
             taken: list[tuple[int, Step]] = []
             unsure: list[tuple[int, Answer]] = []
+            room = _Room(self._state.objects.max_writes)
             self._flights[flight] = None
             try:
                 job.begin()
                 for index in todo[: limits.BATCH]:
+                    if room.full:
+                        later.append(index)
+                        continue
                     identity = job.identity(job.items[index])
                     other = self._busy.get(identity)
                     if other is not None:
@@ -166,7 +211,9 @@ class Rounds:
                         later.append(index)
                         continue
                     out = job.plan(job.items[index])
-                    if isinstance(out, Step):
+                    if isinstance(out, Step) and not room.take(out):
+                        later.append(index)
+                    elif isinstance(out, Step):
                         self._book(identity, out, flight)
                         taken.append((index, out))
                     elif out.reason in RESTS_ON_CLAIMS and (earlier or taken):
@@ -203,11 +250,16 @@ class Rounds:
         if step.claim is not None:
             step.before = self._ledger.put(step.claim)
             self._busy_claims[step.claim.key] = None
+        if step.place is not None:
+            self._ledger.put_hold(step.place.node, step.place.name, step.place.amounts)
+            self._busy_places[step.place.name] = step.place
 
     def _undo(self, steps: Sequence[tuple[int, Step]]) -> None:
         for _, step in reversed(steps):
             if step.claim is not None:
                 self._ledger.restore(step.claim.key, step.before)
+            if step.place is not None:
+                self._ledger.drop_hold(step.place.node, step.place.name)
 
     async def _fly(
         self, job: Job, flight: _Flight, taken: list[tuple[int, Step]], answers: list[Answer | None]
@@ -244,6 +296,8 @@ class Rounds:
             self._busy.pop(job.identity(job.items[index]), None)
             if step.claim is not None:
                 self._busy_claims.pop(step.claim.key, None)
+            if step.place is not None:
+                self._busy_places.pop(step.place.name, None)
         flight.done.set_result(landed)
 
     async def _commit(self, job: Job, steps: list[tuple[int, Step]], answers: list[Answer | None]) -> int:

@@ -6,7 +6,7 @@ Reads are synchronous and of one published state, so that a check and the transa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from holdfast.authority.claims import Claim, recorded
@@ -14,12 +14,14 @@ from holdfast.authority.leases import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.hold import Hold
+from holdfast.model.hold import Hold, is_kept
 from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import Object
 from holdfast.model.node import Node
 from holdfast.model.override import Override
+from holdfast.model.quantity import Amounts
+from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.tenant import Tenant
@@ -35,6 +37,7 @@ BINDING = kind_of(Binding)
 GRANT_COPY = kind_of(GrantCopy)
 HOLD = kind_of(Hold)
 LEASE_PAGE = kind_of(LeasePage)
+BUDGET = kind_of(RecoveryBudget)
 
 
 class State:
@@ -106,6 +109,18 @@ class State:
         else:
             self.ledger.put(claim)
 
-    def follow_holds(self, node: str) -> None:
+    def follow_holds(self, node: str, in_flight: Mapping[str, Amounts]) -> None:
+        """What is held on a node by the records, and by commits under way: the next check must count those too."""
         held = self.objects.list(HOLD, fields={"node": node})[0]
         self.ledger.hold(node, cast("list[Hold]", held))
+        for name, amounts in in_flight.items():
+            self.ledger.put_hold(node, name, amounts)
+
+    def drawable(self, node: str, tenant: str) -> list[str]:
+        """The kept places on a node whose budget lets the tenant draw."""
+        allowed = []
+        for hold in cast("list[Hold]", self.objects.list(HOLD, fields={"node": node})[0]):
+            budget = cast("RecoveryBudget | None", self.objects.get(BUDGET, "", hold.spec.budget))
+            if budget is not None and (not budget.spec.tenants or tenant in budget.spec.tenants) and is_kept(hold):
+                allowed.append(hold.metadata.name)
+        return allowed

@@ -5,15 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.flow.snapshot.claim import Claim, Labels
+from holdfast.model.assignment import Purpose
 from holdfast.model.binding import DeviceClaim
-from holdfast.model.placement_rules import Placement
+from holdfast.model.placement_rules import Placement, keeps_off
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI
 from holdfast.model.scheduling_request import Member, SchedulingRequest
 from holdfast.model.template import Template, requests
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """`bound` is how many members of the request have a place already; gangs count them."""
+    """`bound` is how many members of the request have a place already; gangs count them. `evictions` is how many
+    victims its tenant may still cause."""
 
     namespace: str
     name: str
@@ -29,6 +31,12 @@ class Ask(msgspec.Struct, frozen=True):
     dedicated: bool
     bound: int
     gang_min: int
+    draws: bool = False
+    """Recovery work may take what is kept for recovery; the authority says which place."""
+    rank: int = 0
+    may_preempt: bool = False
+    max_unavailable: int = 0
+    evictions: int = 0
 
     @property
     def gpu_milli(self) -> int:
@@ -44,8 +52,10 @@ class Ask(msgspec.Struct, frozen=True):
         """Whether a placement changes a node by more than a plain subtraction, so that nothing is scored ahead."""
         return bool(self.gpu_milli or self.fixed_ports)
 
-    def claim(self, node: str, member: Member, devices: tuple[DeviceClaim, ...]) -> Claim:
-        """What one member would take from a node."""
+    def claim(
+        self, node: str, member: Member, devices: tuple[DeviceClaim, ...], victims: tuple[str, ...] = ()
+    ) -> Claim:
+        """What one member would take from a node, once its victims are gone."""
         return Claim(
             node=node,
             namespace=self.namespace,
@@ -57,10 +67,17 @@ class Ask(msgspec.Struct, frozen=True):
             devices=tuple((d.id, d.milli) for d in devices),
             ports=self.fixed_ports,
             open_ports=self.open_ports,
+            rank=self.rank,
+            max_unavailable=self.max_unavailable,
+            nominated=bool(victims),
+            victims=victims,
+            keeps_off=keeps_off(self.placement),
         )
 
 
-def ask_of(request: SchedulingRequest, members: tuple[Member, ...] | None = None, *, bound: int = 0) -> Ask:
+def ask_of(
+    request: SchedulingRequest, members: tuple[Member, ...] | None = None, *, bound: int = 0, evictions: int = 0
+) -> Ask:
     """The ask of all members, or of those given (the ones without a place)."""
     spec = request.spec
     template = spec.template
@@ -80,4 +97,9 @@ def ask_of(request: SchedulingRequest, members: tuple[Member, ...] | None = None
         dedicated=spec.dedicated,
         bound=bound,
         gang_min=spec.gang.min_available if spec.gang is not None else 0,
+        draws=spec.purpose is Purpose.RECOVERY and not spec.reclaimable,
+        rank=spec.rank,
+        may_preempt=spec.may_preempt,
+        max_unavailable=spec.max_unavailable,
+        evictions=evictions,
     )

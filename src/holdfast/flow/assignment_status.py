@@ -29,6 +29,10 @@ def assignment_status(
         started=sum(stages[s] for s in STARTED),
         ready=stages[Stage.READY] + stages[Stage.SERVING],
         serving=stages[Stage.SERVING],
+        updated=sum(r.spec.revision == assignment.spec.revision and finished(r) is None for r in replicas),
+        updated_serving=sum(
+            r.spec.revision == assignment.spec.revision and stage(r) is Stage.SERVING for r in replicas
+        ),
         unknown=stages[Stage.UNKNOWN],
         succeeded=ended[Phase.SUCCEEDED],
         failed=ended[Phase.FAILED],

@@ -72,13 +72,13 @@ def histogram(scratch: Scratch, ask: Ask, why: Codes, *, explained: bool) -> tup
     rows = []
     for reason, count in found.items():
         slots = np.flatnonzero(why == code_of(reason))
-        names = sorted(scratch.snapshot.name(slot) for slot in slots.tolist())
+        shown = slots[np.argsort(scratch.snapshot.name_rank()[slots])[: limits.REASON_NODES_SHOWN]]
         rows.append(
             RefusalCount(
                 reason=reason,
                 nodes=count,
-                examples=tuple(names[: limits.REASON_NODES_SHOWN]),
-                message=_message(scratch, ask, reason, slots.tolist()),
+                examples=tuple(scratch.snapshot.name(slot) for slot in shown.tolist()),
+                message=message_for(scratch, ask, reason, slots.tolist()),
             )
         )
     return tuple(rows)
@@ -90,7 +90,8 @@ def summary(refusals: Iterable[RefusalCount], pending: int) -> str:
     return f"{pending} replica{'s' if pending != 1 else ''} without a place: " + ("; ".join(parts) or "no reason known")
 
 
-def _message(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) -> str:
+def message_for(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) -> str:
+    """What a reason means for these nodes: needed and found."""
     match reason:
         case Reason.INSUFFICIENT_CPU | Reason.INSUFFICIENT_MEMORY | Reason.INSUFFICIENT_RESOURCE:
             return _shortfall(scratch, ask, reason, slots)
@@ -125,9 +126,11 @@ def _shortfall(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) -> 
         if resources.reason_for(name) is not reason:
             continue
         free = resources.free_of(scratch, ask, name)
-        short = [slot for slot in slots if free[slot] < amount]
-        if short:
-            best = min(short, key=lambda slot: (-int(free[slot]), scratch.snapshot.name(slot)))
+        among = np.array(slots, dtype=np.int64)
+        short = among[free[among] < amount]
+        if short.size:
+            most = short[free[short] == free[short].max()]
+            best = int(most[np.argmin(scratch.snapshot.name_rank()[most])])
             left = amount_text(name, max(0, int(free[best])))
             return f"needs {amount_text(name, amount)} {name}, best free {left} on node {scratch.snapshot.name(best)}"
     return reason.says

@@ -5,14 +5,22 @@ The order is total and stable: after the policy's keys come namespace and name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import groupby
 from typing import Any
+
+import msgspec
 
 from holdfast.flow.scratch import override_active
 from holdfast.model import limits
+from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind
+from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import QueueKey
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.template import requests
 from holdfast.model.times import parse_time
 
 _NO_DEADLINE = float("inf")
@@ -63,6 +71,77 @@ def in_order(
         return (*parts, meta.namespace, meta.name)
 
     return sorted(requests, key=place)
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """So many members of a request, to be planned next."""
+
+    request: SchedulingRequest
+    members: int
+
+
+def fair_turns(
+    ordered: Sequence[SchedulingRequest],
+    waiting: Mapping[Key, int],
+    keys: tuple[QueueKey, ...],
+    shares: Mapping[str, int],
+    total: Mapping[str, int],
+) -> Iterator[Turn]:
+    """The queue as turns. Where tenants compete at the same priority and deadline, the one with the smallest dominant
+    share goes next, a slice at a time, each slice counted before the next is given out: whoever asks for much waits for
+    the others, not they for it. `waiting` says how many members of each request need a place."""
+    if QueueKey.FAIRNESS not in keys:
+        yield from (Turn(r, waiting[r.key]) for r in ordered if waiting.get(r.key))
+        return
+    before = keys[: keys.index(QueueKey.FAIRNESS)]
+    shares = dict(shares)
+    for _, run in groupby(ordered, key=lambda r: _level(r, before)):
+        queues: dict[str, deque[SchedulingRequest]] = {}
+        for request in run:
+            if waiting.get(request.key):
+                queues.setdefault(request.metadata.namespace, deque()).append(request)
+        yield from _slices(queues, waiting, shares, total)
+
+
+def _slices(
+    queues: dict[str, deque[SchedulingRequest]],
+    waiting: Mapping[Key, int],
+    shares: dict[str, int],
+    total: Mapping[str, int],
+) -> Iterator[Turn]:
+    left = {request.key: waiting[request.key] for queue in queues.values() for request in queue}
+    heap = [(shares.get(tenant, 0), tenant) for tenant in queues]
+    heapify(heap)
+    while heap:
+        share, tenant = heappop(heap)
+        request = queues[tenant][0]
+        alone = not heap
+        gang = request.spec.gang is not None
+        count = left[request.key] if alone or gang else min(left[request.key], limits.FAIR_SLICE)
+        yield Turn(request, count)
+        left[request.key] -= count
+        if not left[request.key]:
+            queues[tenant].popleft()
+        one = dominant_share(requests(request.spec.template), total)
+        shares[tenant] = share + one * count
+        if queues[tenant]:
+            heappush(heap, (shares[tenant], tenant))
+
+
+def _level(request: SchedulingRequest, keys: tuple[QueueKey, ...]) -> tuple[Any, ...]:
+    """What puts a request before others whatever their tenants' shares are."""
+    spec = request.spec
+    return tuple(spec.rank if key is QueueKey.PRIORITY else spec.deadline for key in keys)
+
+
+def deadline_reason(request: SchedulingRequest, now: float) -> Reason | None:
+    """Whether a request that still waits is about to miss its deadline, or has."""
+    if not request.spec.deadline:
+        return None
+    ends, born = parse_time(request.spec.deadline), parse_time(request.metadata.creation_timestamp)
+    if now >= ends:
+        return Reason.DEADLINE_MISSED
+    return Reason.DEADLINE_AT_RISK if ends - now <= (ends - born) * limits.DEADLINE_RISK_SHARE else None
 
 
 def backoff_s(attempts: int, chance: float) -> float:

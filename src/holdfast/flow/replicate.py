@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.lifecycle import Stage, finished, stage
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
@@ -23,7 +24,9 @@ from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update, Write
 
-CREATES_PER_PASS = 256
+CREATES_PER_PASS = limits.WRITES_JOINED // 2
+REMOVALS_PER_PASS = limits.WRITES_JOINED // 2
+"""Both, with their requests, fit one transaction of any store; what is left follows at once."""
 LABEL_WORKLOAD = "holdfast.dev/workload"
 LABEL_REVISION = "holdfast.dev/revision"
 
@@ -39,7 +42,8 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
         if assignment is None:
             gone: list[Write] = [_delete(r) for r in replicas if not r.metadata.terminating]
             gone += [_drop(request) for request in requests]
-            return Outcome(writes=tuple(gone)) if gone else NOTHING
+            some = tuple(gone[: limits.WRITES_JOINED])
+            return Outcome(writes=some, again_in_s=0.0 if len(gone) > len(some) else None) if gone else NOTHING
         return _decide(region, assignment, replicas, requests, now)
 
     return decide
@@ -53,7 +57,8 @@ def _decide(
     now: float,
 ) -> Outcome:
     live = [r for r in replicas if not r.metadata.terminating and finished(r) is None]
-    creates, removals = _changes(assignment, replicas, live)
+    creates, every_removal = _changes(assignment, replicas, live)
+    removals = every_removal[:REMOVALS_PER_PASS]
     made = _make(region, assignment, replicas, min(creates, CREATES_PER_PASS), now)
     writes: list[Write] = [Create(replica) for replica in made]
     writes += [_delete(r) for r in removals]
@@ -65,7 +70,7 @@ def _decide(
         names = ", ".join(r.metadata.name for r in made[:3]) + (" …" if len(made) > 3 else "")
         said = f"created {len(made)} replica(s) of revision {assignment.spec.revision}: {names}"
         notices = (Notice(assignment, Reason.REPLICA_CREATED, said),)
-    again = 0.0 if creates > CREATES_PER_PASS else None
+    again = 0.0 if creates > CREATES_PER_PASS or len(every_removal) > len(removals) else None
     return Outcome(writes=tuple(writes), notices=notices, again_in_s=again)
 
 
@@ -78,14 +83,17 @@ def _changes(assignment: Assignment, replicas: Sequence[Replica], live: Sequence
         return 0, []
     if spec.type is WorkloadType.BATCH and spec.batch is not None:
         return _batch_changes(assignment, replicas, live)
+    if spec.exclusive is not None:
+        return _exclusive_changes(assignment, live)
     current = [r for r in live if r.spec.revision == spec.revision]
     old = [r for r in live if r.spec.revision != spec.revision]
-    want = len(spec.ordinals) if spec.exclusive is not None else spec.replicas
+    want = spec.replicas
     excess = _least_useful(current)[: max(0, len(current) - want)]
     if not old:
         return max(0, want - len(current)), excess
-    if spec.exclusive is not None:
-        return _exclusive_changes(assignment, live, old)
+    if spec.rollout.paused:  # the mixture stays as it is; only its size is kept
+        surplus = _least_useful(live)[: max(0, len(live) - want)]
+        return max(0, want - len(live)), surplus
     surge = min(want - len(current), want + spec.rollout.max_surge - len(live))
     serving = sum(stage(r) is Stage.SERVING for r in live)
     spare = serving - (want - spec.rollout.max_unavailable)
@@ -94,15 +102,18 @@ def _changes(assignment: Assignment, replicas: Sequence[Replica], live: Sequence
     return max(0, surge), [*excess, *idle, *busy[: max(0, spare)]]
 
 
-def _exclusive_changes(
-    assignment: Assignment, live: Sequence[Replica], old: Sequence[Replica]
-) -> tuple[int, list[Replica]]:
-    """One ordinal at a time: the old instance must be gone before its successor can exist."""
-    want = set(assignment.spec.ordinals)
-    unwanted = [r for r in old if r.spec.ordinal not in want]
+def _exclusive_changes(assignment: Assignment, live: Sequence[Replica]) -> tuple[int, list[Replica]]:
+    """One ordinal at a time: the old instance must be gone before its successor can exist.
+
+    Ordinals that are not this region's any more go whatever else is wanted: another region waits for them.
+    """
+    spec = assignment.spec
+    want = set(spec.ordinals)
+    unwanted = [r for r in live if r.spec.ordinal not in want]
     missing = len(want - {r.spec.ordinal for r in live})
-    turning = [] if missing else list(old[:1])
-    return missing, unwanted or turning
+    old = [r for r in live if r.spec.ordinal in want and r.spec.revision != spec.revision]
+    turning = [] if missing or spec.rollout.paused else old[:1]
+    return missing, [*unwanted, *turning]
 
 
 def _batch_changes(
@@ -251,6 +262,7 @@ def _request(region: str, assignment: Assignment, members: Sequence[Replica]) ->
             assignment=assignment.metadata.name,
             revision=first.revision,
             template=first.template,
+            purpose=spec.purpose,
             placement=first.placement,
             rank=spec.rank,
             reclaimable=spec.reclaimable,
@@ -259,6 +271,8 @@ def _request(region: str, assignment: Assignment, members: Sequence[Replica]) ->
             exclusive=spec.exclusive,
             gang=spec.gang,
             deadline=deadline,
+            max_unavailable=spec.disruption.max_unavailable,
+            workload_generation=spec.workload_generation,
             members=tuple(_member(r) for r in members),
         ),
     )

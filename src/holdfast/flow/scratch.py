@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from holdfast.flow.ask import Ask
+from holdfast.flow.shapes import ShapeCount, Shapes
 from holdfast.flow.snapshot import Bools, Counts, Snapshot
 from holdfast.flow.snapshot.claim import Labels
+from holdfast.flow.snapshot.frozen import Guard
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.override import Override, OverrideKind
+from holdfast.model.placement_rules import keeps_off
 from holdfast.model.quantity import WHOLE_GPU_MILLI
 from holdfast.model.times import parse_time
 
@@ -32,6 +35,8 @@ class Scratch:
         self.ports_free: Counts = snapshot.ports_free.copy()
         self._ports: dict[int, frozenset[int]] = {}
         self._placed: dict[tuple[str, str], dict[Labels, dict[int, int]]] = {}
+        self._guards: dict[Guard, list[int]] = {}
+        self._shapes: ShapeCount | None = None
         self._avoidances: tuple[Override, ...] = tuple(
             o for o in snapshot.overrides
             if o.spec.kind in (OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION)
@@ -50,6 +55,13 @@ class Scratch:
         """(row, amount) of every resource asked for that any node has ever offered."""
         resources = self.snapshot.resources
         return [(resources[name], amount) for name, amount in ask.amounts.items() if name in resources]
+
+    def shapes(self, ask: Ask) -> Shapes:
+        """The shapes of GPU work there are, this ask's among them. Counted when a score first wants to know."""
+        if self._shapes is None:
+            self._shapes = ShapeCount(self.snapshot)
+            self._shapes.add(ask.amounts.items(), 1)
+        return self._shapes.classes()
 
     def ports(self, slot: int) -> frozenset[int]:
         changed = self._ports.get(slot)
@@ -70,6 +82,16 @@ class Scratch:
                 for labels, counts in groups.items():
                     yield key[1], labels, counts
 
+    def guards(self, namespace: str) -> Iterator[tuple[Guard, list[int]]]:
+        """(who keeps whom off, slots) of everything a tenant has placed or been proposed."""
+        slots = self.snapshot.slots
+        for guard, nodes in self.snapshot.guards.items():
+            if guard.namespace == namespace:
+                yield guard, [slots[name] for name in nodes if name in slots]
+        for guard, proposed in self._guards.items():
+            if guard.namespace == namespace and proposed:
+                yield guard, proposed
+
     def counts(self, namespace: str, workload: str) -> dict[int, int]:
         """How many replicas of a workload each slot has, whatever their revision."""
         key = (namespace, workload)
@@ -85,7 +107,7 @@ class Scratch:
         left = _ENDLESS
         for row, amount in self.rows(ask):
             free = int(self.room[row, slot])
-            if not ask.reclaimable:
+            if not ask.reclaimable and not ask.draws:
                 free = min(free, int(self.firm_room[row, slot]))
             left = min(left, free // amount)
         if ask.open_ports:
@@ -127,11 +149,17 @@ class Scratch:
     def undo(self, ask: Ask, slot: int, devices: tuple[DeviceClaim, ...]) -> None:
         self._take(ask, slot, devices, -1)
 
+    def nominate(self, ask: Ask, slot: int, sign: int) -> None:
+        """Takes (1), or gives back (-1), what a replica that waits for victims will need; devices stay theirs."""
+        self._take(ask, slot, (), sign)
+
     def _take(self, ask: Ask, slot: int, devices: tuple[DeviceClaim, ...], sign: int) -> None:
         for row, amount in self.rows(ask):
             self.room[row, slot] -= sign * amount
             if not ask.reclaimable:
                 self.firm_room[row, slot] -= sign * amount
+        if self._shapes is not None:
+            self._shapes.add(ask.amounts.items(), sign)
         if devices:
             ids = self.snapshot.static.gpu_ids[slot]
             for device in devices:
@@ -150,6 +178,10 @@ class Scratch:
         counts[slot] = counts.get(slot, 0) + sign
         if not counts[slot]:
             del counts[slot]
+        for rule in keeps_off(ask.placement) if ask.placement.affinity else ():
+            guard = Guard(ask.namespace, ask.workload, rule.topology, tuple(sorted(rule.workload_labels.items())))
+            proposed = self._guards.setdefault(guard, [])
+            proposed.append(slot) if sign > 0 else proposed.remove(slot)
 
 
 def override_active(override: Override, now: float) -> bool:

@@ -7,18 +7,25 @@ causes (the object is wrong), refusals (the object is fine, the time is not) and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from holdfast.fleet.backing import unbacked
+from holdfast.fleet.override_rules import EXPIRED, REVOKED, RULES, in_force
+from holdfast.flow import cel
 from holdfast.gate.principal import Principal
+from holdfast.gate.published import Published
+from holdfast.model import limits
 from holdfast.model.errors import Cause, Refused
 from holdfast.model.kinds import BY_NAME, Kind
 from holdfast.model.meta import Object
+from holdfast.model.override import OverrideKind
 from holdfast.model.ownership import COLLECT, OPERATOR
 from holdfast.model.quantity import BadQuantity, amount_text, amounts, scaled, shortfall
-from holdfast.model.validation import forbidden, invalid
-from holdfast.model.workload import Workload, wanted_replicas
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.validation import forbidden, invalid, unsupported
+from holdfast.model.workload import wanted_replicas
 from holdfast.store.objects import Objects
 
 
@@ -42,6 +49,7 @@ class Case(msgspec.Struct, frozen=True):
     objects: Objects
     cell: str
     deleting: bool = False
+    now: float = 0.0
 
     def find(self, kind: str, name: str, namespace: str = "") -> Any:
         return self.objects.get(BY_NAME[kind], namespace, name)
@@ -108,7 +116,7 @@ def workload_pending_cap(case: Case) -> Iterator[Finding]:
     quota = case.find("Quota", "quota", tenant)
     if quota is None or more <= 0:
         return
-    waiting = sum(_pending(w) for w in case.all("Workload", tenant))
+    waiting = case.objects.tally(case.kind, "pending", tenant)
     if waiting + more > quota.spec.pending_cap:
         yield Refused(
             "PendingCapExceeded",
@@ -116,10 +124,6 @@ def workload_pending_cap(case: Case) -> Iterator[Finding]:
             f"{more}; wait for them to be placed, or ask an operator to raise spec.pendingCap of the Quota",
             {"pendingCap": quota.spec.pending_cap, "waiting": waiting, "added": more},
         )
-
-
-def _pending(workload: Workload) -> int:
-    return max(0, wanted_replicas(workload) - workload.status.summary.bound)
 
 
 def workload_regions(case: Case) -> Iterator[Finding]:
@@ -133,10 +137,97 @@ def region_name(case: Case) -> Iterator[Finding]:
         yield forbidden("metadata.name", 'the name "global" stands for the global cell')
 
 
-def override_approval(case: Case) -> Iterator[Finding]:
-    spec: Any = case.after.spec  # type: ignore[union-attr]
-    if spec.approver and spec.approver == spec.requester:
-        yield forbidden("spec.approver", "whoever asks for an override cannot approve it")
+def override_scope(case: Case) -> Iterator[Finding]:
+    """A new override names what exists, and asks for no more time than its kind allows."""
+    after: Any = case.after
+    spec, scope = after.spec, after.spec.scope
+    if case.before is not None:
+        return
+    rule = RULES[spec.kind]
+    if spec.ttl_seconds > rule.max_ttl_s:
+        most = f"{spec.kind} lasts at most {rule.max_ttl_s:g} s; ask for less, and again when that is over"
+        yield invalid("spec.ttlSeconds", spec.ttl_seconds, most)
+    if spec.approver or spec.revoked:
+        yield forbidden("spec.approver", "it is approved or revoked after it was asked for, not with the request")
+    region = case.find("Region", scope.region) if scope.region else None
+    if scope.region and region is None:
+        known = [r.metadata.name for r in case.all("Region")]
+        yield unsupported("spec.scope.region", scope.region, known)
+    elif region is not None and scope.zone and scope.zone not in region.spec.zones:
+        yield unsupported("spec.scope.zone", scope.zone, region.spec.zones)
+    if scope.tenant and case.find("Tenant", scope.tenant) is None:
+        yield invalid("spec.scope.tenant", scope.tenant, "there is no such tenant")
+    elif scope.workload and case.find("Workload", scope.workload, scope.tenant) is None:
+        yield invalid("spec.scope.workload", scope.workload, f"tenant {scope.tenant!r} has no such workload")
+    if spec.policy_revision and case.find("PolicyRevision", spec.policy_revision) is None:
+        known = [r.metadata.name for r in case.all("PolicyRevision")]
+        yield unsupported("spec.policyRevision", spec.policy_revision, known[-20:])
+
+
+def override_change(case: Case) -> Iterator[Finding]:
+    """After it was asked for, an override is approved or revoked, once; anything else is another override."""
+    before, after = cast("Any", case.before), cast("Any", case.after)
+    if before is None:
+        return
+    old, new = before.spec, after.spec
+    same = msgspec.structs.replace(new, approver=old.approver, revoked=old.revoked) == old
+    if not same or (old.revoked and not new.revoked) or (old.approver and new.approver != old.approver):
+        why = "an override never changes: revoke it and ask for another one, which is then on record by itself"
+        yield forbidden("spec", why)
+        return
+    if new.approver != old.approver:
+        if new.approver == new.requester:
+            yield forbidden("spec.approver", "whoever asks for an override cannot approve it: ask a second person")
+        if before.status.phase in (EXPIRED, REVOKED):
+            yield Refused("OverrideEnded", f"it is {before.status.phase}: ask for another one")
+
+
+def budget_backs(case: Case) -> Iterator[Finding]:
+    """A budget that a promise rests on does not shrink, unless two people said so."""
+    before: Any = case.before
+    if before is None:
+        return
+    after: Any = case.after if not case.deleting else None
+    here = Published(case.objects)
+    now_s = case.now
+    if any(o.spec.scope.region == before.spec.region for o in in_force(here, OverrideKind.SHRINK_BUDGET, now_s)):
+        return
+    budgets = list(here.list(RecoveryBudget))
+    changed = [b for b in budgets if b.metadata.name != before.metadata.name] + ([after] if after is not None else [])
+    broken = unbacked(here, changed)
+    lost = sorted(key for key in broken if key not in unbacked(here, budgets))
+    if lost:
+        yield Refused(
+            "BacksPromise",
+            f"the promise of {lost[0]} rests on it: {broken[lost[0]]}. Keep more places elsewhere first, or ask for an "
+            "override of kind ShrinkBudget",
+            {"workloads": [str(key) for key in lost]},
+        )
+
+
+def quota_in_use(case: Case) -> Iterator[Finding]:
+    """A limit below what is in use would be a promise to take running work away, and nobody makes that here."""
+    before, after = cast("Any", case.before), cast("Any", case.after)
+    if before is None:
+        return
+    try:
+        used, hard = amounts(before.status.used), amounts(after.spec.hard)
+        lowered = shortfall(amounts(before.spec.hard), hard)
+    except BadQuantity:
+        return
+    for resource in sorted(set(shortfall(used, hard)) & set(lowered)):
+        in_use = amount_text(resource, used[resource])
+        why = f"{in_use} is in use; scale the tenant's workloads down first, then lower the quota"
+        yield invalid(f"spec.hard.{resource}", after.spec.hard.get(resource, "0"), why)
+
+
+def policy_regions(case: Case) -> Iterator[Finding]:
+    """A canary names regions that exist."""
+    after: Any = case.after
+    known = [r.metadata.name for r in case.all("Region")]
+    for index, name in enumerate(after.spec.canary_regions):
+        if known and name not in known:
+            yield unsupported(f"spec.canaryRegions[{index}]", name, known)
 
 
 def quota_without_use(case: Case) -> Iterator[Finding]:
@@ -203,10 +294,24 @@ def owners_gone(case: Case) -> Iterator[Finding]:
         yield Refused(OWNER_EXISTS, f"its owner {ref.kind} {ref.name} exists")
 
 
+def policy_expressions(case: Case) -> Iterator[Finding]:
+    """Expressions are compiled and tried here, so that none that cannot work ever reaches a scheduler."""
+    rules: Any = case.after.spec.rules  # type: ignore[union-attr]
+    written = [("filterExpressions", i, e.expression, False) for i, e in enumerate(rules.filter_expressions)]
+    written += [("scoreExpressions", i, e.expression, True) for i, e in enumerate(rules.score_expressions)]
+    for field, index, text, score in written:
+        wrong = cel.check(text, score=score) if len(text) <= limits.EXPRESSION_CHARS else None
+        if wrong is not None:
+            yield invalid(f"spec.rules.{field}[{index}].expression", text, wrong.text)
+
+
 ON_WRITE: dict[str, tuple[Rule, ...]] = {
+    "SchedulerPolicy": (policy_expressions, policy_regions),
     "Workload": (workload_priority_class, workload_quota, workload_pending_cap, workload_regions),
     "Region": (region_name,),
-    "Override": (override_approval,),
+    "Override": (override_scope, override_change),
+    "RecoveryBudget": (budget_backs,),
+    "Quota": (quota_in_use,),
 }
 
 ON_DELETE: dict[str, tuple[Rule, ...]] = {
@@ -214,6 +319,7 @@ ON_DELETE: dict[str, tuple[Rule, ...]] = {
     "Region": (region_empty,),
     "Node": (node_empty,),
     "Quota": (quota_without_use,),
+    "RecoveryBudget": (budget_backs,),
 }
 
 

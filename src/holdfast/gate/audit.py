@@ -138,16 +138,20 @@ class Audit:
         """Appends what was refused since the last time, and trims the log when it is due."""
         refusals, self._refusals = self._refusals, {}
         if refusals:
-            appends = tuple(_refusal_record(key, held) for key, held in refusals.items())
-            try:
-                await self._store.commit(Txn(appends=appends))
-            except Fault:
-                self._put_back(refusals)
-                raise
-            self._since_trim += len(appends)
+            await self._append(list(refusals.items()))
         if self._since_trim >= limits.AUDIT_TRIM_EVERY:
             self._since_trim = 0
             await self._store.trim_log(LOG, keep=limits.AUDIT_KEPT)
+
+    async def _append(self, refusals: list[tuple[tuple[str, str, str, str], _Sum]]) -> None:
+        for start in range(0, len(refusals), limits.WRITES_JOINED):
+            some = refusals[start : start + limits.WRITES_JOINED]
+            try:
+                await self._store.commit(Txn(appends=tuple(_refusal_record(key, held) for key, held in some)))
+            except Fault:
+                self._put_back(dict(refusals[start:]))
+                raise
+            self._since_trim += len(some)
 
     def _put_back(self, refusals: dict[tuple[str, str, str, str], _Sum]) -> None:
         for key, held in refusals.items():

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from holdfast.gate.certificates import RevokedSerials
-from holdfast.gate.principal import CONTROLLERS, HOLLOW_NODES, NODES, REGIONS, Principal, from_identity
+from holdfast.gate.principal import CONTROLLERS, HOLLOW_NODES, NODES, REGIONS, SERVERS, Principal, from_identity
 from holdfast.gate.tokens import TokenFile
 from holdfast.model.errors import Forbidden, Unauthorized
 from holdfast.runtime.ports import Ports
 
 MAX_TOKEN_CHARS = 4096
-_MACHINES = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS})
+KNOWN_CERTIFICATES = 4096
+_MACHINES = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVERS})
 
 
 class Authenticator:
@@ -31,23 +35,14 @@ class Authenticator:
 
     def from_certificate(self, peer: Mapping[str, Any]) -> Principal:
         """`peer` is what `SSLSocket.getpeercert()` gives of a certificate that TLS has verified."""
-        names: list[str] = []
-        groups: list[str] = []
-        for relative in peer.get("subject", ()):
-            for key, value in relative:
-                if key == "commonName":
-                    names.append(value)
-                elif key == "organizationName":
-                    groups.append(value)
-        if len(names) != 1 or not names[0]:
+        shown = _read(
+            peer.get("subject", ()), str(peer.get("serialNumber", "")), peer.get("notBefore"), peer.get("notAfter")
+        )
+        if shown is None or not shown.start_s <= self._ports.clock.now() < shown.end_s:
             raise Unauthorized
-        serial = str(peer.get("serialNumber", ""))
-        now_s = self._ports.clock.now()
-        if not _valid_at(peer, now_s):
+        if self._revoked is not None and self._revoked.has(shown.serial):
             raise Unauthorized
-        if self._revoked is not None and self._revoked.has(serial):
-            raise Unauthorized
-        return from_identity(names[0], tuple(groups), credential=f"certificate:{serial}")
+        return shown.principal
 
     def from_bearer(self, header: str) -> Principal:
         """`header` is the value of Authorization."""
@@ -66,12 +61,34 @@ class Authenticator:
         return from_identity(found.user, found.groups, credential=f"token:{found.name}")
 
 
-def _valid_at(peer: Mapping[str, Any], now_s: float) -> bool:
+class _Shown(msgspec.Struct, frozen=True):
+    """What a certificate says. Whether that still holds is another question, asked with every request."""
+
+    principal: Principal
+    serial: str
+    start_s: float
+    end_s: float
+
+
+@lru_cache(maxsize=KNOWN_CERTIFICATES)
+def _read(subject: tuple[Any, ...], serial: str, start: str | None, end: str | None) -> _Shown | None:
+    """None for one without a name of its own, or without dates that can be read."""
+    names: list[str] = []
+    groups: list[str] = []
+    for relative in subject:
+        for key, value in relative:
+            if key == "commonName":
+                names.append(value)
+            elif key == "organizationName":
+                groups.append(value)
+    if len(names) != 1 or not names[0]:
+        return None
     try:
-        start_s, end_s = (ssl.cert_time_to_seconds(peer[name]) for name in ("notBefore", "notAfter"))
-    except (KeyError, ValueError, TypeError):
-        return False
-    return start_s <= now_s < end_s
+        start_s, end_s = ssl.cert_time_to_seconds(start or ""), ssl.cert_time_to_seconds(end or "")
+    except ValueError:
+        return None
+    principal = from_identity(names[0], tuple(groups), credential=f"certificate:{serial}")
+    return _Shown(principal, serial, start_s, end_s)
 
 
 def impersonated(by: Principal, user: str, groups: tuple[str, ...]) -> Principal:

@@ -226,9 +226,9 @@ def _deletes(held: list[tuple[str, Object]]) -> list[Write]:
 
 def _outcome(writes: list[Write], *, again: bool = False) -> Outcome:
     """At most one batch at a time; what is left follows soon."""
-    more = len(writes) > limits.BATCH
+    more = len(writes) > limits.WRITES_JOINED
     return Outcome(
-        writes=tuple(writes[: limits.BATCH]), again_in_s=limits.COLLECT_AGAIN_S if again or more else None
+        writes=tuple(writes[: limits.WRITES_JOINED]), again_in_s=limits.COLLECT_AGAIN_S if again or more else None
     )  # fmt: skip
 
 

@@ -9,8 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from holdfast.gate.principal import Principal
-from holdfast.model.errors import AlreadyExists, Cause, Conflict, Forbidden, Invalid, NotFound, Refused
+from holdfast.model.errors import AlreadyExists, Cause, Conflict, Forbidden, Invalid, NotFound, Overloaded, Refused
 from holdfast.model.kinds import Kind
+
+PENDING_CAP_EXCEEDED = "PendingCapExceeded"
+PENDING_RETRY_S = 10.0
 
 
 def _details(kind: Kind, name: str, **more: Any) -> dict[str, Any]:
@@ -66,7 +69,12 @@ def forbidden(kind: Kind, name: str, why: Refused) -> Forbidden:
     return Forbidden(f'{kind.resource} "{name}" is forbidden: {why.message}', facts=facts)
 
 
-refused = forbidden
+def refused(kind: Kind, name: str, why: Refused) -> Forbidden | Overloaded:
+    """A full queue is a matter of time and says when to come back; everything else is forbidden."""
+    if why.reason != PENDING_CAP_EXCEEDED:
+        return forbidden(kind, name, why)
+    facts = _details(kind, name, reason=why.reason, **why.facts)
+    return Overloaded(f'{kind.resource} "{name}": {why.message}', retry_after_s=PENDING_RETRY_S, facts=facts)
 
 
 def seen_too_early(kind: Kind, name: str, why: Refused) -> Conflict:

@@ -78,7 +78,13 @@ class Gate:
             raise Forbidden(f'User "{who.name}" has no role that writes anything')
         for _ in range(limits.COMMIT_ATTEMPTS):
             plan = Plan(self.cell, self.objects, self.ports, who)
-            plan.add(writes, token)
+            try:
+                plan.add(writes, token)
+            except Fault:
+                # A refusal must not rest on a state that another server of this cell has left behind.
+                if not await self._was_behind():
+                    raise
+                continue
             head = self.objects.head(plan.kind)
             changed = plan.changed
             if warnings is not None:
@@ -103,6 +109,10 @@ class Gate:
             f"{_resource(writes)}: other writers kept coming first in {limits.COMMIT_ATTEMPTS} attempts; read again "
             "and decide again"
         )
+
+    async def _was_behind(self) -> bool:
+        head = self.objects.head(_DURABLE)
+        return await self.objects.newest(_DURABLE) > head
 
     def _records(self, who: Principal, plan: Plan, changed: Sequence[Staged], request: str) -> tuple[Append, ...]:
         """The audit record, unless this is only a heartbeat: events, and leaders renewing their leases."""

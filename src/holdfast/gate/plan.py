@@ -22,6 +22,7 @@ from holdfast.model import codec, limits
 from holdfast.model.errors import BadRequest, Cause, Refused, StaleToken
 from holdfast.model.kinds import ALL, BY_NAME, BY_TYPE, Kind
 from holdfast.model.meta import Key, Object
+from holdfast.model.override import Override
 from holdfast.model.ownership import LINK, deleters, is_mirrored_here, owners
 from holdfast.model.times import seconds_text
 from holdfast.model.validation import invalid, unsupported
@@ -152,7 +153,8 @@ class Plan:
         else:
             self._check_namespace(kind, meta.namespace, meta.name)
             with _well_typed(kind, given):
-                after = stamp.created(kind, _defaulted(kind, given), uid=uid, now=self._now, who=self._who)
+                signed = _signed(self._who, None, _defaulted(kind, given))
+                after = stamp.created(kind, signed, uid=uid, now=self._now, who=self._who)
         self._check_and_stage(staged, None, after, "create")
         return key
 
@@ -180,7 +182,7 @@ class Plan:
             elif write.subresource:
                 after = stamp.status_replaced(before, given, now=self._now) if kind.has_status else before
             else:
-                after = stamp.updated(kind, before, _defaulted(kind, given))
+                after = stamp.updated(kind, before, _signed(self._who, before, _defaulted(kind, given)))
         self._check_and_stage(staged, before, after, write.subresource or "update")
         return staged.key
 
@@ -217,7 +219,8 @@ class Plan:
         self._check_scope(kind, write.key, before, None)
         if kind.name not in scope.FREE_KINDS and not self._who.roles & allowed:
             raise faults.not_owner(kind, name, self._who, [("deletion", allowed)])
-        case = admission.Case(self._who, kind, before, None, self._objects, self._cell, deleting=True)
+        now_s = self._ports.clock.now()
+        case = admission.Case(self._who, kind, before, None, self._objects, self._cell, deleting=True, now=now_s)
         self._raise_findings(kind, name, [] if mirror else admission.admit(case))
         after = None if mirror else stamp.deleted(kind, before, propagation, now=self._now)
         self._stage(staged, after, "delete")
@@ -243,7 +246,8 @@ class Plan:
         if not mirror:
             causes += kind.validate(typed, before)
             causes += _observed_causes(before, typed)
-            case = admission.Case(self._who, kind, before, typed, self._objects, self._cell)
+            now_s = self._ports.clock.now()
+            case = admission.Case(self._who, kind, before, typed, self._objects, self._cell, now=now_s)
             findings = admission.admit(case)
         self._raise_findings(kind, meta.name, [*causes, *findings])
         goes = before is not None and meta.terminating and not meta.finalizers and not mirror
@@ -358,6 +362,18 @@ def _defaulted(kind: Kind, given: Object) -> Object:
         return given
     defaulted: Object = kind.default(given)
     return defaulted
+
+
+def _signed(who: Principal, before: Object | None, given: Object) -> Object:
+    """Who asks for an override, and who approves it, is whoever really does: names in the request count for nothing."""
+    if not isinstance(given, Override):
+        return given
+    spec = given.spec
+    if not isinstance(before, Override):
+        return msgspec.structs.replace(given, spec=msgspec.structs.replace(spec, requester=who.name))
+    approver = who.name if spec.approver and not before.spec.approver else spec.approver
+    spec = msgspec.structs.replace(spec, requester=before.spec.requester, approver=approver)
+    return msgspec.structs.replace(given, spec=spec)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ CONTROLLERS = "holdfast:controllers"
 NODES = "holdfast:nodes"
 HOLLOW_NODES = "holdfast:hollow-nodes"
 REGIONS = "holdfast:regions"
+SERVERS = "holdfast:servers"
 AUTHENTICATED = "system:authenticated"
 TENANT_PREFIX = "holdfast:tenant:"
 

@@ -58,7 +58,7 @@ class PendingReason(Part, frozen=True):
 
 
 class AssignmentStatus(Part, frozen=True):
-    """The region's word, derived from its replicas."""
+    """The region's word, derived from its replicas. `updated` and `updatedServing` count the wanted revision's."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -69,6 +69,8 @@ class AssignmentStatus(Part, frozen=True):
     started: int = shown(0)
     ready: int = shown(0)
     serving: int = shown(0)
+    updated: int = shown(0)
+    updated_serving: int = shown(0)
     unknown: int = 0
     succeeded: int = 0
     failed: int = 0

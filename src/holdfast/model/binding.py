@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import Amount
 from holdfast.model.replica import Exit, Phase
 from holdfast.model.template import Template
@@ -43,6 +44,11 @@ class ReservationPhase(enum.StrEnum):
 
 
 class ReservationSpec(Part, frozen=True):
+    """`workload`, `labels` and `rank` are kept while it waits; a bound claim has them on its Binding.
+
+    With `bindWhenFirm` the authority binds it by itself once nothing is waited for.
+    """
+
     replica: str
     intent: Intent
     node: str
@@ -52,6 +58,11 @@ class ReservationSpec(Part, frozen=True):
     ports: dict[str, int] = {}
     victims: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
+    workload: str = ""
+    labels: dict[str, str] = {}
+    rank: int = 0
+    keeps_off: tuple[AffinityRule, ...] = ()
+    bind_when_firm: bool = False
     policy_revision: str = ""
     expires_at: str = ""
 
@@ -87,6 +98,9 @@ class BindingSpec(Part, frozen=True):
     devices: tuple[DeviceClaim, ...] = ()
     ports: dict[str, int] = {}
     exclusive: Exclusivity | None = None
+    rank: int = 0
+    max_unavailable: int = 0
+    keeps_off: tuple[AffinityRule, ...] = ()
     epoch: int = shown(1)
     node_epoch: int = shown(0)
     decision: str = ""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.model.binding import DeviceClaim
 from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.placement_rules import AffinityRule
+from holdfast.model.quantity import Amount
 from holdfast.model.scheduling_request import RefusalCount
 from holdfast.model.validation import Causes, forbidden
 
@@ -16,12 +19,18 @@ class ScorePart(Part, frozen=True):
 
 
 class DecisionEntry(Part, frozen=True):
-    """One replica: where it went, or why nowhere."""
+    """One replica: where it went, or why nowhere.
+
+    Node, devices, victims and scores are the planner's word; result, reason and message are the authority's, or the
+    planner's where nothing was proposed.
+    """
 
     replica: str
     uid: str
     attempt: int = shown(1)
     node: str = ""
+    devices: tuple[DeviceClaim, ...] = ()
+    victims: tuple[str, ...] = ()
     score: int = 0
     scores: tuple[ScorePart, ...] = ()
     runner_up: str = ""
@@ -31,16 +40,70 @@ class DecisionEntry(Part, frozen=True):
     message: str = ""
 
 
+class Asked(Part, frozen=True):
+    """What every member of the request takes from a node: enough to count it as taken without reading the request."""
+
+    resources: dict[str, Amount] = {}
+    labels: dict[str, str] = {}
+    ports: tuple[int, ...] = ()
+    open_ports: int = 0
+    reclaimable: bool = False
+    rank: int = 0
+    may_preempt: bool = False
+    max_unavailable: int = 0
+    evictions: int = 0
+    keeps_off: tuple[AffinityRule, ...] = ()
+
+
+class QueueState(Part, frozen=True):
+    """What put the request where it was in the queue, and the tenant's limit as the scheduler knew it."""
+
+    position: int = 0
+    waiting: int = 0
+    rank: int = 0
+    deadline: str = ""
+    share: int = 0
+    attempts: int = 0
+    limit: dict[str, Amount] = {}
+    used: dict[str, Amount] = {}
+
+
+class AssumedBatch(Part, frozen=True):
+    """A batch whose proposals counted as taken though they were not on record yet, except those in `without`."""
+
+    batch: str
+    decisions: int = shown(0)
+    without: tuple[str, ...] = ()
+
+
 class DecisionSpec(Part, frozen=True):
+    """Everything it takes to plan the same again.
+
+    The snapshot is made of each kind as of its own revision (`revisions`), with the objects in `ahead` as of theirs
+    ("Kind/namespace/name@revision"), of the assumed batches, and of the decisions of the same batch with a lower
+    ordinal. `snapshotHash` stands for all of it but the last.
+    """
+
     request: str
     workload: str
     workload_generation: int = 0
+    request_revision: int = 0
+    asked: Asked = msgspec.field(default_factory=Asked)
+    bound: int = 0
     queued_at: str = ""
     decided_at: str = ""
+    queue: QueueState = msgspec.field(default_factory=QueueState)
     policy_revision: str = ""
     policy_sequence: int = 0
     snapshot_revision: int = shown(0)
     snapshot_hash: str = ""
+    revisions: dict[str, int] = {}
+    ahead: tuple[str, ...] = ()
+    batch: str = ""
+    ordinal: int = 0
+    assumed: tuple[AssumedBatch, ...] = ()
+    adopted: int = 0
+    overrides: tuple[str, ...] = ()
     seed: int = 0
     planner: str = ""
     nodes: int = shown(0)

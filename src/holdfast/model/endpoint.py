@@ -31,7 +31,6 @@ class EndpointSpec(Part, frozen=True):
 class EndpointStatus(Part, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
-    confirmed_at: str = ""
 
 
 class Endpoint(Object, frozen=True):

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.model.meta import Condition, Object, Part, shown
 from holdfast.model.quantity import Amount
-from holdfast.model.validation import Causes, check_resources
+from holdfast.model.validation import Causes, check_resources, forbidden
 
 
 class HoldSpec(Part, frozen=True):
@@ -17,8 +17,20 @@ class HoldSpec(Part, frozen=True):
     resources: dict[str, Amount] = {}
 
 
+class KeptBlock(Part, frozen=True):
+    """The authority's answer to the wish: the place counts against the node only once it was found to fit."""
+
+    kept: bool = shown(False)
+    reason: str = ""
+    message: str = ""
+    at: str = ""
+
+
 class DrawBlock(Part, frozen=True):
+    """The authority's: the claim that uses the place at this moment."""
+
     replica_uid: str = ""
+    claim: str = ""
     recovery: str = ""
     at: str = ""
 
@@ -26,6 +38,7 @@ class DrawBlock(Part, frozen=True):
 class HoldStatus(Part, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
+    kept: KeptBlock | None = None
     draw: DrawBlock | None = None
 
 
@@ -34,5 +47,16 @@ class Hold(Object, frozen=True):
     status: HoldStatus = msgspec.field(default_factory=HoldStatus)
 
 
+def is_kept(hold: Hold) -> bool:
+    """Whether the place counts: found to fit by the authority, and not on its way out."""
+    return hold.status.kept is not None and hold.status.kept.kept and not hold.metadata.terminating
+
+
+def is_refused(hold: Hold) -> bool:
+    return hold.status.kept is not None and not hold.status.kept.kept
+
+
 def validate_hold(hold: Hold, old: Hold | None) -> Causes:
     yield from check_resources("spec.resources", hold.spec.resources)
+    if old is not None and old.spec != hold.spec:
+        yield forbidden("spec", "a place never changes; it is given up and another one is kept")

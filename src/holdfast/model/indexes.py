@@ -12,6 +12,7 @@ from holdfast.model.hold import Hold
 from holdfast.model.quota import Grant
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.workload import Workload, wanted_replicas
 
 Index = Callable[[Any], Iterable[str]]
 
@@ -28,6 +29,10 @@ def _by_node(item: Any) -> Iterable[str]:
     return (item.spec.node,)
 
 
+def _by_budget(item: Any) -> Iterable[str]:
+    return (item.spec.budget,)
+
+
 def _by_region(item: Any) -> Iterable[str]:
     return (item.spec.region,)
 
@@ -40,16 +45,22 @@ def _replica_uid(item: Any) -> Iterable[str]:
     return (item.spec.intent.replica_uid,)
 
 
+def _victims(reservation: Reservation) -> Iterable[str]:
+    """The claims it waits for, as tenant/claim."""
+    own = reservation.metadata.namespace
+    return tuple(name if "/" in name else f"{own}/{name}" for name in reservation.spec.victims)
+
+
 # type → index name → the values an object has. `owner` (every owner's uid) exists for every type.
 INDEXES: dict[type[Any], dict[str, Index]] = {
     Assignment: {"workload": _by_workload, "region": _by_region},
     Grant: {"region": _by_region},
     Replica: {"workload": _by_workload, "assignment": _by_assignment, "node": _placed_on},
     SchedulingRequest: {"workload": _by_workload, "assignment": _by_assignment},
-    Reservation: {"node": _by_node, "replicaUid": _replica_uid},
+    Reservation: {"node": _by_node, "replicaUid": _replica_uid, "victim": _victims},
     Binding: {"node": _by_node, "workload": _by_workload, "replicaUid": _replica_uid},
     Endpoint: {"workload": _by_workload, "region": _by_region},
-    Hold: {"node": _by_node},
+    Hold: {"node": _by_node, "budget": _by_budget},
 }
 
 
@@ -59,3 +70,12 @@ def owner_uids(item: Any) -> Iterable[str]:
 
 def indexes_of(kind: type[Any]) -> dict[str, Index]:
     return {**INDEXES.get(kind, {}), "owner": owner_uids}
+
+
+def pending_replicas(workload: Workload) -> int:
+    """How many wanted replicas have no place yet."""
+    return max(0, wanted_replicas(workload) - workload.status.summary.bound)
+
+
+# type → name → a number per object; caches keep the sum per namespace, which would else be counted at each write.
+TALLIES: dict[type[Any], dict[str, Callable[[Any], int]]] = {Workload: {"pending": pending_replicas}}

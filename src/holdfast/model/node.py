@@ -42,7 +42,9 @@ class NodeSpec(Part, frozen=True):
     drivers: tuple[str, ...] = shown(("process",))
     unschedulable: bool = shown(False)
     drain: bool = False
+    drain_seconds: float = 0.0
     tenant: str = ""
+    """`drainSeconds` is how long a drain should take at most; after that it says what holds it up. 0: no deadline."""
 
 
 class Contact(enum.StrEnum):
@@ -60,21 +62,52 @@ class ContactBlock(Part, frozen=True):
     reason: str = ""
 
 
+class Quarantine(Part, frozen=True):
+    """Evidence that starts fail here whatever is started, with its end: new work stays away until then."""
+
+    reason: str
+    message: str = ""
+    until: str = ""
+
+
 class NodeExecution(Part, frozen=True):
-    """The agent's own word: the lease epoch it runs under, and whether it has reconciled what it found running."""
+    """The agent's own word: the lease epoch it runs under, and whether it has reconciled what it found running.
+
+    `isolation` is how work is held to what it asked for: cgroup2, cgroup1, rlimits or none.
+    """
 
     epoch: int = shown(0)
     reconciled: bool = shown(False)
     running: int = shown(0)
     agent_version: str = ""
     warm: tuple[str, ...] = ()
+    isolation: str = ""
+    quarantine: Quarantine | None = None
+    message: str = ""
+
+
+class DrainPhase(enum.StrEnum):
+    DRAINING = "Draining"
+    OVERDUE = "Overdue"
+    DRAINED = "Drained"
+
+
+class Blocked(Part, frozen=True):
+    """A replica that a drain waits for, and why it stays."""
+
+    replica: str
+    reason: str = ""
     message: str = ""
 
 
 class DrainBlock(Part, frozen=True):
+    """drain's: how far it is, and exactly who holds it up."""
+
     phase: str = ""
     remaining: int = shown(0)
     message: str = ""
+    since: str = ""
+    blocked: tuple[Blocked, ...] = ()
 
 
 class FenceBlock(Part, frozen=True):
@@ -122,6 +155,8 @@ def why_not_schedulable(node: Node) -> str:
         return "NodeFenced"
     if not node.status.execution.reconciled:
         return "NodeReconciling"
+    if node.status.execution.quarantine is not None:
+        return "NodeQuarantined"
     return ""
 
 
@@ -136,6 +171,7 @@ def validate_node(node: Node, old: Node | None) -> Causes:
     yield from check_unique("spec.devices", (d.id for d in spec.devices))
     for index, device in enumerate(spec.devices):
         yield from check_range(f"spec.devices[{index}].milli", device.milli, 1, WHOLE_GPU_MILLI)
+    yield from check_range("spec.drainSeconds", spec.drain_seconds, 0, 7 * 86400)
     low, high = spec.port_range
     yield from check_range("spec.portRange", low, 1024, 65535)
     yield from check_range("spec.portRange", high, low, 65535)

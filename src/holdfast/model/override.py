@@ -23,6 +23,7 @@ class OverrideKind(enum.StrEnum):
     EMERGENCY_QUOTA = "EmergencyQuota"
     RAISE_PRIORITY = "RaisePriority"
     PIN_POLICY = "PinPolicy"
+    SHRINK_BUDGET = "ShrinkBudget"
 
 
 class OverrideScope(Part, frozen=True):
@@ -38,6 +39,7 @@ class OverrideSpec(Part, frozen=True):
     reason: str = ""
     requester: str = ""
     approver: str = ""
+    revoked: bool = False
     ttl_seconds: float = shown(3600.0)
     quota: dict[str, Amount] = {}
     rank: int = 0
@@ -67,6 +69,7 @@ def validate_override(override: Override, old: Override | None) -> Causes:
         OverrideKind.AVOID_REGION: ("region",),
         OverrideKind.DECLARE_REGION_LOST: ("region",),
         OverrideKind.EMERGENCY_QUOTA: ("tenant",),
+        OverrideKind.SHRINK_BUDGET: ("region",),
         OverrideKind.RAISE_PRIORITY: ("tenant", "workload"),
     }.get(spec.kind, ())
     for name in needs:

@@ -44,6 +44,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status": _one("workload-status"),
         "status.scale": _one("autoscale"),
         "status.rollout": _one("rollout"),
+        "status.backing": _one("backing"),
     },
     "Assignment": {"metadata": _one("assign", "recover"), "spec": _one("assign", "recover"), "status": _one(REGION)},
     "Override": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one("override")},
@@ -54,6 +55,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "spec": _one(AGENT),
         "spec.unschedulable": _one(OPERATOR),
         "spec.drain": _one(OPERATOR),
+        "spec.drainSeconds": _one(OPERATOR),
         "spec.taints": _one(AGENT, OPERATOR),
         "status": _one("node-health"),
         "status.contact": _one("node-health"),
@@ -61,7 +63,13 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status.drain": _one("drain"),
         "status.fence": _one(AUTHORITY),
     },
-    "Hold": {"metadata": _one("hold"), "spec": _one("hold"), "status": _one("hold"), "status.draw": _one(AUTHORITY)},
+    "Hold": {
+        "metadata": _one("hold"),
+        "spec": _one("hold"),
+        "status": _one("hold"),
+        "status.kept": _one(AUTHORITY),
+        "status.draw": _one(AUTHORITY),
+    },
     "Replica": {
         "metadata": _one("replicate"),
         "spec": _one("replicate"),
@@ -71,8 +79,14 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status.contact": _one("node-health"),
         "status.traffic": _one("serve"),
         "status.release": _one("release"),
+        "status.repair": _one("repair"),
     },
-    "SchedulingRequest": {"metadata": _one("replicate"), "spec": _one("replicate"), "status": _one("scheduler")},
+    "SchedulingRequest": {
+        "metadata": _one("replicate"),
+        "spec": _one("replicate"),
+        "status": _one("scheduler"),
+        "status.gang": _one(AUTHORITY),
+    },
     "Reservation": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AUTHORITY)},
     "Binding": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AGENT)},
     "Decision": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AUTHORITY)},
@@ -85,7 +99,7 @@ UNOWNED = frozenset({"Event", "Lease", "Term"})
 
 # Who may ask for deletion, besides operators and the collector. People delete what they own; agents their own node.
 DELETERS: dict[str, frozenset[str]] = {
-    "Workload": _PEOPLE,
+    "Workload": _PEOPLE | {"batch-ttl"},
     "Node": _one(OPERATOR, AGENT),
     "Assignment": _one("assign", "recover"),
     "Replica": _one("replicate", OPERATOR, USER),
@@ -99,6 +113,7 @@ DELETERS: dict[str, frozenset[str]] = {
     "Hold": _one("hold"),
     "LeasePage": _one(AUTHORITY),
     "PolicyRevision": _one("policy"),
+    "Override": _one("override"),
     "Recovery": _one("recover"),
 }
 

@@ -33,11 +33,13 @@ class PlaceItem(Part, frozen=True):
 
 
 class ReserveRequest(Part, frozen=True):
-    """`bind` asks for both steps in one transaction, the ordinary path. The decision is stored with it."""
+    """`bind` asks for both steps in one transaction, the ordinary path. The decision is stored with it; one of which
+    nothing was accepted only with `recordRefused`."""
 
     items: tuple[PlaceItem, ...] = ()
     bind: bool = shown(True)
     decision: Decision | None = None
+    record_refused: bool = shown(True)
 
 
 class BindItem(Part, frozen=True):

@@ -110,6 +110,11 @@ def matches(expression: Expression, labels: Mapping[str, str]) -> bool:
             return left > right if expression.operator is Operator.GT else left < right
 
 
+def keeps_off(rules: Placement) -> tuple[AffinityRule, ...]:
+    """The hard rules that keep other work away: they hold for whoever comes later as well."""
+    return tuple(rule for rule in rules.affinity if rule.apart and not rule.preferred)
+
+
 def tolerates(tolerations: tuple[Toleration, ...], taint: Taint) -> bool:
     return any(
         (not t.key or t.key == taint.key)

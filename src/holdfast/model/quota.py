@@ -10,7 +10,7 @@ import enum
 import msgspec
 
 from holdfast.model.meta import Condition, Object, Part, shown
-from holdfast.model.quantity import Amount, BadQuantity, amounts, shortfall
+from holdfast.model.quantity import Amount, Amounts, BadQuantity, amounts, shortfall
 from holdfast.model.validation import (
     Causes,
     check_dns_label,
@@ -40,6 +40,7 @@ class RegionUse(Part, frozen=True):
     grant_class: GrantClass = shown(GrantClass.NORMAL)
     granted: dict[str, Amount] = {}
     used: dict[str, Amount] = {}
+    frozen: bool = False
 
 
 class QuotaStatus(Part, frozen=True):
@@ -56,16 +57,17 @@ class Quota(Object, frozen=True):
 
 
 class GrantSpec(Part, frozen=True):
-    """`limit` is what the region should come to; `epoch` rises with every change."""
+    """`limit` is what the region should come to; `epoch` rises with every change. `peak` is the most it may still be
+    enforcing from earlier epochs, until it acknowledges this one. Nothing is spent past `endsAt`, in touch or not."""
 
     region: str
     grant_class: GrantClass = shown(GrantClass.NORMAL)
     limit: dict[str, Amount] = {}
+    peak: dict[str, Amount] = {}
     provisional: dict[str, Amount] = {}
     epoch: int = shown(1)
     lease_seconds: float = shown(120.0)
-    recovery: str = ""
-    workload: str = ""
+    ends_at: str = ""
 
 
 class GrantStatus(Part, frozen=True):
@@ -82,6 +84,19 @@ class GrantStatus(Part, frozen=True):
 class Grant(Object, frozen=True):
     spec: GrantSpec
     status: GrantStatus = msgspec.field(default_factory=GrantStatus)
+
+
+def may_enforce(grant: Grant) -> Amounts:
+    """The most the region may enforce at this moment, whatever was lost on the way: what counts against the quota.
+
+    Its own word covers everything up to the epoch it names; of later ones any may have arrived.
+    """
+    most = amounts(grant.status.limit)
+    unheard = (grant.spec.limit, grant.spec.peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
+    for values in unheard:
+        for name, amount in amounts(values).items():
+            most[name] = max(most.get(name, 0), amount)
+    return most
 
 
 def grant_name(region: str, grant_class: GrantClass = GrantClass.NORMAL) -> str:

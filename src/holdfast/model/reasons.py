@@ -36,6 +36,10 @@ class Reason(enum.StrEnum):
     NODE_TERMINATING = "NodeTerminating", "The node is being deleted."
     NODE_FENCED = "NodeFenced", "The node was fenced and has not registered anew."
     NODE_RECONCILING = "NodeReconciling", "The node came back and has not yet matched what runs with what is bound."
+    NODE_QUARANTINED = (
+        "NodeQuarantined",
+        "Work of several workloads could not be started on the node; it gets none until the evidence expires.",
+    )
     NODE_AVOIDED = "NodeAvoided", "An override keeps new work away from the node's zone or region."
     DRIVER_MISSING = "DriverMissing", "The node does not have the driver the template asks for."
     INSUFFICIENT_CPU = "InsufficientCpu", "Not enough free CPU on the node."
@@ -69,6 +73,21 @@ class Reason(enum.StrEnum):
     ANTI_AFFINITY_VIOLATED = "AntiAffinityViolated", "A replica that must not be near is."
     NO_NODES = "NoNodes", "The region has no nodes at all."
 
+    EXPRESSION_REFUSED = "ExpressionRefused", "A filter expression of the active policy refuses the node."
+    NO_VICTIMS = "NoVictims", "Preemption would not help: no lower-ranked work whose leaving makes enough room may go."
+    PREEMPTION_BUDGET_SPENT = (
+        "PreemptionBudgetSpent",
+        "The tenant has caused as many evictions as the policy allows it per minute.",
+    )
+    WAITING_FOR_VICTIMS = "WaitingForVictims", "A place is reserved; its present holders are being asked to leave."
+    VICTIM_NOT_ALLOWED = (
+        "VictimNotAllowed",
+        "A named victim is not there, is of the same or a higher rank, or leaves for someone else.",
+    )
+    WAITING_FOR_GANG = "WaitingForGang", "A place is reserved; it is bound when enough members of the gang have one."
+    DEADLINE_AT_RISK = "DeadlineAtRisk", "Most of the time until the deadline is over and replicas still wait."
+    DEADLINE_MISSED = "DeadlineMissed", "The deadline passed while replicas still waited for a place."
+
     # Assignment
     NO_REGION_ALLOWED = "NoRegionAllowed", "No known region satisfies the workload's placement rules."
     REGION_NOT_HEALTHY = "RegionNotHealthy", "Regions that would be allowed are not healthy at the moment."
@@ -83,6 +102,15 @@ class Reason(enum.StrEnum):
     COMPLETE = "Complete", "All completions succeeded."
     IN_PROGRESS = "InProgress", "Work is under way."
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded", "Too many replicas of the batch failed."
+    ON_TIME = "OnTime", "The batch is expected to be done by its deadline."
+    ROLLOUT_PROGRESSING = "RolloutProgressing", "A new revision is being rolled out."
+    ROLLOUT_PAUSED = "RolloutPaused", "The rollout waits until it is resumed."
+    ROLLOUT_COMPLETE = "RolloutComplete", "Every region runs the wanted revision."
+    ROLLING_BACK = "RollingBack", "The rollout made no progress in its time; the last good revision comes back."
+    ROLLED_BACK = "RolledBack", "The last good revision runs again; change the template to try once more."
+    ROLLOUT_FAILED = "RolloutFailed", "The rollout made no progress in its time, and nothing was rolled back."
+    CONFINED = "Confined", "Work is held to what it asked for by control groups."
+    WEAKLY_CONFINED = "WeaklyConfined", "The node has no control groups; the message says what that means."
     TERMINATING = "Terminating", "The object is being deleted and waits for its finalizers."
 
     # Execution, from the agent
@@ -98,6 +126,8 @@ class Reason(enum.StrEnum):
     START_ERROR = "StartError", "The process could not be started; the message has the system's words."
     ARTIFACT_MISSING = "ArtifactMissing", "An artifact is not there."
     ARTIFACT_MISMATCH = "ArtifactMismatch", "An artifact does not have the digest it should have."
+    TOO_MANY_PROCESSES = "TooManyProcesses", "The work reached the number of processes it may have."
+    DISK_FULL = "DiskFull", "The node has no room to start the work; free some, or raise the quota of its disk."
     BACKING_OFF = "BackingOff", "Restarting after a pause, as it keeps ending."
     NEVER_STARTED = "NeverStarted", "The work was withdrawn before it was started."
     STOPPED_AS_ASKED = "StoppedAsAsked", "The work was stopped on request."
@@ -111,6 +141,8 @@ class Reason(enum.StrEnum):
     OWNER_DELETED = "OwnerDeleted", "The workload or assignment is going away."
     DELETED = "Deleted", "Someone deleted the replica itself."
     DRAINED = "Drained", "The node is being drained."
+    BUDGET_EXHAUSTED = "BudgetExhausted", "As many replicas are away as the workload's disruption budget allows."
+    DRAIN_OVERDUE = "DrainOverdue", "The drain did not end in its time; the message says which replica blocks and why."
     PREEMPTED = "Preempted", "A workload of higher rank needed the place."
     FINISHED = "Finished", "The work ended; its claims are returned."
     NODE_RETURNED = "NodeReturned", "The node came back without the work."
@@ -126,9 +158,72 @@ class Reason(enum.StrEnum):
     WAITING = "Waiting", "Waiting; the message says for what and until when."
     GRANTED = "Granted", "Every region holds what it was meant to."
     SHRINK_PENDING = "ShrinkPending", "A region has not yet acknowledged a smaller limit."
+    FROZEN = "Frozen", "A region was out of touch for a whole lease; its grant counts in full and is not spent."
+    OVER_QUOTA = "OverQuota", "More is in use than the quota allows, after an emergency ended; the excess is drained."
+    WITHIN_QUOTA = "WithinQuota", "Use is within the quota."
     FENCED = "Fenced", "The node's lease epoch was fenced."
     REGISTERED = "Registered", "The node registered."
     PUBLISHED = "Published", "The policy has an immutable revision that regions use."
     HEARD = "Heard", "The region reports."
     SILENT = "Silent", "The region has not reported for a while."
+    IS_IT_ME = (
+        "IsItMe",
+        "No region is heard at all: the global cell may be the one that is cut off, so it concludes nothing.",
+    )
+    NO_WITNESS = (
+        "NoWitness",
+        "The region is silent and no other region reports what it sees; only an override proceeds.",
+    )
+    WITNESS_DISAGREES = (
+        "WitnessDisagrees",
+        "The region is silent towards the global cell, and most regions that report still reach it.",
+    )
+    WITNESSED = "Witnessed", "The region is silent, and most regions that report do not reach it either."
+    REGION_LOST = "RegionLost", "The region is lost; nothing it last said of its replicas counts."
+    DECLARED_LOST = "DeclaredLost", "An override declares the region lost."
+    CAPACITY_LOST = (
+        "CapacityLost",
+        "The region reports less live capacity than it was given work for, or a whole zone gone.",
+    )
+    CAPACITY_PRESENT = "CapacityPresent", "The region has the capacity for what it was given."
+
+    # Recovery
+    RECOVERY_OPENED = "RecoveryOpened", "A region's loss is being recovered from; the clock runs."
+    RECOVERING = "Recovering", "Replicas are on their way in the target region."
+    RECOVERED = "Recovered", "Every critical workload serves in a healthy region again."
+    FAILING_BACK = "FailingBack", "The region is back; what was recovered elsewhere is given back."
+    RECOVERY_CLOSED = "RecoveryClosed", "Everything that the recovery used was given back."
+    WAITING_FOR_TURN = "WaitingForTurn", "The workload's wave has not begun; starts are paced."
+    NO_TARGET = "NoTarget", "No healthy region may hold the workload; it stays short until one does."
+    PROMISE_MISSED = "PromiseMissed", "The recovery took longer than the promise allows."
+    PLACE_KEPT = "PlaceKept", "The recovery place is kept on its node."
+    PLACES_KEPT = "PlacesKept", "Every recovery place of the budget is kept."
+    PLACES_MISSING = "PlacesMissing", "Some recovery places of the budget fit on no node at the moment."
+    BACKED = "Backed", "The recovery promise holds for the loss of any one region or zone."
+    NOT_BACKED = "NotBacked", "Kept places and allowances do not cover the promise; the message names the bottleneck."
+
+    PROMOTED = "Promoted", "Every region that should decide by the policy revision does."
+    STALLED = "Stalled", "A region does not decide by the new policy revision yet; it keeps its last one."
+    NOT_ACTING = "NotActing", "The policy is a draft or a shadow: it decides nothing."
+
+    STAGE_OVERDUE = (
+        "StageOverdue",
+        "The replica has stayed at a stage longer than is usual; repair says so, or asks for another place.",
+    )
+    FINALIZER_STUCK = "FinalizerStuck", "A finalizer's owner has not removed it in time; the message names both."
+    REPAIRED = "Repaired", "The replica gave up a place where it did not start."
+
+    # Overrides
+    APPROVAL_NEEDED = "ApprovalNeeded", "The override acts only after a second person has approved it."
+    OVERRIDE_ACTIVE = "OverrideActive", "The override acts until its deadline."
+    OVERRIDE_EXPIRED = "OverrideExpired", "The override's time is over; it acts no more."
+    OVERRIDE_REVOKED = "OverrideRevoked", "Someone took the override back; it acts no more."
+    EFFECT_GONE = "EffectGone", "It was verified that nothing of an ended override acts any more."
+    EFFECT_REMAINS = "EffectRemains", "An ended override's effect is still being taken back; the message says where."
+
+    REJOINING = (
+        "Rejoining",
+        "The cell was restored from a backup and binds nothing until its agents were heard or fenced.",
+    )
+
     OVERCOMMITTED = "Overcommitted", "The node's capacity shrank below what is claimed on it."

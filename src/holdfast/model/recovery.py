@@ -18,18 +18,42 @@ class RecoveryPhase(enum.StrEnum):
 
 
 class WorkloadProgress(Part, frozen=True):
+    """One critical workload's way back: counts are of everything it has in the target region."""
+
     tenant: str
     workload: str
     target: str = ""
+    rank: int = 0
     wanted: int = shown(4)
+    drawn: int = shown(0)
     assigned: int = shown(0)
     bound: int = shown(0)
     ready: int = shown(0)
     serving: int = shown(0)
+    reason: str = ""
     message: str = ""
 
 
+class StageClock(Part, frozen=True):
+    """When every workload had reached a stage; empty while one has not."""
+
+    detected_at: str = ""
+    assigned_at: str = ""
+    bound_at: str = ""
+    ready_at: str = ""
+    serving_at: str = ""
+
+
+class Lane(Part, frozen=True):
+    """The pace of starts in one target region: none begins before this moment."""
+
+    region: str
+    next_at: str = ""
+
+
 class RecoverySpec(Part, frozen=True):
+    """`startedAt` is the last moment the region was heard: the clock runs from there, detection included."""
+
     region: str
     zone: str = ""
     cause: str = ""
@@ -43,12 +67,21 @@ class RecoveryStatus(Part, frozen=True):
     conditions: tuple[Condition, ...] = ()
     phase: RecoveryPhase = shown(RecoveryPhase.OPEN)
     workloads: tuple[WorkloadProgress, ...] = ()
+    clock: StageClock = msgspec.field(default_factory=StageClock)
+    lanes: tuple[Lane, ...] = ()
+    stable_since: str = ""
     recovered_at: str = ""
+    closed_at: str = ""
+    leftovers: tuple[str, ...] = ()
 
 
 class Recovery(Object, frozen=True):
     spec: RecoverySpec
     status: RecoveryStatus = msgspec.field(default_factory=RecoveryStatus)
+
+
+def is_open(recovery: Recovery) -> bool:
+    return recovery.status.phase is not RecoveryPhase.CLOSED and not recovery.metadata.terminating
 
 
 def validate_recovery(recovery: Recovery, old: Recovery | None) -> Causes:

@@ -8,14 +8,17 @@ import msgspec
 
 from holdfast.model.meta import Condition, Object, Part, shown
 from holdfast.model.quantity import Amount
-from holdfast.model.validation import Causes, check_dns_label, check_unique, required
+from holdfast.model.validation import Causes, check_dns_label, check_range, check_unique, forbidden, required
 
 
 class RegionSpec(Part, frozen=True):
+    """`endpoint` is where other regions look for it; `lostAfterSeconds` of silence everywhere make it count as lost."""
+
     zones: tuple[str, ...] = ()
     residency: tuple[str, ...] = ()
     endpoint: str = ""
     cost: int = shown(100)
+    lost_after_seconds: float = shown(45.0)
 
 
 class SeenPeer(Part, frozen=True):
@@ -24,6 +27,26 @@ class SeenPeer(Part, frozen=True):
     region: str
     reachable: bool = shown(False)
     at: str = ""
+
+
+class ZoneReport(Part, frozen=True):
+    """One zone's part of the region: how many nodes, and what those that are heard can hold."""
+
+    zone: str
+    nodes: int = shown(0)
+    live_nodes: int = shown(0)
+    capacity: dict[str, Amount] = {}
+
+
+class HeldPlaces(Part, frozen=True):
+    """Recovery places of one shape in one zone, as the region really keeps them."""
+
+    budget: str
+    zone: str
+    slot: int = shown(0)
+    resources: dict[str, Amount] = {}
+    kept: int = shown(0)
+    drawn: int = shown(0)
 
 
 class RegionReport(Part, frozen=True):
@@ -39,6 +62,9 @@ class RegionReport(Part, frozen=True):
     held: dict[str, Amount] = {}
     pending: int = shown(0)
     peers: tuple[SeenPeer, ...] = ()
+    policy: str = ""
+    zones: tuple[ZoneReport, ...] = ()
+    places: tuple[HeldPlaces, ...] = ()
 
 
 class HealthState(enum.StrEnum):
@@ -79,5 +105,11 @@ def validate_region(region: Region, old: Region | None) -> Causes:
     yield from check_unique("spec.zones", region.spec.zones)
     for index, zone in enumerate(region.spec.zones):
         yield from check_dns_label(f"spec.zones[{index}]", zone)
+    yield from check_range("spec.lostAfterSeconds", region.spec.lost_after_seconds, 5, 3600)
     for index, tag in enumerate(region.spec.residency):
         yield from check_dns_label(f"spec.residency[{index}]", tag)
+    known = old.status.report if old is not None else None
+    report = region.status.report
+    if known is not None and report is not None and report.incarnation < known.incarnation:
+        # A process that still works on what a restore replaced.
+        yield forbidden("status.report.incarnation", f"incarnations only rise; {known.incarnation} was heard")

@@ -117,6 +117,16 @@ class ReleaseBlock(Part, frozen=True):
     at: str = ""
 
 
+class RepairBlock(Part, frozen=True):
+    """repair's: what it found about this attempt, and what it asked for."""
+
+    reason: str
+    attempt: int = shown(0)
+    message: str = ""
+    state: str = ""
+    at: str = ""
+
+
 class ReplicaStatus(Part, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -125,6 +135,7 @@ class ReplicaStatus(Part, frozen=True):
     contact: ReplicaContact | None = None
     traffic: TrafficBlock | None = None
     release: ReleaseBlock | None = None
+    repair: RepairBlock | None = None
 
 
 class Replica(Object, frozen=True):

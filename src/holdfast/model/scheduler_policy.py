@@ -7,8 +7,9 @@ import hashlib
 
 import msgspec
 
+from holdfast.model import limits
 from holdfast.model.meta import Condition, Object, Part, shown
-from holdfast.model.validation import Causes, check_range, check_unique, duplicate, forbidden, unsupported
+from holdfast.model.validation import Causes, check_range, check_unique, duplicate, forbidden, invalid, unsupported
 
 
 class FilterName(enum.StrEnum):
@@ -31,6 +32,7 @@ class ScoreName(enum.StrEnum):
     LOCALITY = "Locality"
     COST = "Cost"
     FRAGMENTATION = "Fragmentation"
+    GPU_SHAPE = "GpuShape"
     WARM = "Warm"
     BALANCE = "Balance"
     PACKING = "Packing"
@@ -63,6 +65,21 @@ class WeightedScore(Part, frozen=True):
     weight: int = shown(1)
 
 
+class FilterExpression(Part, frozen=True):
+    """A hard gate of the operator's own: a CEL expression that is true for nodes the work may use."""
+
+    name: str
+    expression: str
+
+
+class ScoreExpression(Part, frozen=True):
+    """A preference of the operator's own: a CEL expression whose value, cut to 0 to 100, is weighed."""
+
+    name: str
+    expression: str
+    weight: int = shown(1)
+
+
 class Preemption(Part, frozen=True):
     enabled: bool = shown(True)
     per_tenant_per_minute: int = shown(60)
@@ -79,6 +96,8 @@ class Rules(Part, frozen=True):
             WeightedScore(name=ScoreName.TAINTS, weight=1),
         )
     )
+    filter_expressions: tuple[FilterExpression, ...] = ()
+    score_expressions: tuple[ScoreExpression, ...] = ()
     queue: tuple[QueueKey, ...] = shown(tuple(QueueKey))
     preemption: Preemption = msgspec.field(default_factory=Preemption)
     partition_mode: PartitionMode = shown(PartitionMode.WAIT)
@@ -133,6 +152,7 @@ def validate_rules(field: str, rules: Rules) -> Causes:
     yield from check_unique(f"{field}.scores", (s.name for s in rules.scores))
     for index, score in enumerate(rules.scores):
         yield from check_range(f"{field}.scores[{index}].weight", score.weight, 0, 1000)
+    yield from _validate_expressions(field, rules)
     if len(set(rules.queue)) != len(rules.queue):
         yield duplicate(f"{field}.queue", ", ".join(rules.queue))
     if not rules.queue or rules.queue[-1] is not QueueKey.AGE:
@@ -142,6 +162,26 @@ def validate_rules(field: str, rules: Rules) -> Causes:
     yield from check_range(
         f"{field}.preemption.perTenantPerMinute", rules.preemption.per_tenant_per_minute, 0, 1_000_000
     )
+
+
+def _validate_expressions(field: str, rules: Rules) -> Causes:
+    """Their form; what they say is judged at admission, where they are compiled."""
+    taken = {name.value for name in (*FilterName, *ScoreName)}
+    named = [("filterExpressions", e.name, e.expression) for e in rules.filter_expressions]
+    named += [("scoreExpressions", e.name, e.expression) for e in rules.score_expressions]
+    yield from check_unique(f"{field}.filterExpressions", (e.name for e in rules.filter_expressions))
+    yield from check_unique(f"{field}.scoreExpressions", (e.name for e in rules.score_expressions))
+    for kind, count in (
+        ("filterExpressions", len(rules.filter_expressions)), ("scoreExpressions", len(rules.score_expressions)),
+    ):  # fmt: skip
+        yield from check_range(f"{field}.{kind}", count, 0, limits.POLICY_EXPRESSIONS)
+    for kind, name, expression in named:
+        path = f"{field}.{kind}[{name}]"
+        if name in taken or not name:
+            yield invalid(f"{path}.name", name, "must be a name of its own")
+        yield from check_range(f"{path}.expression", len(expression), 1, limits.EXPRESSION_CHARS)
+    for index, score in enumerate(rules.score_expressions):
+        yield from check_range(f"{field}.scoreExpressions[{index}].weight", score.weight, 0, 1000)
 
 
 def validate_scheduler_policy(policy: SchedulerPolicy, old: SchedulerPolicy | None) -> Causes:

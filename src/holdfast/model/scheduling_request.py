@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.model.assignment import Purpose
 from holdfast.model.meta import Condition, Object, Part, shown
 from holdfast.model.placement_rules import Placement
 from holdfast.model.template import Template
@@ -25,6 +26,7 @@ class SchedulingRequestSpec(Part, frozen=True):
     revision: str
     template: Template
     workload_uid: str = ""
+    purpose: Purpose = Purpose.NORMAL
     placement: Placement = msgspec.field(default_factory=Placement)
     rank: int = shown(0)
     reclaimable: bool = False
@@ -33,6 +35,8 @@ class SchedulingRequestSpec(Part, frozen=True):
     exclusive: Exclusivity | None = None
     gang: Gang | None = None
     deadline: str = ""
+    max_unavailable: int = 0
+    workload_generation: int = 0
     members: tuple[Member, ...] = ()
 
 
@@ -45,8 +49,15 @@ class RefusalCount(Part, frozen=True):
     message: str = ""
 
 
+class GangBlock(Part, frozen=True):
+    """The authority's: written once, when enough members hold a place. Only then is any of them bound."""
+
+    committed_at: str
+    members: int = shown(0)
+
+
 class SchedulingRequestStatus(Part, frozen=True):
-    """The scheduler's; advisory. `wakeOn` names the events that may cure the reasons."""
+    """The scheduler's, and advisory, but for `gang`. `wakeOn` names the events that may cure the reasons."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -57,6 +68,7 @@ class SchedulingRequestStatus(Part, frozen=True):
     wake_on: tuple[str, ...] = ()
     next_try_at: str = ""
     decision: str = ""
+    gang: GangBlock | None = None
 
 
 class SchedulingRequest(Object, frozen=True):

@@ -18,6 +18,7 @@ from msgspec import inspect as shapes
 from holdfast.model import limits
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.errors import Cause
+from holdfast.model.field_notes import FIELD_NOTES
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference, Part
 from holdfast.model.node import Device
@@ -47,6 +48,9 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     format: str = ""
     description: str = ""
+    """What the field means; where nothing is noted about it, what its type says."""
+    says: str = ""
+    """What the type itself says."""
     enum: tuple[str, ...] = ()
     default: Any = msgspec.UNSET
     fields: dict[str, Schema] = {}
@@ -80,7 +84,16 @@ class Findings(msgspec.Struct):
 
     @property
     def full(self) -> bool:
-        return len(self.causes) + len(self.unknown) + len(self.repeated) >= limits.MAX_CAUSES
+        """Whether there is no point in looking further: the data will be refused."""
+        return len(self.causes) >= limits.MAX_CAUSES
+
+    def add_unknown(self, path: str) -> None:
+        # Unknown fields may be no more than a warning: they never end the walk, or known ones behind them were lost.
+        if len(self.unknown) < limits.MAX_CAUSES:
+            self.unknown.append(path)
+
+    def add_repeated(self, paths: Iterable[str]) -> None:
+        self.repeated += list(paths)[: limits.MAX_CAUSES - len(self.repeated)]
 
 
 _known: dict[type[Any], Schema] = {}
@@ -120,7 +133,8 @@ def _struct(info: shapes.Type) -> Schema:
         fields = {field.encode_name: _field(info.cls, field) for field in info.fields}
         needed = tuple(field.encode_name for field in info.fields if field.required)
         made = Schema(
-            type="object", title=info.cls.__name__, fields=fields, required=needed, description=_says(info.cls)
+            type="object", title=info.cls.__name__, fields=fields, required=needed, says=_says(info.cls),
+            description=_says(info.cls),
         )  # fmt: skip
     _structs[info.cls] = made
     return made
@@ -136,6 +150,9 @@ def _field(owner: type[Any], field: shapes.Field) -> Schema:
         changes["format"] = "date-time"
     if (owner, field.name) in LIST_SETS:
         changes["list_type"] = "set"
+    note = FIELD_NOTES.get(owner.__name__, {}).get(field.encode_name, "")
+    if note:
+        changes["description"] = note
     default = _default(field)
     if default is not msgspec.UNSET:
         changes["default"] = default
@@ -231,7 +248,7 @@ def _walk_object(schema: Schema, value: Any, found: Findings, path: str) -> Any:
         where = f"{path}.{key}" if path else key
         field = schema.values if schema.values is not None else schema.fields.get(key)
         if field is None:
-            found.unknown.append(where)
+            found.add_unknown(where)
         elif inner is not None:
             kept[key] = walk(field, inner, found, where)
         if found.full:
@@ -299,7 +316,7 @@ def _out_of_range(value: float, found: Findings, path: str) -> Any:
 
 def _note_repeated(value: Any, found: Findings, path: str) -> None:
     if isinstance(value, RepeatedKeys):
-        found.repeated += [f"{path}.{key}" if path else key for key in value.repeated]
+        found.add_repeated(f"{path}.{key}" if path else key for key in value.repeated)
 
 
 def json_type(value: Any) -> str:

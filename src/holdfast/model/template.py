@@ -48,7 +48,7 @@ class Port(Part, frozen=True):
     """A port the work listens on. 0 asks the node for a free one, given to the work as `PORT` or `PORT_<NAME>`."""
 
     name: str
-    port: int = shown(0)
+    port: int = 0
 
 
 class HttpProbe(Part, frozen=True):
@@ -101,7 +101,9 @@ class Template(Part, frozen=True):
     probes: Probes = msgspec.field(default_factory=Probes)
     restart_policy: RestartPolicy = shown(RestartPolicy.ALWAYS)
     termination_grace_seconds: float = shown(10.0)
+    drain_delay_seconds: float = limits.DRAIN_DELAY_S
     labels: dict[str, str] = {}
+    """`drainDelaySeconds` is the time between leaving the Endpoint and being stopped, for proxies to notice."""
 
 
 _encoder = msgspec.json.Encoder(order="sorted")
@@ -149,6 +151,7 @@ def validate_template(field: str, template: Template) -> Causes:
             yield required(f"{field}.artifacts[{index}].source")
         if artifact.digest and not artifact.digest.startswith("sha256:"):
             yield invalid(f"{field}.artifacts[{index}].digest", artifact.digest, "must start with sha256:")
+    yield from check_range(f"{field}.drainDelaySeconds", template.drain_delay_seconds, 0, 3600)
     yield from check_range(f"{field}.terminationGraceSeconds", template.termination_grace_seconds, 0, 3600)
     for name in ("startup", "readiness", "liveness"):
         probe: Probe | None = getattr(template.probes, name)

@@ -10,6 +10,9 @@ import msgspec
 from holdfast.model.meta import Object, Part, shown
 from holdfast.model.validation import Causes, check_range, forbidden
 
+INCARNATION = "incarnation"
+"""The Term that counts how often the cell was restored from a backup; without one, the cell is in its first life."""
+
 
 class TermSpec(Part, frozen=True):
     holder: str = ""

@@ -5,17 +5,28 @@ Reading a clock is not done here: time comes in.
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
+from functools import lru_cache
 
 
 def seconds_text(at_s: float) -> str:
     """Whole seconds, RFC 3339: creationTimestamp, lastTransitionTime."""
-    return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _second(int(at_s)) + "Z"
 
 
 def micro_text(at_s: float) -> str:
     """Six digits, RFC 3339: leases, expiries, anything a decision compares."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    fraction, second = math.modf(at_s)
+    micros = round(fraction * 1e6)
+    carried, micros = divmod(micros, 1_000_000)
+    return f"{_second(int(second) + carried)}.{micros:06}Z"
+
+
+@lru_cache(maxsize=256)
+def _second(second: int) -> str:
+    """Most times that are written fall into the same few seconds."""
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def parse_time(text: str) -> float:

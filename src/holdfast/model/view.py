@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from holdfast.model.meta import Object
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+
+
+Measure = Callable[[Any], Mapping[Any, int]]
+"""What one object adds to a total, by name. Pure, and always the same function: totals are kept by it."""
+
+
+class Totals:
+    """Sums of measures over objects in groups, kept true by every change: reading one costs nothing.
+
+    Amounts that come to zero are left out, so that a total is a function of the objects alone.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Measure, dict[Hashable, dict[Any, int]]] = {}
+        self._groups: dict[Measure, Callable[[Any], Hashable]] = {}
+
+    def knows(self, measure: Measure) -> bool:
+        return measure in self._kept
+
+    def keep(self, measure: Measure, group: Callable[[Any], Hashable], items: Sequence[Any] = ()) -> None:
+        """Starts to keep a total; `items` is everything there is."""
+        self._kept[measure], self._groups[measure] = {}, group
+        for item in items:
+            self._add(measure, item, 1)
+
+    def of(self, measure: Measure, group: Hashable) -> Mapping[Any, int]:
+        return self._kept[measure].get(group, {})
+
+    def change(self, old: Any | None, new: Any | None, *, only: Measure | None = None) -> None:
+        for measure in self._kept if only is None else (only,):
+            if old is not None:
+                self._add(measure, old, -1)
+            if new is not None:
+                self._add(measure, new, 1)
+
+    def _add(self, measure: Measure, item: Any, sign: int) -> None:
+        sums, group = self._kept[measure], self._groups[measure](item)
+        found = sums.setdefault(group, {})
+        for name, amount in measure(item).items():
+            total = found.get(name, 0) + sign * amount
+            if total:
+                found[name] = total
+            else:
+                found.pop(name, None)
+        if not found:
+            del sums[group]
 
 
 class View(Protocol):
@@ -19,3 +65,6 @@ class View(Protocol):
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
         """Objects by an index of `model.indexes`."""
+
+    def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
+        """The sum of a measure over the objects of a namespace (all of them where the kind has none, or for "")."""

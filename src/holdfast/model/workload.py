@@ -122,11 +122,47 @@ class ScaleBlock(Part, frozen=True):
     message: str = ""
 
 
+class RolloutPhase(enum.StrEnum):
+    PROGRESSING = "Progressing"
+    PAUSED = "Paused"
+    COMPLETE = "Complete"
+    ROLLING_BACK = "RollingBack"
+    ROLLED_BACK = "RolledBack"
+    FAILED = "Failed"
+
+
+class Revision(Part, frozen=True):
+    """A template the workload had, kept so that it can come back."""
+
+    revision: str
+    template: Template
+    generation: int = shown(0)
+    at: str = ""
+    outcome: str = ""
+
+
 class RolloutBlock(Part, frozen=True):
+    """rollout's: which revision is wanted, in which regions it may run by now, and the ones before it.
+
+    `progressedAt` is when the rollout last moved; `serving` how many replicas of the revision served then.
+    """
+
     revision: str = ""
     previous_revision: str = ""
     last_good_revision: str = ""
     phase: str = ""
+    message: str = ""
+    regions: tuple[str, ...] = ()
+    serving: int = shown(0)
+    progressed_at: str = ""
+    history: tuple[Revision, ...] = ()
+
+
+class BackingBlock(Part, frozen=True):
+    """backing's: whether kept places and allowances cover the promise, and what does not if they do not."""
+
+    backed: bool = shown(False)
+    reason: str = ""
     message: str = ""
 
 
@@ -136,6 +172,7 @@ class WorkloadStatus(Part, frozen=True):
     summary: Summary = msgspec.field(default_factory=Summary)
     scale: ScaleBlock | None = None
     rollout: RolloutBlock | None = None
+    backing: BackingBlock | None = None
 
 
 class Workload(Object, frozen=True):

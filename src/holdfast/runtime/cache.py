@@ -8,11 +8,12 @@ is not in the cache, and none is missed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from holdfast.model.indexes import Index, indexes_of
 from holdfast.model.meta import Key, Object
+from holdfast.model.view import Measure, Totals
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
@@ -63,12 +64,16 @@ class _Kind:
         self.namespaces: dict[str, _Ordered] = {}
         self.indexes: dict[str, Index] = indexes_of(kind)
         self.indexed: dict[tuple[str, str], _Ordered] = {}
+        self.totals = Totals()
+        self.totals_of_all = Totals()
         self.gone: dict[Key, int] = {}
         """Removed keys and the revision of their removal, kept until a list is past it: an older state that is still
         on its way, or is delivered twice, must not bring the object back."""
 
     def place(self, key: Key, item: Any, old: Any | None) -> None:
         self.all.put(key, item)
+        self.totals.change(old, item)
+        self.totals_of_all.change(old, item)
         _bucket(self.namespaces, key.namespace).put(key, item)
         for name, index in self.indexes.items():
             values = tuple(index(item))
@@ -81,6 +86,8 @@ class _Kind:
 
     def take(self, key: Key, old: Any) -> None:
         self.all.remove(key)
+        self.totals.change(old, None)
+        self.totals_of_all.change(old, None)
         _take(self.namespaces, key.namespace, key)
         for name, index in self.indexes.items():
             for value in index(old):
@@ -104,6 +111,14 @@ def _take(buckets: dict[_B, _Ordered], name: _B, key: Key) -> None:
     bucket.remove(key)
     if not bucket.items:
         del buckets[name]
+
+
+def namespace_of(item: Any) -> str:
+    return str(item.metadata.namespace)
+
+
+def all_alike(item: Any) -> str:
+    return ""
 
 
 class Cache:
@@ -131,6 +146,13 @@ class Cache:
             raise KeyError(f"{kind.__name__} has no index {index!r}; it has {', '.join(known.indexes)}")
         bucket = known.indexed.get((index, value))
         return () if bucket is None else bucket.list()
+
+    def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
+        known = self._of(kind)
+        totals = known.totals if namespace else known.totals_of_all
+        if not totals.knows(measure):
+            totals.keep(measure, namespace_of if namespace else all_alike, known.all.list())
+        return totals.of(measure, namespace)
 
     def count(self, kind: type[Any]) -> int:
         return len(self._of(kind).all.items)

@@ -8,8 +8,10 @@ supervises us starts a whole one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -78,9 +80,11 @@ class Lifetime:
                     watchers.append(asyncio.create_task(self._watch(member, member.runs), name=f"runs {member.name}"))
             else:
                 self.ready.set()
+                tell_supervisor("READY=1")
                 self._log.info("process_started", parts=[member.name for member in self._members])
             why = await self._ending
             self._log.info("process_stopping", why=why)
+            tell_supervisor("STOPPING=1")
         finally:
             self.ready.clear()
             await end(*watchers)
@@ -129,3 +133,13 @@ class Lifetime:
             self._log.warning("process_ended_at_once", signal=number.name)
             os._exit(128 + number)
         self.end(number.name)
+
+
+def tell_supervisor(state: str) -> None:
+    """Tells systemd, where it asked to be told (`Type=notify`); nobody else listens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wire:
+        wire.connect("\0" + address[1:] if address.startswith("@") else address)
+        wire.send(state.encode())

@@ -9,9 +9,15 @@ import logging
 import sys
 from typing import Any, TextIO
 
+import msgspec
 import structlog
 
 FORMATS = ("json", "console")
+
+
+def _json(facts: dict[str, Any], default: Any = None, **_: Any) -> str:
+    """One line of JSON. Whatever is no plain value is written the way it prints."""
+    return msgspec.json.encode(facts, enc_hook=default or repr).decode()
 
 
 def configure(
@@ -29,7 +35,9 @@ def configure(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderer: Any = structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    renderer: Any = (
+        structlog.processors.JSONRenderer(serializer=_json) if form == "json" else structlog.dev.ConsoleRenderer()
+    )
     tail: list[Any] = [structlog.processors.format_exc_info, renderer] if form == "json" else [renderer]
     structlog.configure(
         processors=[*shared, *tail],

@@ -124,4 +124,21 @@ SERVER_RUNNING = Gauge("holdfast_server_running_requests", "Requests being worke
 SERVER_REFUSED = Counter("holdfast_server_refused_total", "Requests answered 429.", ["lane"])
 SERVER_WATCHES = Gauge("holdfast_server_watches_count", "Watches open.", ["lane"])
 SERVER_STALLED = Counter("holdfast_server_stalled_clients_total", "Streams ended as the client stopped reading.")
+SERVER_FORWARDED = Counter(
+    "holdfast_server_forwarded_total", "Placement calls passed on to the elected authority.", ["verb", "outcome"]
+)
 SERVER_FAILURES = Counter("holdfast_server_failures_total", "Requests that failed by a fault of the server itself.")
+
+# The fleet, as the global cell sees it
+FLEET_REGIONS = Gauge("holdfast_fleet_regions_count", "Regions, by health.", ["state"])
+FLEET_RECOVERIES = Gauge("holdfast_fleet_recoveries_count", "Recoveries that are not closed, by phase.", ["phase"])
+FLEET_RECOVERY_AGE = Gauge(
+    "holdfast_fleet_recovery_age_seconds", "Since the region of the oldest unfinished recovery was last heard."
+)
+FLEET_UNBACKED = Gauge("holdfast_fleet_unbacked_promises_count", "Recovery promises that some single loss would break.")
+FLEET_PLACES = Gauge("holdfast_fleet_recovery_places_count", "Recovery places, by state.", ["state"])
+FLEET_OVERRIDES = Gauge("holdfast_fleet_overrides_count", "Overrides that act or await approval, by phase.", ["phase"])
+FLEET_NOT_REVERTED = Gauge("holdfast_fleet_overrides_not_reverted_count", "Ended overrides whose effect remains.")
+FLEET_FROZEN = Gauge("holdfast_fleet_frozen_grants_count", "Grants of regions out of touch for a whole lease.")
+FLEET_OVER_QUOTA = Gauge("holdfast_fleet_tenants_over_quota_count", "Tenants with more in use than their quota.")
+FLEET_PENDING_AGE = Gauge("holdfast_fleet_pending_age_seconds", "How long the oldest unserved workload has waited.")

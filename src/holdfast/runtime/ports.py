@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
-import uuid
 from typing import Protocol
 
 
@@ -43,9 +43,21 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
+_IDS_AT_ONCE = 64
+
+
 class SystemIds:
+    """Random UUIDs (version 4). Several are drawn for every request, so chance is fetched for many at once."""
+
+    def __init__(self) -> None:
+        self._drawn = ""
+
     def uid(self) -> str:
-        return str(uuid.uuid4())
+        if not self._drawn:
+            self._drawn = os.urandom(16 * _IDS_AT_ONCE).hex()
+        drawn, self._drawn = self._drawn[:32], self._drawn[32:]
+        variant = "89ab"[int(drawn[16], 16) & 3]
+        return f"{drawn[:8]}-{drawn[8:12]}-4{drawn[13:16]}-{variant}{drawn[17:20]}-{drawn[20:]}"
 
 
 class SystemPorts:

@@ -17,6 +17,7 @@ from holdfast.flow.plan import AskPlan, Proposal
 from holdfast.flow.snapshot import Claim, ClaimKey, SnapshotBuilder
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.decision import AssumedBatch
 from holdfast.model.errors import Ambiguous, Fault
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.placement import Answer, ReserveRequest, Result
@@ -41,6 +42,14 @@ class Sent(msgspec.Struct, frozen=True):
     claims: tuple[ClaimKey, ...]
 
 
+class _Batch(msgspec.Struct):
+    """What one batch proposed: all of it, and how much of that is still assumed."""
+
+    decisions: int = 0
+    claims: dict[ClaimKey, None] = {}
+    left: int = 0
+
+
 class Proposals:
     """`refused` is told of every request that got a no, or no answer, with the reasons."""
 
@@ -60,16 +69,51 @@ class Proposals:
         self._refused = refused
         self._assumed: dict[ClaimKey, float] = {}
         """Until when each assumption lasts; without end while its answer is awaited."""
+        self._batches: dict[str, _Batch] = {}
+        """Batches with assumptions left."""
+        self._batch_of: dict[ClaimKey, str] = {}
+        """Of every assumption that a batch made; adopted ones are not in here."""
         self._log = structlog.get_logger().bind(controller="scheduler", cell=client.cell)
 
-    def assume(self, key: ClaimKey, claim: Claim) -> None:
+    def assume(self, key: ClaimKey, claim: Claim, batch: str = "") -> None:
+        self._ended(key)
         self._builder.assume(key, claim)
         self._assumed[key] = _IN_FLIGHT
+        if batch:
+            known = self._batches.setdefault(batch, _Batch(claims={}))
+            known.claims[key] = None
+            known.left += 1
+            self._batch_of[key] = batch
+
+    def counted(self, batch: str) -> None:
+        """One more decision of this batch has proposals."""
+        self._batches.setdefault(batch, _Batch(claims={})).decisions += 1
+
+    def under_way(self) -> tuple[tuple[AssumedBatch, ...], int]:
+        """The batches whose proposals count in the snapshot now, and how many assumptions come from elsewhere."""
+        builder = self._builder
+        found = []
+        for name, batch in self._batches.items():
+            without = (k for k in batch.claims if self._batch_of.get(k) != name and not builder.on_record(k))
+            names = tuple(sorted(f"{key.namespace}/{key.name}" for key in without))
+            found.append(AssumedBatch(batch=name, decisions=batch.decisions, without=names))
+        adopted = sum(key not in self._batch_of and builder.assumes(key) for key in self._assumed)
+        return tuple(found), adopted
 
     def settled(self, key: ClaimKey) -> None:
         """The record is there; the snapshot has dropped the assumption."""
+        self._ended(key)
         if self._assumed.get(key, _IN_FLIGHT) != _IN_FLIGHT:
             del self._assumed[key]
+
+    def _ended(self, key: ClaimKey) -> None:
+        """The assumption no longer counts; a batch without any is forgotten."""
+        name = self._batch_of.pop(key, "")
+        batch = self._batches.get(name)
+        if batch is not None:
+            batch.left -= 1
+            if not batch.left:
+                del self._batches[name]
 
     def expire(self, now: float) -> None:
         """Ends assumptions whose record never came: the watch is behind, or the place was given up at once."""
@@ -109,19 +153,20 @@ class Proposals:
 
     async def _settle(self, sent: Sent, answers: tuple[Answer, ...]) -> None:
         refusals: dict[str, list[tuple[Proposal, Answer]]] = {}
+        stored = sent.request.record_refused or any(answer.result is Result.ACCEPTED for answer in answers)
+        if sent.request.decision is not None and stored:
+            sent.waiting.decision = sent.request.decision.metadata.name
         for proposal, key, answer in zip(sent.outcome.proposals, sent.claims, answers, strict=True):
             metrics.SCHEDULER_ANSWERS.labels(answer.result.value, answer.reason).inc()
             if answer.result is Result.ACCEPTED:
                 self._keep(key)
                 sent.waiting.attempts = 0
-                if sent.request.decision is not None:
-                    sent.waiting.decision = sent.request.decision.metadata.name
             elif answer.result is Result.ALREADY or answer.reason == Reason.INTENT_MISMATCH:
                 self._adopt(sent, proposal, key, answer)
             else:
                 self._forget(key)
                 if answer.reason in _GONE:
-                    sent.waiting.gone[proposal.member.uid] = None
+                    self._leave_out(sent.waiting, proposal.member)
                 elif answer.reason == Reason.STALE_ATTEMPT:
                     await self._ask_attempt(sent.waiting, proposal.member)
                 else:
@@ -138,6 +183,7 @@ class Proposals:
                 del self._assumed[key]
 
     def _forget(self, key: ClaimKey) -> None:
+        self._ended(key)
         self._assumed.pop(key, None)
         self._builder.forget(key)
 
@@ -157,9 +203,14 @@ class Proposals:
         except Fault:
             return  # the next try gets the same answer and asks again
         if replica is None or replica.uid != member.uid or stage(replica) is not Stage.QUEUED:
-            waiting.gone[member.uid] = None
+            self._leave_out(waiting, member)
             return
         waiting.hints[member.uid] = replica.status.placement.attempt
+        waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
+
+    def _leave_out(self, waiting: Waiting, member: Member) -> None:
+        """The member needs no place. Its mates went without what was planned for it, so they are planned again now."""
+        waiting.gone[member.uid] = None
         waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
 
     async def _read_back(self, sent: Sent) -> None:

@@ -30,6 +30,12 @@ class Waiting(msgspec.Struct):
     refusals: tuple[RefusalCount, ...] = ()
     wake_on: tuple[str, ...] = ()
     decision: str = ""
+    rank: int = 0
+    recorded: tuple[str, ...] = ()
+    recorded_at: float = float("-inf")
+    """Reasons and time of the last try in vain that left a Decision."""
+    refused_at: float = float("-inf")
+    """When the authority last refused what was planned."""
     announced: tuple[str, ...] = ()
     gone: dict[str, None] = {}
     """Members the authority does not know any more, until the request changes or a resync asks again."""

@@ -14,52 +14,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
 from holdfast.client.contract import Client, Token
 from holdfast.model import limits
 from holdfast.model.errors import Fault, StaleToken
-from holdfast.model.meta import Key, Object
+from holdfast.model.meta import Key
 from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff, jittered_s
-from holdfast.runtime.cache import Cache, Changed
+from holdfast.runtime.cache import Changed
 from holdfast.runtime.carry import Carrier, Decided
 from holdfast.runtime.controller import Controller, Wake
+from holdfast.runtime.declared_view import DeclaredView
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.leader import Election
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.tasks import end
 from holdfast.runtime.workqueue import Closed, Workqueue
-
-O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
-
-
-class DeclaredView:
-    """The cache, as far as a controller has declared what it reads: of other kinds the cache may know nothing at all,
-    and a decision must not take that for "there is none"."""
-
-    def __init__(self, controller: str, cache: Cache, kinds: frozenset[type[Any]]) -> None:
-        self._controller = controller
-        self._cache = cache
-        self._kinds = kinds
-
-    def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
-        self._check(kind)
-        return self._cache.get(kind, name, namespace)
-
-    def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
-        self._check(kind)
-        return self._cache.list(kind, namespace)
-
-    def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
-        self._check(kind)
-        return self._cache.by(kind, index, value)
-
-    def _check(self, kind: type[Any]) -> None:
-        if kind not in self._kinds:
-            raise LookupError(f"controller {self._controller} reads {kind.__name__}; declare it in its wakes or reads")
 
 
 class Runner:
@@ -209,6 +182,7 @@ class Runner:
                 return
             began = clock.monotonic()
             try:
+                self._view.begin_pass()
                 decided = [made for key in keys if (made := self._decide(key)) is not None]
                 await self._carrier.carry_out(decided)
             except Exception:
@@ -228,7 +202,9 @@ class Runner:
     def _decide(self, key: Key) -> Decided | None:
         self._decisions.inc()
         try:
-            return Decided(key, self.controller.decide(key, self._view, self._ports.clock.now()))
+            outcome = self.controller.decide(key, self._view, self._ports.clock.now())
+            self._view.assume(outcome.writes)
+            return Decided(key, outcome)
         except Exception:
             self._panics.inc()
             pause_s = self.queue.retry(key)

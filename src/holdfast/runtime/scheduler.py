@@ -20,22 +20,27 @@ import structlog
 from holdfast.client.contract import Client
 from holdfast.flow.active_policy import ActivePolicy, active_policy
 from holdfast.flow.explain import wake_on
-from holdfast.flow.plan import AskPlan, ask_of, plan
-from holdfast.flow.plan.record import Setting, reserve_request
-from holdfast.flow.queue_order import dominant_shares, in_order, raised_ranks
+from holdfast.flow.plan import Ask, AskPlan, ask_of, plan
+from holdfast.flow.plan.record import Basis, Setting, decision, place_items
+from holdfast.flow.queue_order import dominant_shares, fair_turns, in_order, raised_ranks
+from holdfast.flow.scratch import override_active
 from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
 from holdfast.model import limits
 from holdfast.model.binding import claim_name
+from holdfast.model.decision import QueueState
+from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.placement import ReserveRequest
+from holdfast.model.quota import GrantClass
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import Member, RefusalCount
-from holdfast.model.times import micro_text
+from holdfast.model.times import micro_text, parse_time
 from holdfast.runtime import metrics
 from holdfast.runtime.backoff import jittered_s
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.proposals import Proposals, Sent
 from holdfast.runtime.request_queue import NEVER, RequestQueue, Waiting
+from holdfast.runtime.scheduler_budgets import EvictionBudget, RecordBudget
 from holdfast.runtime.scheduler_status import StatusReporter
 from holdfast.runtime.scheduler_watch import SchedulerWatch
 from holdfast.runtime.tasks import end
@@ -60,6 +65,10 @@ class Scheduler:
         self._builder = SnapshotBuilder(region)
         self._queue = RequestQueue(ports.random)
         self._seed = ports.random.getrandbits(_SEED_BITS)
+        self._batch = 0
+        self._shares: dict[str, int] = {}
+        self._spent = EvictionBudget()
+        self._records = RecordBudget()
         self._work = asyncio.Event()
         self._slots = asyncio.Semaphore(limits.BATCHES_IN_FLIGHT)
         self._sending: dict[asyncio.Task[None], None] = {}
@@ -71,6 +80,7 @@ class Scheduler:
         )
         self._log = structlog.get_logger().bind(controller="scheduler", cell=client.cell)
         self._placed = metrics.SCHEDULER_PLANNED.labels("Proposed")
+        self._nominated = metrics.SCHEDULER_PLANNED.labels("Nominated")
         self._unplaced = metrics.SCHEDULER_PLANNED.labels("Unplaced")
         self._waiting_gauge = metrics.SCHEDULER_REQUESTS.labels("Waiting")
         self._due_gauge = metrics.SCHEDULER_REQUESTS.labels("Due")
@@ -112,7 +122,8 @@ class Scheduler:
             await self._ports.clock.sleep(0)
             return
         try:
-            await asyncio.wait_for(self._work.wait(), None if wait_s == NEVER else wait_s)
+            # A wait shorter than the clock's steps might end before the request is due, and again, and again.
+            await asyncio.wait_for(self._work.wait(), None if wait_s == NEVER else max(wait_s, limits.REST_MIN_S))
         except TimeoutError:
             return
 
@@ -128,7 +139,7 @@ class Scheduler:
             return True
         policy = self._policy()
         planned = 0
-        for parts in self._batches(self._ordered(due, policy), now):
+        for parts in self._batches(self._ordered(due, policy), policy, now):
             await self._slots.acquire()
             self._launch(parts, policy)
             planned += 1
@@ -141,27 +152,37 @@ class Scheduler:
     def _ordered(self, due: Sequence[Waiting], policy: ActivePolicy) -> list[Waiting]:
         by_key = {waiting.key: waiting for waiting in due}
         total = self._builder.total_capacity()
-        shares = dominant_shares(self._builder.tenant_use(), total)
+        shares = self._shares = dominant_shares(self._builder.tenant_use(), total)
         ranks = raised_ranks(self._builder.overrides(), self._ports.clock.now())
         ordered = in_order((w.request for w in due), policy.rules.queue, shares, ranks)
         for position, request in enumerate(ordered, 1):
-            by_key[request.key].position = position
+            waiting = by_key[request.key]
+            waiting.position = position
+            spec = request.spec
+            waiting.rank = max(spec.rank, ranks.get((request.metadata.namespace, spec.workload), spec.rank))
         return [by_key[request.key] for request in ordered]
 
-    def _batches(self, ordered: Sequence[Waiting], now: float) -> Iterator[list[_Part]]:
+    def _batches(self, ordered: Sequence[Waiting], policy: ActivePolicy, now: float) -> Iterator[list[_Part]]:
         """Cuts the queue into batches. A gang is never cut; what a failed part has left waits for its own turn."""
-        parts: list[_Part] = []
-        room = limits.BATCH
+        by_key = {waiting.key: waiting for waiting in ordered}
+        left = {waiting.key: self._without_place(waiting) for waiting in ordered}
         for waiting in ordered:
-            left = self._without_place(waiting)
-            if not left:
+            if not left[waiting.key]:
                 waiting.due_at = NEVER
                 if waiting.request.status.pending:
                     self._reporter.mark(waiting.key)
-            gang = waiting.request.spec.gang is not None
-            while left and waiting.due_at <= now:
-                taken = left if gang else left[:room]
-                left = left[len(taken) :]
+        counts = {key: len(members) for key, members in left.items()}
+        requests = [waiting.request for waiting in ordered]
+        turns = fair_turns(requests, counts, policy.rules.queue, self._shares, self._builder.total_capacity())
+        parts: list[_Part] = []
+        room = limits.BATCH
+        for turn in turns:
+            waiting, members = by_key[turn.request.key], left[turn.request.key]
+            todo, left[turn.request.key] = members[: turn.members], members[turn.members :]
+            gang = turn.request.spec.gang is not None
+            while todo and waiting.due_at <= now:
+                taken = todo if gang else todo[:room]
+                todo = todo[len(taken) :]
                 parts.append(_Part(waiting, tuple(taken)))
                 room -= len(taken)
                 if room <= 0:
@@ -194,36 +215,108 @@ class Scheduler:
         self._work.set()
 
     def _plan(self, parts: list[_Part], policy: ActivePolicy) -> list[Sent]:
-        clock = self._ports.clock
-        now = clock.now()
-        asks = [ask_of(part.waiting.request, part.members, bound=self._bound(part.waiting)) for part in parts]
+        # The very moment that is recorded, so that a replay judges overrides by the same one.
+        now = parse_time(micro_text(self._ports.clock.now()))
+        asks = [self._ask(part, policy) for part in parts]
+        basis = self._basis()
+        snapshot = self._builder.freeze(max(basis.revisions.values()))
         with metrics.SCHEDULER_PLAN.time():
-            made = plan(self._builder.freeze(self._watch.revision), asks, policy.rules, now, self._seed)
-        setting = Setting(made, policy, now)
+            made = plan(snapshot, asks, policy.rules, now, self._seed)
+        setting = Setting(made, policy, now, basis, self._overrides_in_force(now))
         sent = []
+        ordinal = 0
         for part, outcome in zip(parts, made.asks, strict=True):
             wake_up_at = self._settle_plan(part.waiting, outcome, now)
-            if outcome.proposals:
-                request = reserve_request(
-                    setting, outcome, part.waiting.request, unique=self._ports.ids.uid(), wake_up_at=wake_up_at
-                )
-                sent.append(self._assume(part.waiting, outcome, request))
+            if not outcome.proposals and not self._worth_recording(part.waiting, outcome):
+                continue
+            recorded = decision(
+                setting, outcome, part.waiting.request, ordinal=ordinal, queue=self._queue_state(part.waiting),
+                unique=self._ports.ids.uid(), wake_up_at=wake_up_at,
+            )  # fmt: skip
+            items = place_items(outcome, part.waiting.request, policy.revision)
+            kept = self._records_refusal(part.waiting, outcome)
+            asked = ReserveRequest(items, decision=recorded, record_refused=kept)
+            sent.append(self._assume(part.waiting, outcome, asked, basis.batch))
+            ordinal += bool(items)
+            self._spent.add(outcome.ask.namespace, sum(len(item.victims) for item in items))
         return sent
+
+    def _ask(self, part: _Part, policy: ActivePolicy) -> Ask:
+        request = part.waiting.request
+        left = 0
+        if request.spec.may_preempt and policy.rules.preemption.enabled:
+            allowed = policy.rules.preemption.per_tenant_per_minute
+            left = self._spent.left(request.metadata.namespace, allowed, self._ports.clock.monotonic())
+        return ask_of(request, part.members, bound=self._bound(part.waiting), evictions=left)
+
+    def _basis(self) -> Basis:
+        """What the snapshot about to be frozen is made of."""
+        self._batch += 1
+        assumed, adopted = self._proposals.under_way()
+        return Basis(
+            batch=f"{self._seed:08x}-{self._batch}",
+            revisions=self._watch.revisions(),
+            ahead=self._watch.ahead(),
+            assumed=assumed,
+            adopted=adopted,
+        )
+
+    def _overrides_in_force(self, now: float) -> tuple[str, ...]:
+        return tuple(o.metadata.name for o in self._builder.overrides() if override_active(o, now))
+
+    def _worth_recording(self, waiting: Waiting, outcome: AskPlan) -> bool:
+        """Whether a try in vain leaves a Decision: its reasons are new, or the last is old; at a bounded rate."""
+        now = self._ports.clock.monotonic()
+        reasons = tuple(refusal.reason for refusal in outcome.refusals)
+        if reasons == waiting.recorded and now - waiting.recorded_at < limits.UNPLACED_DECISION_AGAIN_S:
+            return False
+        if not self._records.spend(now):
+            return False
+        waiting.recorded, waiting.recorded_at = reasons, now
+        return True
+
+    def _records_refusal(self, waiting: Waiting, outcome: AskPlan) -> bool:
+        """Whether a decision is kept even if the authority refuses all of it: the first time, and now and then."""
+        if not outcome.proposals:
+            return True  # it was found worth recording
+        now = self._ports.clock.monotonic()
+        return now - waiting.refused_at >= limits.UNPLACED_DECISION_AGAIN_S and self._records.spend(now)
+
+    def _queue_state(self, waiting: Waiting) -> QueueState:
+        request = waiting.request
+        copy = self._informers.cache.list(GrantCopy, request.metadata.namespace)
+        normal = next((c for c in copy if c.spec.grant_class is GrantClass.NORMAL), None)
+        return QueueState(
+            position=waiting.position,
+            waiting=len(self._queue),
+            rank=waiting.rank,
+            deadline=request.spec.deadline,
+            share=self._shares.get(request.metadata.namespace, 0),
+            attempts=waiting.attempts,
+            limit=normal.spec.limit if normal is not None else {},
+            used=normal.status.used if normal is not None else {},
+        )
 
     def _settle_plan(self, waiting: Waiting, outcome: AskPlan, now: float) -> float | None:
         """Books the outcome in the queue; answers when the unplaced are tried again."""
-        self._placed.inc(len(outcome.proposals))
+        nominated = sum(bool(proposal.victims) for proposal in outcome.proposals)
+        self._placed.inc(len(outcome.proposals) - nominated)
+        if nominated:
+            self._nominated.inc(nominated)
         if not outcome.unplaced:
             return None
         self._unplaced.inc(len(outcome.unplaced))
         pause_s = self._vain(waiting, outcome.refusals)
         return now + pause_s
 
-    def _assume(self, waiting: Waiting, outcome: AskPlan, request: ReserveRequest) -> Sent:
+    def _assume(self, waiting: Waiting, outcome: AskPlan, request: ReserveRequest, batch: str) -> Sent:
         claims = []
+        if outcome.proposals:
+            self._proposals.counted(batch)
         for proposal in outcome.proposals:
             key = ClaimKey(outcome.ask.namespace, claim_name(proposal.member.name, proposal.member.attempt))
-            self._proposals.assume(key, outcome.ask.claim(proposal.node, proposal.member, proposal.devices))
+            claim = outcome.ask.claim(proposal.node, proposal.member, proposal.devices, proposal.victims)
+            self._proposals.assume(key, claim, batch)
             claims.append(key)
         return Sent(waiting, outcome, request, tuple(claims))
 
@@ -231,6 +324,7 @@ class Scheduler:
 
     def _refused(self, waiting: Waiting, refusals: tuple[RefusalCount, ...]) -> None:
         """The authority said no to some of the proposals, or did not answer."""
+        waiting.refused_at = self._ports.clock.monotonic()
         self._vain(waiting, refusals)
         self._work.set()
 
@@ -249,9 +343,10 @@ class Scheduler:
         return [member for member in waiting.members() if not self._builder.has_claim(member.uid)]
 
     def _bound(self, waiting: Waiting) -> int:
+        """How much of a gang stands already, members of this request or not: a lost one is replaced by itself."""
         if waiting.request.spec.gang is None:
             return 0
-        return sum(self._builder.has_claim(member.uid) for member in waiting.request.spec.members)
+        return self._builder.claims_of(waiting.request.metadata.namespace, waiting.request.spec.workload)
 
     def _pending(self, waiting: Waiting) -> int:
         return len(self._without_place(waiting))

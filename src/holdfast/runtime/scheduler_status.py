@@ -14,10 +14,12 @@ import structlog
 
 from holdfast.client.contract import Client
 from holdfast.flow.explain import summary
+from holdfast.flow.queue_order import deadline_reason
 from holdfast.model import limits
 from holdfast.model.errors import Conflict, Fault, Final
-from holdfast.model.meta import Key
+from holdfast.model.meta import Condition, Key
 from holdfast.model.reasons import Reason
+from holdfast.model.times import seconds_text
 from holdfast.model.writes import Notice, SetStatus
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ports import Ports
@@ -127,11 +129,35 @@ class StatusReporter:
             "reasons": status.reasons, "wakeOn": status.wake_on, "nextTryAt": status.next_try_at,
             "decision": status.decision,
         }  # fmt: skip
-        if all(now[name] == value for name, value in blocks.items() if name != "decision"):
+        conditions = self._deadline(waiting, pending)
+        same = all(now[name] == value for name, value in blocks.items() if name != "decision")
+        if same and all(c in status.conditions for c in conditions):
             return None
         return SetStatus(
-            "SchedulingRequest", request.key, request.uid, blocks, observed_generation=request.metadata.generation
-        )
+            "SchedulingRequest", request.key, request.uid, blocks, conditions,
+            observed_generation=request.metadata.generation,
+        )  # fmt: skip
+
+    def _deadline(self, waiting: Waiting, pending: int) -> tuple[Condition, ...]:
+        """At risk before missed; neither once nothing waits."""
+        request = waiting.request
+        now = self._ports.clock.now()
+        reason = deadline_reason(request, now) if pending else None
+        found = []
+        for kind in (Reason.DEADLINE_AT_RISK, Reason.DEADLINE_MISSED):
+            old = next((c for c in request.status.conditions if c.type == kind.value), None)
+            status = "True" if reason is kind else "False"
+            if old is None and status == "False":
+                continue
+            since = old.last_transition_time if old is not None and old.status == status else seconds_text(now)
+            message = f"{pending} replicas wait; the deadline is {request.spec.deadline}" if status == "True" else ""
+            found.append(
+                Condition(
+                    type=kind.value, status=status, reason=kind.value if status == "True" else "NotAtRisk",
+                    message=message, last_transition_time=since, observed_generation=request.metadata.generation,
+                )
+            )  # fmt: skip
+        return tuple(found)
 
     def _notice(self, waiting: Waiting) -> list[Notice]:
         reasons = tuple(refusal.reason for refusal in waiting.refusals) if self._pending(waiting) else ()

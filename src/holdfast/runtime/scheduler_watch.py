@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.flow.explain import Wake
+from holdfast.flow.replay import ahead_text
 from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
 from holdfast.flow.snapshot.claim import LIVE_PHASES
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.hold import Hold
+from holdfast.model.meta import Key
 from holdfast.model.node import Node, why_not_schedulable
 from holdfast.model.override import Override
 from holdfast.model.region import Region
@@ -22,6 +24,8 @@ from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.runtime.informer import Changed, Informers
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.request_queue import RequestQueue
+
+_OF_SNAPSHOT: tuple[type[Any], ...] = (Node, Binding, Reservation, Hold, Override, Region, PolicyRevision)
 
 
 class SchedulerWatch:
@@ -42,7 +46,9 @@ class SchedulerWatch:
         self._queue = queue
         self._settled = settled
         self._changed = changed
-        self._claims = (informers.of(Node), informers.of(Binding), informers.of(Reservation))
+        self._informers = informers
+        self._ahead: dict[tuple[type[Any], Key], int] = {}
+        """Objects that were taken in ahead of their kind's watch, and the revision they are of."""
         informers.of(Node).on_change(self._on_nodes)
         informers.of(Binding).on_change(self._on_claims)
         informers.of(Reservation).on_change(self._on_claims)
@@ -53,10 +59,16 @@ class SchedulerWatch:
         informers.of(PolicyRevision).on_change(self._wake_with(Wake.POLICY_CHANGED))
         informers.of(GrantCopy).on_change(self._wake_with(Wake.GRANT_CHANGED))
 
-    @property
-    def revision(self) -> int:
-        """The newest revision that reached the snapshot."""
-        return max(informer.revision for informer in self._claims)
+    def revisions(self) -> dict[str, int]:
+        """The revision each kind of the snapshot is of: all changes up to it are in, and later ones only if `ahead`."""
+        return {kind.__name__: self._informers.of(kind).revision for kind in _OF_SNAPSHOT}
+
+    def ahead(self) -> tuple[str, ...]:
+        """The objects that are in the snapshot in a later state than the rest of their kind."""
+        for (kind, key), revision in list(self._ahead.items()):
+            if revision <= self._informers.of(kind).revision:
+                del self._ahead[kind, key]
+        return tuple(sorted(ahead_text(kind.__name__, key, at) for (kind, key), at in self._ahead.items()))
 
     def _on_nodes(self, changes: Sequence[Changed[Node]]) -> None:
         events: dict[str, None] = {}
@@ -125,8 +137,11 @@ class SchedulerWatch:
     def _apply(self, new: Any, old: Any) -> None:
         if new is not None:
             self._builder.upsert(new)
+            if new.revision > self._informers.of(type(new)).revision:
+                self._ahead[type(new), new.key] = new.revision
         elif old is not None:
             self._builder.delete(old)
+            self._ahead.pop((type(old), old.key), None)
 
     def _wake_with(self, event: Wake) -> Callable[[Sequence[Changed[Any]]], None]:
         return lambda changes: self._wake({event: None})

@@ -17,6 +17,7 @@ from holdfast.flow.filter import (
     avoided,
     devices,
     drivers,
+    expressions,
     labels,
     ports,
     residency,
@@ -31,7 +32,7 @@ from holdfast.flow.scratch import Scratch
 from holdfast.flow.snapshot import Bools, Codes
 from holdfast.model.scheduler_policy import FilterName, Rules
 
-__all__ = ["ALWAYS_ON", "Eligible", "Skew", "eligible", "skew_of", "why"]
+__all__ = ["ALWAYS_ON", "Eligible", "Skew", "eligible", "every_refusal", "open_but_full", "skew_of", "why"]
 
 Gate = Callable[[Scratch, Ask], list[Refusal]]
 
@@ -79,7 +80,8 @@ def eligible(scratch: Scratch, ask: Ask, rules: Rules) -> Eligible:
         "eligible", ask.namespace if ask.dedicated else "", ask.dedicated, ask.template.driver,
         placement.regions, placement.excluded_regions, placement.residency, placement.zones, placement.pools,
         tuple(sorted(placement.node_selector.items())), placement.expressions, placement.tolerations,
-        rules.filters, snapshot.residency, tuple((o.spec.kind, o.spec.scope.zone) for o in scratch.avoidances(ask)),
+        rules.filters, expressions.key(ask, rules), snapshot.residency,
+        tuple((o.spec.kind, o.spec.scope.zone) for o in scratch.avoidances(ask)),
     )  # fmt: skip
     found = snapshot.static.memo.get(key)
     if found is None:
@@ -88,6 +90,8 @@ def eligible(scratch: Scratch, ask: Ask, rules: Rules) -> Eligible:
         for name, gate in _BY_NODE:
             if name in ALWAYS_ON or name in rules.filters:
                 mark(codes, gate(scratch, ask))
+        if rules.filter_expressions:
+            mark(codes, expressions.refuse(scratch, ask, rules))
         passed = codes == ACCEPTED
         zones = tuple(np.flatnonzero(np.bincount(static.zone.ids[passed])).tolist()) if passed.any() else ()
         found = snapshot.remember(key, Eligible(codes, passed, zones))
@@ -104,6 +108,30 @@ def why(scratch: Scratch, ask: Ask, rules: Rules, among: Eligible, skew: Skew | 
     if skew is not None and skew.limited:
         mark(codes, skew.refuse())
     return codes
+
+
+def every_refusal(scratch: Scratch, ask: Ask, rules: Rules, skew: Skew) -> list[Refusal]:
+    """All that every gate has against every node: what explanations are made of."""
+    found: list[Refusal] = []
+    for name, gate in (*_BY_NODE, *_BY_CLAIMS):
+        if name in ALWAYS_ON or name in rules.filters:
+            found.extend(gate(scratch, ask))
+    if rules.filter_expressions:
+        found.extend(expressions.refuse(scratch, ask, rules))
+    if skew.limited:
+        found.extend(skew.refuse())
+    return [(reason, refused) for reason, refused in found if refused.any()]
+
+
+def open_but_full(scratch: Scratch, ask: Ask, rules: Rules, among: Eligible, skew: Skew) -> Bools:
+    """Nodes that nothing but what is claimed on them keeps the work from: where an eviction could help."""
+    codes = among.why.copy()
+    if FilterName.AFFINITY in rules.filters:
+        mark(codes, affinity.refuse(scratch, ask))
+    if skew.limited:
+        mark(codes, skew.refuse())
+    allowed: Bools = codes == ACCEPTED
+    return allowed
 
 
 def skew_of(scratch: Scratch, ask: Ask, rules: Rules, among: Eligible) -> Skew:

@@ -1,6 +1,7 @@
 """Near, or not near, replicas of the tenant's other workloads, found by their template's labels.
 
-A workload's own replicas never count here: how they keep apart is a spread rule.
+Keeping apart works both ways: work that was placed with such a rule keeps later work off as well. A workload's own
+replicas never count here: how they keep apart is a spread rule.
 """
 
 from __future__ import annotations
@@ -23,7 +24,26 @@ def refuse(scratch: Scratch, ask: Ask) -> list[Refusal]:
         near = near_nodes(scratch, ask, rule)
         reason = Reason.ANTI_AFFINITY_VIOLATED if rule.apart else Reason.AFFINITY_NOT_MET
         refusals.append((reason, near if rule.apart else ~near))
+    guarded = guarded_nodes(scratch, ask)
+    if guarded is not None:
+        refusals.append((Reason.ANTI_AFFINITY_VIOLATED, guarded))
     return refusals
+
+
+def guarded_nodes(scratch: Scratch, ask: Ask) -> Bools | None:
+    """Nodes on which placed work keeps work with these labels off; None when there are none."""
+    carried = frozenset(ask.labels)
+    refused: Bools | None = None
+    for guard, slots in scratch.guards(ask.namespace):
+        if guard.workload == ask.workload or not carried.issuperset(guard.labels):
+            continue
+        there: Bools = np.zeros(len(scratch.snapshot.static.live), dtype=np.bool_)
+        there[slots] = True
+        if guard.topology == "zone":
+            zones = scratch.snapshot.static.zone.ids
+            there = np.isin(zones, zones[there])
+        refused = there if refused is None else refused | there
+    return refused
 
 
 def near_nodes(scratch: Scratch, ask: Ask, rule: AffinityRule) -> Bools:

@@ -32,4 +32,4 @@ def free_of(scratch: Scratch, ask: Ask, resource: str) -> Counts:
     if row is None:
         return np.zeros(scratch.room.shape[1], dtype=np.int64)
     room: Counts = scratch.room[row]
-    return room if ask.reclaimable else np.minimum(room, scratch.firm_room[row])
+    return room if ask.reclaimable or ask.draws else np.minimum(room, scratch.firm_room[row])

@@ -26,7 +26,7 @@ from holdfast.model.scheduling_request import Member
 
 
 class Proposal(msgspec.Struct, frozen=True, gc=False):
-    """Where one member should go, and how close the next best node came."""
+    """Where one member should go, and how close the next best node came. With `victims` it waits until they left."""
 
     member: Member
     node: str
@@ -35,6 +35,7 @@ class Proposal(msgspec.Struct, frozen=True, gc=False):
     scores: tuple[ScorePart, ...]
     runner_up: str = ""
     runner_up_score: int = 0
+    victims: tuple[str, ...] = ()
 
 
 class _Entry(NamedTuple):
@@ -60,6 +61,8 @@ class LikePlan(NamedTuple):
     feasible: int
     first_why: Codes
     last_why: Codes | None
+    among: gates.Eligible
+    skew: gates.Skew
 
 
 class _Field:
@@ -232,4 +235,4 @@ def place_like(scratch: Scratch, ask: Ask, rules: Rules, seed: int) -> LikePlan:
     last = None
     if len(proposals) < len(ask.members):
         last = gates.why(scratch, ask, rules, among, skew)
-    return LikePlan(proposals, places, feasible, codes, last)
+    return LikePlan(proposals, places, feasible, codes, last, among, skew)

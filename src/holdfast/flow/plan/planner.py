@@ -1,7 +1,8 @@
 """`plan`: from a snapshot, asks in order and rules, to proposals and reasons. Pure: the same inputs, the same plan.
 
 The way of a choice: a node must pass every gate; the highest weighted score wins; equal scores are decided by
-`tie.tie_number(seed, node)`, the lowest first, and then by name. A gang is placed whole or leaves no trace.
+`tie.tie_number(seed, node)`, the lowest first, and then by name. Who finds no node may take one from weaker work, by
+the rule of `preempt`. A gang is placed whole or leaves no trace.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.flow import filter as gates
 from holdfast.flow.ask import Ask
 from holdfast.flow.explain import histogram
 from holdfast.flow.plan.like import LikePlan, Proposal, place_like
+from holdfast.flow.plan.preempt import Eviction, Preemption
 from holdfast.flow.scratch import Scratch
 from holdfast.flow.snapshot import Snapshot
+from holdfast.model import limits
 from holdfast.model.decision import DecisionEntry
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, RefusalCount
 
-PLANNER_VERSION = "1"
+PLANNER_VERSION = "2"
 """Raised with every change that can alter an outcome, so that a replay knows whether it may be compared."""
 
 
 class AskPlan(msgspec.Struct, frozen=True):
-    """What became of one ask. `refusals` say why the unplaced have no place; if all have one, which nodes were out."""
+    """What became of one ask. `refusals` say why the unplaced have no place; if all have one, which nodes were out.
+
+    Proposals with victims come after those without.
+    """
 
     ask: Ask
     proposals: tuple[Proposal, ...]
@@ -42,6 +49,8 @@ class AskPlan(msgspec.Struct, frozen=True):
                 uid=p.member.uid,
                 attempt=p.member.attempt,
                 node=p.node,
+                devices=p.devices,
+                victims=p.victims,
                 score=p.score,
                 scores=p.scores,
                 runner_up=p.runner_up,
@@ -71,31 +80,92 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan(snapshot: Snapshot, asks: Sequence[Ask], rules: Rules, now: float, seed: int) -> Plan:
     """Plans the asks in the order given; each sees what the ones before it took."""
-    scratch = Scratch(snapshot, now)
-    return Plan(snapshot, seed, tuple(_plan_ask(scratch, ask, rules, seed) for ask in asks))
+    planning = _Planning(snapshot, rules, now, seed)
+    return Plan(snapshot, seed, tuple(planning.plan(ask) for ask in asks))
 
 
-def _plan_ask(scratch: Scratch, ask: Ask, rules: Rules, seed: int) -> AskPlan:
-    found = place_like(scratch, ask, rules, seed)
-    nodes = scratch.snapshot.node_count
-    if found.last_why is None:
-        refusals = histogram(scratch, ask, found.first_why, explained=False)
-        return AskPlan(ask, tuple(found.proposals), (), refusals, nodes, found.feasible)
-    refusals = histogram(scratch, ask, found.last_why, explained=True)
-    if len(found.proposals) + ask.bound < ask.gang_min:
-        return _without_gang(scratch, ask, found, refusals)
-    unplaced = ask.members[len(found.proposals) :]
-    return AskPlan(ask, tuple(found.proposals), unplaced, refusals, nodes, found.feasible)
+class _Planning:
+    """One plan under way."""
+
+    def __init__(self, snapshot: Snapshot, rules: Rules, now: float, seed: int) -> None:
+        self._scratch = Scratch(snapshot, now)
+        self._rules = rules
+        self._seed = seed
+        self._preemption: Preemption | None = None
+        self._evicted: dict[str, int] = {}
+        """Victims caused so far in this plan, by tenant."""
+
+    def plan(self, ask: Ask) -> AskPlan:
+        if self._evicted.get(ask.namespace):
+            left = max(0, ask.evictions - self._evicted[ask.namespace])
+            ask = msgspec.structs.replace(ask, evictions=left)
+        scratch = self._scratch
+        found = place_like(scratch, ask, self._rules, self._seed)
+        nodes = scratch.snapshot.node_count
+        if found.last_why is None:
+            refusals = histogram(scratch, ask, found.first_why, explained=False)
+            return AskPlan(ask, tuple(found.proposals), (), refusals, nodes, found.feasible)
+        refusals = histogram(scratch, ask, found.last_why, explained=True)
+        evictions: list[Eviction] = []
+        nominated: list[Proposal] = []
+        if ask.may_preempt and self._rules.preemption.enabled:
+            without = ask.members[len(found.proposals) :]
+            nominated, evictions, refusal = self._nominate(ask, found, without)
+            refusals = (*refusals, refusal) if refusal is not None else refusals
+        proposals = (*found.proposals, *nominated)
+        if len(proposals) + ask.bound < ask.gang_min:
+            self._undo(ask, found, evictions)
+            gang = _incomplete(ask, len(proposals))
+            return AskPlan(ask, (), ask.members, (gang, *refusals), nodes, found.feasible)
+        self._evicted[ask.namespace] = self._evicted.get(ask.namespace, 0) + sum(len(e.victims) for e in evictions)
+        return AskPlan(ask, proposals, ask.members[len(proposals) :], refusals, nodes, found.feasible)
+
+    def _nominate(
+        self, ask: Ask, found: LikePlan, members: Sequence[Member]
+    ) -> tuple[list[Proposal], list[Eviction], RefusalCount | None]:
+        """Places that others would have to leave, for as many members as the rules and budgets allow."""
+        if self._preemption is None:
+            self._preemption = Preemption(self._scratch)
+        preemption, scratch = self._preemption, self._scratch
+        left = ask.evictions
+        proposals: list[Proposal] = []
+        evictions: list[Eviction] = []
+        allowed = gates.open_but_full(scratch, ask, self._rules, found.among, found.skew)
+        for member in members:
+            if left < 1:
+                spent = f"tenant {ask.namespace} has no evictions left this minute"
+                return proposals, evictions, RefusalCount(reason=Reason.PREEMPTION_BUDGET_SPENT, message=spent)
+            eviction = preemption.choose(ask, allowed, most=min(left, limits.VICTIMS_PER_REPLICA), seed=self._seed)
+            if eviction is None:
+                return proposals, evictions, self._no_victims(ask, preemption)
+            preemption.take(ask, eviction)
+            evictions.append(eviction)
+            left -= len(eviction.victims)
+            names = tuple(sorted(prey.name for prey in eviction.victims))
+            proposals.append(Proposal(member, scratch.snapshot.name(eviction.slot), (), 0, (), victims=names))
+            found.skew.add(eviction.slot)
+            if found.skew.limited:
+                allowed = gates.open_but_full(scratch, ask, self._rules, found.among, found.skew)
+        return proposals, evictions, None
+
+    def _no_victims(self, ask: Ask, preemption: Preemption) -> RefusalCount:
+        rank = preemption.rank_of(ask)
+        message = f"no work below rank {rank} may leave that would make enough room on one node"
+        return RefusalCount(reason=Reason.NO_VICTIMS, message=message)
+
+    def _undo(self, ask: Ask, found: LikePlan, evictions: Sequence[Eviction]) -> None:
+        for eviction in reversed(evictions):
+            if self._preemption is not None:
+                self._preemption.give_back(ask, eviction)
+        for place in reversed(found.places):
+            self._scratch.undo(ask, place.slot, place.devices)
 
 
-def _without_gang(scratch: Scratch, ask: Ask, found: LikePlan, refusals: tuple[RefusalCount, ...]) -> AskPlan:
-    for place in reversed(found.places):
-        scratch.undo(ask, place.slot, place.devices)
-    gang = RefusalCount(
+def _incomplete(ask: Ask, fitting: int) -> RefusalCount:
+    return RefusalCount(
         reason=Reason.GANG_INCOMPLETE,
         message=(
             f"{ask.gang_min} members must be placed together; "
-            f"{len(found.proposals) + ask.bound} of {len(ask.members) + ask.bound} fit"
+            f"{fitting + ask.bound} of {len(ask.members) + ask.bound} fit"
         ),
     )
-    return AskPlan(ask, (), ask.members, (gang, *refusals), scratch.snapshot.node_count, found.feasible)

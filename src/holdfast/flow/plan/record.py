@@ -7,16 +7,29 @@ import hashlib
 import msgspec
 
 from holdfast.flow.active_policy import ActivePolicy
+from holdfast.flow.ask import Ask
 from holdfast.flow.plan.planner import PLANNER_VERSION, AskPlan, Plan
 from holdfast.model.binding import Intent
-from holdfast.model.decision import Decision, DecisionSpec
+from holdfast.model.decision import Asked, AssumedBatch, Decision, DecisionSpec, QueueState
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.placement import PlaceItem, ReserveRequest
+from holdfast.model.placement import PlaceItem
+from holdfast.model.placement_rules import keeps_off
+from holdfast.model.quantity import amounts_text
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.template import template_hash
 from holdfast.model.times import micro_text
 
 _SUFFIX_DIGITS = 10
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """What the snapshot of a batch was made of: enough to make it again."""
+
+    batch: str = ""
+    revisions: dict[str, int] = {}
+    ahead: tuple[str, ...] = ()
+    assumed: tuple[AssumedBatch, ...] = ()
+    adopted: int = 0
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -25,51 +38,92 @@ class Setting(msgspec.Struct, frozen=True):
     plan: Plan
     policy: ActivePolicy
     now: float
+    basis: Basis
+    overrides: tuple[str, ...] = ()
 
 
-def reserve_request(
-    setting: Setting, made: AskPlan, request: SchedulingRequest, *, unique: str, wake_up_at: float | None
-) -> ReserveRequest:
-    """All proposals of one ask. `unique` is an identity never used before; the Decision's name is made from it."""
-    revision = setting.policy.revision
+def place_items(made: AskPlan, request: SchedulingRequest, policy_revision: str) -> tuple[PlaceItem, ...]:
+    """One item per proposal, in order."""
     hashed = template_hash(request.spec.template)
-    items = tuple(
+    return tuple(
         PlaceItem(
             namespace=made.ask.namespace,
             replica=p.member.name,
             intent=Intent(replica_uid=p.member.uid, template_hash=hashed, attempt=p.member.attempt),
             node=p.node,
             devices=p.devices,
-            policy_revision=revision,
+            victims=p.victims,
+            policy_revision=policy_revision,
         )
         for p in made.proposals
     )
-    return ReserveRequest(items=items, bind=True, decision=_decision(setting, made, request, unique, wake_up_at))
 
 
-def _decision(
-    setting: Setting, made: AskPlan, request: SchedulingRequest, unique: str, wake_up_at: float | None
+def decision(
+    setting: Setting,
+    made: AskPlan,
+    request: SchedulingRequest,
+    *,
+    ordinal: int,
+    queue: QueueState,
+    unique: str,
+    wake_up_at: float | None,
 ) -> Decision:
-    plan, policy = setting.plan, setting.policy
+    """The record of one ask. `unique` is an identity never used before; the Decision's name is made from it."""
+    plan, policy, basis = setting.plan, setting.policy, setting.basis
     suffix = hashlib.sha256(unique.encode()).hexdigest()[:_SUFFIX_DIGITS]
     return Decision(
         metadata=ObjectMeta(name=f"{request.metadata.name}-{suffix}", namespace=request.metadata.namespace),
         spec=DecisionSpec(
             request=request.metadata.name,
             workload=request.spec.workload,
+            workload_generation=request.spec.workload_generation,
+            request_revision=request.revision,
+            asked=asked(made.ask),
+            bound=made.ask.bound,
             queued_at=request.metadata.creation_timestamp,
             decided_at=micro_text(setting.now),
+            queue=queue,
             policy_revision=policy.revision,
             policy_sequence=policy.sequence,
             snapshot_revision=plan.snapshot.revision,
             snapshot_hash=plan.snapshot.hash,
+            revisions=basis.revisions,
+            ahead=basis.ahead,
+            batch=basis.batch,
+            ordinal=ordinal,
+            assumed=basis.assumed,
+            adopted=basis.adopted,
+            overrides=setting.overrides,
             seed=plan.seed,
             planner=PLANNER_VERSION,
             nodes=made.nodes,
             feasible=made.feasible,
             entries=made.entries(),
             refusals=made.refusals,
-            next_owner="scheduler" if made.unplaced else "agent",
+            next_owner=_next_owner(made),
             wake_up_at=micro_text(wake_up_at) if wake_up_at is not None else "",
         ),
     )
+
+
+def asked(ask: Ask) -> Asked:
+    return Asked(
+        resources=dict(amounts_text(ask.amounts)),
+        labels=dict(ask.labels),
+        ports=ask.fixed_ports,
+        open_ports=ask.open_ports,
+        reclaimable=ask.reclaimable,
+        rank=ask.rank,
+        may_preempt=ask.may_preempt,
+        max_unavailable=ask.max_unavailable,
+        evictions=ask.evictions,
+        keeps_off=keeps_off(ask.placement),
+    )
+
+
+def _next_owner(made: AskPlan) -> str:
+    """Who moves next: whoever tries again, whoever gets the victims to leave, or the agent that starts the work."""
+    if made.unplaced:
+        return "scheduler"
+    return "release" if any(p.victims for p in made.proposals) else "agent"

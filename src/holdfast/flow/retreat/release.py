@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from holdfast.flow.retreat import over_quota, preempt, repair
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Desired
 from holdfast.model.lifecycle import Stage, current_execution, finished, stage
@@ -18,8 +19,8 @@ from holdfast.model.meta import Key
 from holdfast.model.node import Contact, Node
 from holdfast.model.placement import ReleaseAction, ReleaseItem
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import Phase, ReleaseBlock, Replica
-from holdfast.model.times import micro_text
+from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, Replica
+from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus, Update, Write
@@ -42,7 +43,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     asked = replica.status.release
     if asked is None or asked.attempt != placed.attempt:
         return _consider(replica, binding, node, view, now)
-    return _carry_on(replica, binding, node, asked)
+    return _carry_on(replica, binding, node, asked, now)
 
 
 def _let_go(replica: Replica) -> Outcome:
@@ -58,7 +59,8 @@ def _consider(replica: Replica, binding: Binding | None, node: Node | None, view
     why = _why(replica, binding, node, view)
     if why is None:
         draining = node is not None and node.spec.drain
-        return Outcome(again_in_s=LOOK_AGAIN_S) if draining else NOTHING
+        waited_for = draining or preempt.nomination_of(replica, view) is not None
+        return Outcome(again_in_s=LOOK_AGAIN_S) if waited_for else NOTHING
     reason, by, message = why
     block = ReleaseBlock(
         attempt=replica.status.placement.attempt, reason=reason, message=message, requested_by=by, at=micro_text(now)
@@ -86,9 +88,23 @@ def _why(replica: Replica, binding: Binding | None, node: Node | None, view: Vie
             "agent",
             f"the work failed on {replica.status.placement.node}: {ran.message or ran.reason}",
         )
-    if node is not None and node.spec.drain and _may_disrupt(replica, view):
+    if node is not None and ran is not None and _cannot_start_here(node, ran):
+        return Reason.NODE_QUARANTINED, "release", f"cannot be started on {node.metadata.name}: {ran.message}"
+    overdue = repair.asked(replica)
+    if overdue:
+        return Reason.REPAIRED, "repair", overdue
+    excess = over_quota.chosen(replica, view) if binding is not None else ""
+    if excess and not why_it_stays(replica, view):
+        return Reason.OVER_QUOTA, "grant", excess
+    if node is not None and node.spec.drain and not why_it_stays(replica, view):
         return Reason.DRAINED, "drain", f"node {node.metadata.name} is being drained"
-    return None
+    return preempt.why(replica, view)
+
+
+def _cannot_start_here(node: Node, ran: ExecutionBlock) -> bool:
+    """Whether the work waits to be started again on a node that is known to fail at that."""
+    failing = ran.phase is Phase.BACKING_OFF and ran.reason in (Reason.START_ERROR, Reason.DISK_FULL)
+    return failing and node.status.execution.quarantine is not None
 
 
 def _why_deleted(replica: Replica, view: View) -> tuple[Reason, str, str]:
@@ -105,26 +121,43 @@ def _is_lost(binding: Binding, node: Node | None) -> bool:
     return node is None or node.status.fence.fenced_epoch >= binding.spec.node_epoch
 
 
-def _may_disrupt(replica: Replica, view: View) -> bool:
-    """Voluntary acts leave all but `maxUnavailable` of a workload's replicas serving."""
-    if replica.spec.type is not WorkloadType.SERVICE:
-        return True
+def why_it_stays(replica: Replica, view: View) -> str:
+    """Why a voluntary act may not take the replica now, or an empty string.
+
+    All but `maxUnavailable` of a workload's replicas in the region go on serving; one that does not serve may go.
+    """
+    if replica.spec.type is not WorkloadType.SERVICE or stage(replica) is not Stage.SERVING:
+        return ""
+    away_max = replica.spec.disruption.max_unavailable
+    if away_max == 0:
+        return "its budget lets none be away (disruption.maxUnavailable is 0)"
     mates = view.by(Replica, "workload", f"{replica.metadata.namespace}/{replica.spec.workload}")
     staying = [r for r in mates if not r.metadata.terminating]
-    serving = sum(stage(r) is Stage.SERVING for r in staying)
-    after = serving - (stage(replica) is Stage.SERVING)
-    return after >= len(staying) - max(1, replica.spec.disruption.max_unavailable)
+    away = [r for r in staying if stage(r) is not Stage.SERVING]
+    if len(away) < away_max:
+        return ""
+    named = ", ".join(f"{r.metadata.name} is {stage(r).value}" for r in sorted(away, key=lambda r: r.key)[:3])
+    return f"its budget lets {away_max} of {len(staying)} be away, and {len(away)} are: {named}"
 
 
-def _carry_on(replica: Replica, binding: Binding | None, node: Node | None, asked: ReleaseBlock) -> Outcome:
+def _carry_on(replica: Replica, binding: Binding | None, node: Node | None, asked: ReleaseBlock, now: float) -> Outcome:
     traffic = replica.status.traffic
     if traffic is not None and traffic.serving and traffic.attempt == asked.attempt:
         return Outcome(again_in_s=LOOK_AGAIN_S)  # serve withdraws it first, and that wakes us
     if binding is None or binding.status.phase in ENDED or _is_lost(binding, node):
         return Outcome(releases=(_item(replica, ReleaseAction.FREE, asked),), again_in_s=LOOK_AGAIN_S)
-    if binding.spec.desired is not Desired.STOP:
+    if traffic is not None and traffic.since and traffic.attempt == asked.attempt and _runs(binding):
+        # Whoever sends traffic hears of the withdrawal a moment later: until then the work must still answer.
+        left_s = parse_time(traffic.since) + replica.spec.template.drain_delay_seconds - now
+        if left_s > 0:
+            return Outcome(again_in_s=left_s)
+    if _runs(binding):
         return Outcome(releases=(_item(replica, ReleaseAction.STOP, asked),), again_in_s=LOOK_AGAIN_S)
     return Outcome(again_in_s=LOOK_AGAIN_S * 5)
+
+
+def _runs(binding: Binding) -> bool:
+    return binding.spec.desired is not Desired.STOP
 
 
 def _item(replica: Replica, action: ReleaseAction, asked: ReleaseBlock) -> ReleaseItem:
@@ -135,7 +168,7 @@ def _item(replica: Replica, action: ReleaseAction, asked: ReleaseBlock) -> Relea
         attempt=asked.attempt,
         action=action,
         reason=asked.reason,
-        grace_seconds=replica.spec.template.termination_grace_seconds,
+        grace_seconds=preempt.grace_s(replica, asked.reason),
     )
 
 
@@ -148,9 +181,10 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
     if new is None:
         return ()
     status = new.status
-    retreating = new.metadata.terminating or status.release is not None
+    retreating = new.metadata.terminating or status.release is not None or bool(repair.asked(new))
     ran = current_execution(new)
-    if retreating or (ran is not None and ran.phase in ENDED):
+    stuck = ran is not None and ran.phase in (*ENDED, Phase.BACKING_OFF)
+    if retreating or stuck:
         return (new.key,)
     return ()
 
@@ -172,7 +206,8 @@ def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Ke
     if item is None:
         return ()
     if new is not None and old is not None:
-        if new.status.fence == old.status.fence and new.spec.drain == old.spec.drain:
+        quarantined = new.status.execution.quarantine is not None and old.status.execution.quarantine is None
+        if new.status.fence == old.status.fence and new.spec.drain == old.spec.drain and not quarantined:
             return ()
     elif new is not None and new.status.contact.state is not Contact.FENCED and not new.spec.drain:
         return ()

@@ -14,7 +14,9 @@ from holdfast.flow.score import (
     balance,
     cost,
     evictions,
+    expressions,
     fragmentation,
+    gpu_shape,
     locality,
     packing,
     spread,
@@ -35,6 +37,7 @@ SCORES: dict[ScoreName, Score] = {
     ScoreName.LOCALITY: locality.score,
     ScoreName.COST: cost.score,
     ScoreName.FRAGMENTATION: fragmentation.score,
+    ScoreName.GPU_SHAPE: gpu_shape.score,
     ScoreName.WARM: warm.score,
     ScoreName.BALANCE: balance.score,
     ScoreName.PACKING: packing.score,
@@ -60,6 +63,7 @@ class Board:
         self._skew = skew
         self._known: dict[str, Counts] = {}
         self._weighted: tuple[WeightedScore, ...] = tuple(s for s in rules.scores if s.weight)
+        self._expressions = tuple(s for s in rules.score_expressions if s.weight)
         self._spread_weight = next((s.weight for s in self._weighted if s.name is ScoreName.SPREAD), 0)
 
     def score(self, slots: NDArray[np.intp] | None = None, level: Counts | int = 0) -> Scored:
@@ -70,6 +74,10 @@ class Board:
             value = SCORES[weighted.name](at)
             values.append(value)
             total += value * weighted.weight
+        for expression in self._expressions:
+            value = expressions.score(at, expression.expression)
+            values.append(value)
+            total += value * expression.weight
         return Scored(total, tuple(values))
 
     def zone_points(self, zone: int) -> int:
@@ -81,9 +89,11 @@ class Board:
     def parts(self, scored: Scored, index: int, zone: int) -> tuple[ScorePart, ...]:
         """The values behind one candidate's sum, its zone's part included."""
         parts = []
-        for weighted, values in zip(self._weighted, scored.values, strict=True):
+        for weighted, values in zip(self._weighted, scored.values, strict=False):
             value = int(values[index])
             if weighted.name is ScoreName.SPREAD:
                 value += spread.zone_points(self._skew.above_fewest(zone))
             parts.append(ScorePart(name=weighted.name.value, value=value, weight=weighted.weight))
+        for expression, values in zip(self._expressions, scored.values[len(self._weighted) :], strict=True):
+            parts.append(ScorePart(name=expression.name, value=int(values[index]), weight=expression.weight))
         return tuple(parts)

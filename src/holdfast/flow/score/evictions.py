@@ -14,8 +14,11 @@ def score(at: Standing) -> Counts:
 
 
 def _score(at: Standing) -> Counts:
-    snapshot = at.scratch.snapshot
+    scratch = at.scratch
+    snapshot = scratch.snapshot
     if at.ask.reclaimable:
         return np.full(len(snapshot.static.live), 100, dtype=np.int64)
-    share: Counts = percent(snapshot.reclaimable, snapshot.capacity, snapshot.static.largest).max(axis=0)
+    # What reclaimable work holds by now, proposals of this plan included.
+    reclaimable = scratch.firm_room + snapshot.held - scratch.room
+    share: Counts = percent(reclaimable, snapshot.capacity, snapshot.static.largest).max(axis=0)
     return np.clip(100 - share, 0, 100)

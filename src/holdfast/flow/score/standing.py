@@ -67,6 +67,14 @@ class Standing:
             self._used_percent = percent(used, capacity, scratch.snapshot.static.largest)
         return self._used_percent
 
+    def free(self, resource: str) -> Counts:
+        """[candidate]: what is free of a resource before the replica goes there."""
+        scratch = self.scratch
+        row = scratch.snapshot.resources.get(resource)
+        if row is None:
+            return np.zeros(self.size, dtype=np.int64)
+        return self.pick(scratch.room[row]) - self.ask.amounts.get(resource, 0) * self._level
+
     @property
     def own(self) -> Counts:
         """How many replicas of the same workload each candidate would have before this one."""

@@ -16,7 +16,7 @@ from holdfast.flow.snapshot.frozen import Snapshot
 from holdfast.flow.snapshot.nodes import NodeTable
 from holdfast.flow.snapshot.usage import UsageTable
 from holdfast.model.binding import Binding, Reservation
-from holdfast.model.hold import Hold
+from holdfast.model.hold import Hold, is_refused
 from holdfast.model.meta import Object
 from holdfast.model.node import Node
 from holdfast.model.override import Override
@@ -73,7 +73,7 @@ class SnapshotBuilder:
             case Hold():
                 self._put_hold(item.metadata.name, item)
             case Override():
-                self._overrides[item.metadata.name] = item
+                self._put_override(item.metadata.name, item)
             case Region():
                 if item.metadata.name == self._region:
                     self._residency = item.spec.residency
@@ -91,7 +91,7 @@ class SnapshotBuilder:
             case Hold():
                 self._put_hold(item.metadata.name, None)
             case Override():
-                self._overrides.pop(item.metadata.name, None)
+                self._put_override(item.metadata.name, None)
             case Region():
                 if item.metadata.name == self._region:
                     self._residency = None
@@ -116,6 +116,15 @@ class SnapshotBuilder:
         """Whether the claim still rests on an assumption."""
         sources = self._claims.get(key)
         return sources is not None and sources.assumed is not None
+
+    def on_record(self, key: ClaimKey) -> bool:
+        """Whether a Binding or a live Reservation of this name is known."""
+        sources = self._claims.get(key)
+        return sources is not None and (sources.binding is not None or sources.reservation is not None)
+
+    def claims_of(self, namespace: str, workload: str) -> int:
+        """How many replicas of a workload hold, or are assumed to hold, a place."""
+        return self._usage.placed_count(namespace, workload)
 
     def total_capacity(self) -> Amounts:
         """Of all nodes, schedulable or not: what tenants' shares are measured against."""
@@ -154,6 +163,8 @@ class SnapshotBuilder:
             ports_free=usage.ports_free[:top].copy(),
             placed=usage.freeze_placed(),
             assumed=self._assumed,
+            claims=usage.freeze_claims(),
+            guards=usage.freeze_guards(),
         )
 
     def _put_node(self, node: Node) -> None:
@@ -174,6 +185,14 @@ class SnapshotBuilder:
         self._usage.clear(name)
         self._nodes.drop(name)
 
+    def _put_override(self, name: str, override: Override | None) -> None:
+        old = self._overrides.pop(name, None)
+        if old is not None:
+            self._stamp(-stamp_of("Override", old))
+        if override is not None:
+            self._overrides[name] = override
+            self._stamp(stamp_of("Override", override))
+
     def _put_hold(self, name: str, hold: Hold | None) -> None:
         old = self._holds.pop(name, None)
         if old is not None:
@@ -184,7 +203,7 @@ class SnapshotBuilder:
         self._holds[name] = hold
         self._stamp(stamp_of("Hold", hold))
         drawn = hold.status.draw is not None and bool(hold.status.draw.replica_uid)
-        if not drawn:  # a drawn hold is covered by the claim that drew it
+        if not drawn and not is_refused(hold):  # a drawn hold is covered by the claim that drew it
             self._usage.put_hold(hold.spec.node, name, tuple(amounts(hold.spec.resources).items()))
 
     def _put_claim(self, key: ClaimKey, source: str, claim: Claim | None) -> None:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, CapacityClass, Desired, Reservation, ReservationPhase
 from holdfast.model.meta import Object
+from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import amounts
 
 Labels = tuple[tuple[str, str], ...]
@@ -26,7 +27,8 @@ class ClaimKey(NamedTuple):
 class Claim(msgspec.Struct, frozen=True, gc=False):
     """`open_ports` counts ports the node is still to choose; `ports` are known by number.
 
-    A claim that is not `live` only keeps its node's capacity: its replica is free to be placed elsewhere.
+    A claim that is not `live` only keeps its node's capacity: its replica is free to be placed elsewhere. One that is
+    `bound` and not `stopping` can be asked to leave; `victims` are the claims a nominated one waits for.
     """
 
     node: str
@@ -40,6 +42,12 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     devices: tuple[tuple[str, int], ...] = ()
     ports: tuple[int, ...] = ()
     open_ports: int = 0
+    rank: int = 0
+    max_unavailable: int = 0
+    victims: tuple[str, ...] = ()
+    keeps_off: tuple[AffinityRule, ...] = ()
+    bound: bool = False
+    stopping: bool = False
     live: bool = True
     stamp: int = 0
 
@@ -68,6 +76,11 @@ def claim_of_binding(binding: Binding) -> Claim:
         reclaimable=spec.capacity_class is CapacityClass.RECLAIMABLE,
         devices=tuple((d.id, d.milli) for d in spec.devices),
         ports=tuple(sorted(spec.ports.values())),
+        rank=spec.rank,
+        max_unavailable=spec.max_unavailable,
+        keeps_off=spec.keeps_off if live else (),
+        bound=True,
+        stopping=spec.desired is Desired.STOP,
         live=live,
         stamp=stamp_of("Binding", binding),
     )
@@ -82,10 +95,15 @@ def claim_of_reservation(reservation: Reservation) -> Claim | None:
         node=spec.node,
         namespace=reservation.metadata.namespace,
         replica_uid=spec.intent.replica_uid,
+        workload=spec.workload,
+        labels=tuple(sorted(spec.labels.items())),
         amounts=tuple(amounts(spec.resources).items()),
         reclaimable=spec.capacity_class is CapacityClass.RECLAIMABLE,
         nominated=phase is ReservationPhase.NOMINATED,
         devices=tuple((d.id, d.milli) for d in spec.devices),
         ports=tuple(sorted(spec.ports.values())),
+        rank=spec.rank,
+        keeps_off=spec.keeps_off,
+        victims=tuple(v if "/" in v else f"{reservation.metadata.namespace}/{v}" for v in spec.victims),
         stamp=stamp_of("Reservation", reservation),
     )

@@ -8,13 +8,13 @@ with them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.flow.snapshot.claim import Labels
+from holdfast.flow.snapshot.claim import Claim, ClaimKey, Labels
 from holdfast.flow.snapshot.columns import Column
 from holdfast.model import limits
 from holdfast.model.node import Node
@@ -27,6 +27,15 @@ Codes = NDArray[np.uint8]
 
 _INT_EXACT_MAX = 2**56
 """Amounts up to this can be multiplied by a hundred inside int64."""
+
+
+class Guard(NamedTuple):
+    """A placed workload's wish that work with these labels stays off its nodes, or its zones."""
+
+    namespace: str
+    workload: str
+    topology: str
+    labels: Labels
 
 
 class StaticFacts(msgspec.Struct, frozen=True):
@@ -52,7 +61,8 @@ class StaticFacts(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One state of a region. `placed` counts claims per slot, by (namespace, workload) and then by template labels."""
+    """One state of a region. `placed` counts claims per slot, by (namespace, workload) and then by template labels;
+    `claims` has every claim by node, `guards` the nodes on which placed work keeps others off."""
 
     revision: int
     hash: str
@@ -72,6 +82,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     ports_free: Counts
     placed: Mapping[tuple[str, str], Mapping[Labels, Mapping[int, int]]]
     assumed: int
+    claims: Mapping[str, Mapping[ClaimKey, Claim]] = {}
+    guards: Mapping[Guard, Mapping[str, int]] = {}
 
     @property
     def node_count(self) -> int:
@@ -80,6 +92,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     def name(self, slot: int) -> str:
         node = self.static.nodes[slot]
         return node.metadata.name if node is not None else ""
+
+    def name_rank(self) -> Counts:
+        """Each slot's place in the order of node names; what is equal otherwise is told, and chosen, by it."""
+        found = self.static.memo.get("name rank")
+        if found is None:
+            names = [node.metadata.name if node is not None else "" for node in self.static.nodes]
+            ranks: Counts = np.empty(len(names), dtype=np.int64)
+            ranks[np.argsort(np.array(names, dtype=object), kind="stable")] = np.arange(len(names))
+            found = self.remember("name rank", ranks)
+        rank: Counts = found
+        return rank
 
     def zone(self, slot: int) -> str:
         return self.static.zone.at(slot)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from holdfast.flow.snapshot.claim import Claim, ClaimKey, Labels
-from holdfast.flow.snapshot.frozen import Counts
+from holdfast.flow.snapshot.frozen import Counts, Guard
 from holdfast.flow.snapshot.nodes import NodeTable
 
 Amounts = tuple[tuple[str, int], ...]
@@ -31,21 +31,25 @@ class UsageTable:
         self.ports: list[frozenset[int]] = [_NO_PORTS] * nodes.size
         self.ports_free: Counts = np.zeros(nodes.size, dtype=np.int64)
         self._by_node: dict[str, dict[ClaimKey, Claim]] = {}
+        self._own_nodes: set[str] = set()
+        self._guards: dict[Guard, dict[str, int]] = {}
         self._holds: dict[str, dict[str, Amounts]] = {}
         self._placed: dict[tuple[str, str], Placed] = {}
         self._own: set[tuple[str, str]] = set()
 
     def put(self, key: ClaimKey, claim: Claim) -> None:
-        self._by_node.setdefault(claim.node, {})[key] = claim
+        self._claims_of(claim.node)[key] = claim
+        self._guard(claim, 1)
         slot = self._nodes.slots.get(claim.node)
         if slot is not None:
             self._count(slot, claim, 1)
 
     def drop(self, key: ClaimKey, claim: Claim) -> None:
-        there = self._by_node[claim.node]
+        there = self._claims_of(claim.node)
         del there[key]
         if not there:
             del self._by_node[claim.node]
+        self._guard(claim, -1)
         slot = self._nodes.slots.get(claim.node)
         if slot is not None:
             self._count(slot, claim, -1)
@@ -96,6 +100,33 @@ class UsageTable:
         """Shares the inner counts with the snapshot; whoever changes one afterwards copies it first."""
         self._own.clear()
         return dict(self._placed)
+
+    def placed_count(self, namespace: str, workload: str) -> int:
+        return sum(sum(counts.values()) for counts in self._placed.get((namespace, workload), {}).values())
+
+    def freeze_claims(self) -> Mapping[str, Mapping[ClaimKey, Claim]]:
+        """Every claim by its node's name; whoever changes a node's claims afterwards copies them first."""
+        self._own_nodes.clear()
+        return dict(self._by_node)
+
+    def freeze_guards(self) -> Mapping[Guard, Mapping[str, int]]:
+        return {guard: dict(nodes) for guard, nodes in self._guards.items()}
+
+    def _claims_of(self, node: str) -> dict[ClaimKey, Claim]:
+        if node not in self._own_nodes:
+            self._own_nodes.add(node)
+            self._by_node[node] = dict(self._by_node.get(node, {}))
+        return self._by_node.setdefault(node, {})
+
+    def _guard(self, claim: Claim, sign: int) -> None:
+        for rule in claim.keeps_off:
+            guard = Guard(claim.namespace, claim.workload, rule.topology, tuple(sorted(rule.workload_labels.items())))
+            nodes = self._guards.setdefault(guard, {})
+            nodes[claim.node] = nodes.get(claim.node, 0) + sign
+            if not nodes[claim.node]:
+                del nodes[claim.node]
+            if not nodes:
+                del self._guards[guard]
 
     def _zero(self, slot: int) -> None:
         for column in (self.firm, self.reclaimable, self.nominated, self.held):

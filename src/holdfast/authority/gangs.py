@@ -1,0 +1,203 @@
+"""Gangs: members reserve in chunks, one compare-and-swap on their SchedulingRequest commits them, then they are bound.
+
+What always holds: no member is bound before the commit, so no agent can start one; a request that leaves a gang
+incomplete gives back every place it took; gangs reserve one after another, so that two never hold half each and wait
+for the other. A crash in between is mended by `complete`, which looks at what is and not at what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.authority import records, waits
+from holdfast.authority.bind import Bind
+from holdfast.authority.claims import Claim
+from holdfast.authority.commits import Commits, Probe
+from holdfast.authority.release import freed
+from holdfast.authority.reserve import Placing
+from holdfast.authority.rounds import Chore, Rounds, Settled, Step
+from holdfast.authority.state import State
+from holdfast.authority.waits import REQUEST, GangState
+from holdfast.gate import audit
+from holdfast.gate.principal import Principal
+from holdfast.model.binding import Intent
+from holdfast.model.errors import Conflict, Refused
+from holdfast.model.placement import Answer, BindItem, PlaceItem, Result
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import GangBlock, SchedulingRequest
+from holdfast.model.template import template_hash
+from holdfast.model.times import micro_text
+
+_NOTHING = Answer(result=Result.ALREADY)
+_GangKey = tuple[str, str, str]
+
+
+class Gangs:
+    def __init__(self, state: State, rounds: Rounds, commits: Commits, who: Principal) -> None:
+        self._state = state
+        self._rounds = rounds
+        self._commits = commits
+        self._who = who
+        self._turn = asyncio.Lock()
+
+    def concerned(self, items: Iterable[PlaceItem]) -> bool:
+        """Whether one of these is a member of a gang that does not stand yet."""
+        seen: dict[_GangKey, None] = {}
+        for item in items:
+            replica = self._state.replica(item.namespace, item.replica)
+            if replica is None or _key(replica) in seen:
+                continue
+            seen[_key(replica)] = None
+            gang = waits.gang_of(self._state, replica)
+            if gang is not None and not gang.standing:
+                return True
+        return False
+
+    async def reserve(self, job: Placing) -> Settled:
+        """Reserves every member it can; then all are committed, or all let go."""
+        async with self._turn:
+            settled = await self._rounds.settle(job)
+            await self.complete()
+            short = await self._let_go(job)
+        answers = [
+            self._incomplete(item, answer, short) for item, answer in zip(job.items, settled.answers, strict=True)
+        ]
+        return Settled(answers, settled.revision)
+
+    async def complete(self) -> None:
+        """Commits every gang of which enough members hold a place, and binds whatever waits for nothing any more."""
+        waiting = self._waiting()
+        for members in waiting.values():
+            await self._commit(members)
+        ready = [r for members in waiting.values() for r, claim in members if self._ready(r, claim)]
+        ready += [r for r, claim in self._single() if self._ready(r, claim)]
+        if ready:
+            items = [_bind_item(replica) for replica in ready]
+            await self._rounds.settle(Bind(self._state, self._who, items, None))
+
+    # Inside
+
+    def _unbound(self) -> list[tuple[Replica, Claim]]:
+        found = []
+        for claim in self._state.ledger.unbound.values():
+            replica = self._state.replica(claim.namespace, claim.replica)
+            if replica is not None and replica.uid == claim.replica_uid:
+                found.append((replica, claim))
+        return found
+
+    def _waiting(self) -> dict[_GangKey, list[tuple[Replica, Claim]]]:
+        gangs: dict[_GangKey, list[tuple[Replica, Claim]]] = {}
+        for replica, claim in self._unbound():
+            assignment = waits.assignment_of(self._state, replica)
+            if assignment is not None and assignment.spec.gang is not None:
+                gangs.setdefault(_key(replica), []).append((replica, claim))
+        return gangs
+
+    def _single(self) -> list[tuple[Replica, Claim]]:
+        """Claims that are no gang's: those whose victims have left."""
+        found = []
+        for replica, claim in self._unbound():
+            assignment = waits.assignment_of(self._state, replica)
+            if assignment is None or assignment.spec.gang is None:
+                found.append((replica, claim))
+        return found
+
+    def _ready(self, replica: Replica, claim: Claim) -> bool:
+        reservation = self._state.reservation(claim.namespace, claim.name)
+        if reservation is None or not reservation.spec.bind_when_firm or claim.nominated or claim.bound:
+            return False
+        gang = waits.gang_of(self._state, replica)
+        return gang is None or gang.standing
+
+    async def _commit(self, members: Sequence[tuple[Replica, Claim]]) -> None:
+        """The commit point of a gang. Nothing else is committed meanwhile, so that what was counted still holds."""
+        first = members[0][0]
+        async with self._commits.alone():
+            gang = waits.gang_of(self._state, first)
+            if gang is None or gang.standing or gang.request is None:
+                return
+            firm = [c for _, c in members if not c.nominated and c.key in self._state.ledger.unbound]
+            if any(self._rounds.in_flight(claim.key) for claim in firm):
+                return  # the next look settles it
+            standing = waits.bound_members(self._state, first) + len(firm)
+            if standing < gang.needed:
+                return
+            await self._write(gang, gang.request, standing)
+
+    async def _write(self, gang: GangState, request: SchedulingRequest, standing: int) -> None:
+        state = self._state
+        block = GangBlock(committed_at=micro_text(state.now()), members=standing)
+        status = msgspec.structs.replace(request.status, gang=block)
+        item = msgspec.structs.replace(request, metadata=records.unstored(request.metadata), status=status)
+        put = records.put(REQUEST, item)
+        meta, uid = request.metadata, request.uid
+        probe = Probe(REQUEST, meta.namespace, meta.name, lambda f: f is not None and f.uid == uid and _committed(f))
+        entry = audit.Entry("update", REQUEST.name, meta.name, meta.namespace, uid, request.revision)
+        record = audit.record(self._who, state.now(), "commit-gang", [entry])
+        try:
+            await self._commits.commit({put.key: request.revision}, [put], (record,), probe)
+        except Conflict:
+            return  # the request changed: the next look counts again
+
+    async def _let_go(self, job: Placing) -> dict[str, tuple[int, int]]:
+        """Frees what members of incomplete gangs took; answers with (held, needed) per replica uid."""
+        asked = {item.intent.replica_uid for item in job.items}
+        short: dict[str, tuple[int, int]] = {}
+        letting: list[Claim] = []
+        for members in self._waiting().values():
+            gang = waits.gang_of(self._state, members[0][0])
+            if gang is None or gang.standing:
+                continue
+            held = waits.bound_members(self._state, members[0][0]) + len(members)
+            if held >= gang.needed:
+                continue  # enough hold a place; some wait for victims
+            for replica, claim in members:
+                if replica.uid in asked:
+                    short[replica.uid] = (held, gang.needed)
+                    letting.append(claim)
+        if letting:
+            chore = Chore("release", self._who, letting, lambda claim: str(claim.replica_uid), self._plan_letting_go)
+            await self._rounds.settle(chore)
+        return short
+
+    def _plan_letting_go(self, claim: Claim) -> Step | Answer:
+        replica = self._state.replica(claim.namespace, claim.replica)
+        held = replica is not None and replica.uid == claim.replica_uid
+        if replica is None or not held or replica.status.placement.reservation != claim.name:
+            return _NOTHING
+        if replica.status.placement.binding:
+            return _NOTHING
+        return freed(self._state, replica, None, Reason.GANG_INCOMPLETE.value)
+
+    def _incomplete(self, item: PlaceItem, answer: Answer, short: dict[str, tuple[int, int]]) -> Answer:
+        found = short.get(item.intent.replica_uid)
+        if found is None or answer.result is not Result.ACCEPTED:
+            return answer
+        held, needed = found
+        refused = Refused(
+            Reason.GANG_INCOMPLETE,
+            f"{needed} members must be placed together and {held} could be; all of them let go",
+            {"held": held, "needed": needed},
+        )
+        return Answer(
+            result=Result.REJECTED, reason=refused.reason, message=refused.message, facts=refused.facts,
+            attempt=item.intent.attempt + 1,
+        )  # fmt: skip
+
+
+def _key(replica: Replica) -> _GangKey:
+    return (replica.metadata.namespace, replica.spec.assignment, replica.spec.revision)
+
+
+def _bind_item(replica: Replica) -> BindItem:
+    meta, attempt = replica.metadata, replica.status.placement.attempt
+    intent = Intent(replica_uid=replica.uid, template_hash=template_hash(replica.spec.template), attempt=attempt)
+    return BindItem(meta.namespace, meta.name, intent)
+
+
+def _committed(request: SchedulingRequest) -> bool:
+    return request.status.gang is not None and bool(request.status.gang.committed_at)

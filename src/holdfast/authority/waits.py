@@ -1,0 +1,117 @@
+"""What a claim may have to wait for before it is bound: victims to leave, and the rest of its gang. Reads only.
+
+A gang stands once its request was marked as committed, or enough of its members are bound; until then no member is.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+
+from holdfast.authority.claims import Claim, victim_key
+from holdfast.authority.state import BINDING, REPLICA, State
+from holdfast.flow.queue_order import raised_ranks
+from holdfast.flow.retreat import preempt
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Binding, Desired
+from holdfast.model.errors import Refused
+from holdfast.model.kinds import kind_of
+from holdfast.model.placement import PlaceItem
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import SchedulingRequest
+
+REQUEST = kind_of(SchedulingRequest)
+ASSIGNMENT = kind_of(Assignment)
+
+
+class GangState(msgspec.Struct, frozen=True):
+    """`needed` members are bound together; `standing` once that has happened."""
+
+    needed: int
+    standing: bool
+    request: SchedulingRequest | None
+
+
+def assignment_of(state: State, replica: Replica) -> Assignment | None:
+    return cast("Assignment | None", state.get(ASSIGNMENT, replica.metadata.namespace, replica.spec.assignment))
+
+
+def gang_of(state: State, replica: Replica) -> GangState | None:
+    """The gang a replica belongs to; None for work that is placed one by one."""
+    assignment = assignment_of(state, replica)
+    if assignment is None or assignment.spec.gang is None:
+        return None
+    namespace = replica.metadata.namespace
+    found = state.objects.list(REQUEST, namespace, fields={"assignment": f"{namespace}/{replica.spec.assignment}"})[0]
+    requests = cast("list[SchedulingRequest]", found)
+    request = next((r for r in requests if r.spec.revision == replica.spec.revision), None)
+    needed = assignment.spec.gang.min_available
+    committed = request is not None and request.status.gang is not None and bool(request.status.gang.committed_at)
+    return GangState(needed, committed or bound_members(state, replica) >= needed, request)
+
+
+def bound_members(state: State, replica: Replica) -> int:
+    """How many replicas of the workload have a binding that stands."""
+    namespace = replica.metadata.namespace
+    found = state.objects.list(BINDING, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
+    bindings = cast("list[Binding]", found)
+    return sum(not b.spec.quota_released and b.spec.desired is Desired.RUN for b in bindings)
+
+
+def live_victims(state: State, item: PlaceItem) -> tuple[str, ...]:
+    """Those of the named victims that still hold something."""
+    return tuple(v for v in item.victims if victim_key(item.namespace, v) in state.ledger.claims)
+
+
+def why_not_evicted(state: State, item: PlaceItem, replica: Replica, now: float) -> Refused | None:
+    """Whether every named victim is there, weaker, and nobody else's: a proposer's word is never enough for that."""
+    victims = live_victims(state, item)
+    if not victims:
+        return None
+    assignment = assignment_of(state, replica)
+    if assignment is not None and not assignment.spec.may_preempt:
+        return _refused(item, victims[0], f"the priority class of {replica.key} may not preempt")
+    raised = raised_ranks(state.overrides(), now)
+    rank = _rank(replica, raised)
+    taken = {
+        victim_key(claim.namespace, v)
+        for claim in state.ledger.account(item.node).waiting.values()
+        for v in claim.victims
+    }
+    holders: list[Replica] = []
+    for victim in victims:
+        claim: Claim = state.ledger.claims[victim_key(item.namespace, victim)]
+        if claim.node != item.node:
+            return _refused(item, victim, f"it is on node {claim.node}")
+        if claim.key in taken:
+            return _refused(item, victim, "it leaves for someone else already")
+        if not claim.bound or not claim.quota_held:
+            return _refused(item, victim, "it is not bound, or gone but for its proof")
+        holder = state.replica(claim.namespace, claim.replica)
+        if holder is None or holder.uid != claim.replica_uid:
+            continue
+        if _rank(holder, raised) >= rank:
+            return _refused(item, victim, f"its rank {_rank(holder, raised)} is not below {rank}")
+        holders.append(holder)
+    broken = preempt.over_budget(holders, lambda victim: _mates(state, victim))
+    return _refused(item, victims[0], f"the disruption budget of {broken} is used up") if broken else None
+
+
+def _mates(state: State, replica: Replica) -> list[Replica]:
+    namespace = replica.metadata.namespace
+    found = state.objects.list(REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
+    return cast("list[Replica]", found)
+
+
+def _rank(replica: Replica, raised: dict[tuple[str, str], int]) -> int:
+    return max(replica.spec.rank, raised.get((replica.metadata.namespace, replica.spec.workload), replica.spec.rank))
+
+
+def _refused(item: PlaceItem, victim: str, why: str) -> Refused:
+    return Refused(
+        Reason.VICTIM_NOT_ALLOWED,
+        f"{victim} on node {item.node} cannot make way for {item.namespace}/{item.replica}: {why}",
+        {"node": item.node, "victim": victim, "replica": f"{item.namespace}/{item.replica}"},
+    )

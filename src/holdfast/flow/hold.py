@@ -1,0 +1,197 @@
+"""hold: turns a RecoveryBudget into places on nodes, and keeps them placed. Owns Hold (spec, deletion).
+
+A Hold is a wish until the region's authority has found that it fits (`status.kept`): creating one never races a bind.
+Places are spread over zones as evenly as the live nodes allow. One whose node drains, goes silent or goes away is given
+up and wished for elsewhere; a drawn one stays until its claim is gone. It never evicts anything to keep a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase
+from holdfast.model.hold import Hold, HoldSpec, is_refused
+from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.node import Node, node_capacity, why_not_schedulable
+from holdfast.model.quantity import Amounts, add, amounts, shortfall
+from holdfast.model.recovery_budget import RecoveryBudget, Slot
+from holdfast.model.times import parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import NOTHING, Create, Delete, Outcome, Write
+
+LABEL_BUDGET = "holdfast.dev/budget"
+LOOK_AGAIN_S = 5.0
+_STAYS = ("", "NodeReconciling")
+"""States in which a node keeps its places; a moment of matching up is no reason to move them."""
+
+
+class _Site(msgspec.Struct):
+    """One node that could keep a place: what is left on it, and how many places it keeps already."""
+
+    node: Node
+    free: Amounts
+    places: int
+
+
+def decider(region: str) -> Callable[[Key, View, float], Outcome]:
+    """The decision for one budget of this region."""
+
+    def decide(key: Key, view: View, now: float) -> Outcome:
+        budget: RecoveryBudget | None = view.get(RecoveryBudget, key.name)
+        mine: Sequence[Hold] = [h for h in view.by(Hold, "budget", key.name) if not h.metadata.terminating]
+        if budget is None or budget.spec.region != region:
+            unused = [_delete(h) for h in mine if h.status.draw is None]
+            left = len(unused) < len(mine)
+            return Outcome(writes=tuple(unused), again_in_s=LOOK_AGAIN_S if left else None)
+        return _settle(budget, mine, view, now)
+
+    return decide
+
+
+def _settle(budget: RecoveryBudget, mine: Sequence[Hold], view: View, now: float) -> Outcome:
+    by_name = {h.metadata.name: h for h in mine}
+    wanted = {
+        place_name(budget.metadata.name, index, number): (index, slot)
+        for index, slot in enumerate(budget.spec.slots)
+        for number in range(slot.count)
+    }
+    goes = [h for name, h in by_name.items() if _must_go(h, wanted.get(name), view, now)]
+    missing = [name for name in wanted if name not in by_name][: limits.HOLDS_PER_PASS]
+    writes: list[Write] = [_delete(h) for h in goes]
+    staying = [h for h in mine if h not in goes]
+    if missing:
+        sites = _sites(budget, view)
+        for name in missing:
+            made = _place(budget, name, wanted[name][0], sites, staying)
+            if made is not None:
+                writes.append(Create(made))
+                staying.append(made)
+    elif not goes:
+        moved = _uneven(budget, staying, view)
+        writes += [_delete(moved)] if moved is not None else []
+    short = len(staying) < len(wanted) or any(is_refused(h) for h in staying)
+    if not writes and not short:
+        return NOTHING
+    return Outcome(writes=tuple(writes), again_in_s=LOOK_AGAIN_S if short else None)
+
+
+def place_name(budget: str, slot: int, number: int) -> str:
+    return f"{budget}-{slot}-{number}"
+
+
+def _must_go(hold: Hold, wanted: tuple[int, Slot] | None, view: View, now: float) -> bool:
+    if hold.status.draw is not None:
+        return False
+    if wanted is None or amounts(hold.spec.resources) != amounts(wanted[1].resources):
+        return True
+    node: Node | None = view.get(Node, hold.spec.node)
+    if node is None or why_not_schedulable(node) not in _STAYS or node.spec.zone != hold.spec.zone:
+        return True
+    kept = hold.status.kept
+    return kept is not None and not kept.kept and now - parse_time(kept.at) >= limits.HOLD_REFUSED_KEPT_S
+
+
+def _sites(budget: RecoveryBudget, view: View) -> list[_Site]:
+    """Nodes that could keep a place, with what is left once firm work, places and waiting claims are counted."""
+    tenants = budget.spec.tenants
+    found = []
+    for node in view.list(Node):
+        if why_not_schedulable(node) or (node.spec.tenant and tenants != (node.spec.tenant,)):
+            continue
+        name = node.metadata.name
+        free = node_capacity(node)
+        claimed = {b.metadata.name for b in view.by(Binding, "node", name)}
+        for binding in view.by(Binding, "node", name):
+            if binding.spec.capacity_class is not CapacityClass.RECLAIMABLE:
+                add(free, amounts(binding.spec.resources), times=-1)
+        for reservation in view.by(Reservation, "node", name):
+            if reservation.metadata.name in claimed or reservation.status.phase is ReservationPhase.RELEASED:
+                continue
+            if reservation.spec.capacity_class is not CapacityClass.RECLAIMABLE:
+                add(free, amounts(reservation.spec.resources), times=-1)
+        places = [h for h in view.by(Hold, "node", name) if not is_refused(h) and h.status.draw is None]
+        for hold in places:
+            add(free, amounts(hold.spec.resources), times=-1)
+        found.append(_Site(node, free, len(places)))
+    return found
+
+
+def _place(budget: RecoveryBudget, name: str, index: int, sites: list[_Site], staying: Sequence[Hold]) -> Hold | None:
+    """A place in the zone that has fewest of its like, on the node with fewest places and most left; None if none fits.
+
+    The node a refused wish named is not asked again while another one fits.
+    """
+    slot = budget.spec.slots[index]
+    need = amounts(slot.resources)
+    fitting = [s for s in sites if not shortfall(need, s.free)]
+    if not fitting:
+        return None
+    like = [h for h in staying if h.spec.slot == index]
+    refused = {h.spec.node for h in staying if is_refused(h)}
+    per_zone = {s.node.spec.zone: sum(h.spec.zone == s.node.spec.zone for h in like) for s in fitting}
+
+    def order(site: _Site) -> tuple[object, ...]:
+        left = tuple(-site.free.get(resource, 0) for resource in sorted(need))
+        return (site.node.metadata.name in refused, per_zone[site.node.spec.zone], site.places, left,
+                site.node.metadata.name)  # fmt: skip
+
+    chosen = min(fitting, key=order)
+    add(chosen.free, need, times=-1)
+    chosen.places += 1
+    spec = HoldSpec(
+        budget=budget.metadata.name,
+        node=chosen.node.metadata.name,
+        slot=index,
+        zone=chosen.node.spec.zone,
+        resources=slot.resources,
+    )
+    return Hold(metadata=ObjectMeta(name=name, labels={LABEL_BUDGET: budget.metadata.name}), spec=spec)
+
+
+def _uneven(budget: RecoveryBudget, staying: Sequence[Hold], view: View) -> Hold | None:
+    """One place too many in one zone, when another zone has room for it: a zone that came back gets its part again."""
+    sites = _sites(budget, view)
+    for index, slot in enumerate(budget.spec.slots):
+        like = [h for h in staying if h.spec.slot == index]
+        idle = [h for h in like if h.status.draw is None]
+        open_zones = sorted({s.node.spec.zone for s in sites if not shortfall(amounts(slot.resources), s.free)})
+        if not idle or not open_zones:
+            continue
+        every = sorted({*open_zones, *(h.spec.zone for h in like)})
+        counts = {zone: sum(h.spec.zone == zone for h in like) for zone in every}
+        fullest = max(idle, key=lambda h: (counts[h.spec.zone], h.metadata.name))
+        if counts[fullest.spec.zone] - min(counts[zone] for zone in open_zones) >= 2:
+            return fullest
+    return None
+
+
+def _delete(hold: Hold) -> Delete:
+    return Delete("Hold", hold.key, hold.uid)
+
+
+def keys(view: View) -> Iterable[Key]:
+    found = {b.key for b in view.list(RecoveryBudget)}
+    found |= {Key("", h.spec.budget) for h in view.list(Hold)}
+    return sorted(found)
+
+
+def woken_by_budget(new: RecoveryBudget | None, old: RecoveryBudget | None, view: View) -> Iterable[Key]:
+    item = new or old
+    return (item.key,) if item is not None else ()
+
+
+def woken_by_hold(new: Hold | None, old: Hold | None, view: View) -> Iterable[Key]:
+    item = new or old
+    return (Key("", item.spec.budget),) if item is not None else ()
+
+
+def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
+    """Only what a node can keep, and whether it can: reports of what runs on it are no news here."""
+    if new is not None and old is not None:
+        same = why_not_schedulable(new) == why_not_schedulable(old)
+        if same and new.spec.capacity == old.spec.capacity and new.spec.zone == old.spec.zone:
+            return ()
+    return [b.key for b in view.list(RecoveryBudget)]

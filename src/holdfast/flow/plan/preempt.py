@@ -1,0 +1,293 @@
+"""Whom to evict, where nothing fits: the smallest set of lower-ranked claims on one node, its sufficiency proven first.
+
+The rule, in this order: the fewest victims; the lowest highest rank among them; the lowest sum of ranks; then the
+node's tie number and name. Up to `limits.VICTIM_SETS_TRIED` sets per size and node are compared exactly; beyond that
+the set is only minimal (no victim in it could stay).
+
+Never a victim: work of the same or a higher rank, work on a node that takes no new work, work that leaves already or
+was chosen by someone else, and firm work whose disruption budget is used up. As ranks only fall from preemptor to
+victim, a preempted replica can never take the place of its preemptor or of that one's peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.flow.ask import Ask
+from holdfast.flow.plan.tie import tie_numbers
+from holdfast.flow.queue_order import raised_ranks
+from holdfast.flow.scratch import Scratch
+from holdfast.flow.snapshot import Bools, Claim, Counts
+from holdfast.model import limits
+from holdfast.model.quantity import WHOLE_GPU_MILLI
+
+
+class Prey(NamedTuple):
+    """One claim that could leave, by its name (tenant/claim), with the rank that counts now."""
+
+    name: str
+    claim: Claim
+    rank: int
+
+
+class Eviction(NamedTuple):
+    slot: int
+    victims: tuple[Prey, ...]
+
+
+class _Cost(NamedTuple):
+    victims: int
+    highest: int
+    total: int
+    names: tuple[str, ...]
+
+
+class Preemption:
+    """The claims of one plan's snapshot as prey, and what was decided about them so far in this plan."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        snapshot = scratch.snapshot
+        raised = raised_ranks(snapshot.overrides, scratch.now)
+        self._raised = raised
+        rows = snapshot.resources
+        shape = scratch.room.shape
+        self._leaving: Counts = np.zeros(shape, dtype=np.int64)
+        self._leaving_firm: Counts = np.zeros(shape, dtype=np.int64)
+        self._gone: dict[tuple[str, str], int] = {}
+        """Per workload: how many of its claims leave already."""
+        self._chosen: set[str] = set()
+        self._prey: list[Prey] = []
+        slots: list[int] = []
+        everything: dict[str, tuple[int, Claim]] = {}
+        named: list[str] = []
+        for node in sorted(snapshot.claims):
+            slot = snapshot.slots.get(node)
+            for key, claim in sorted(snapshot.claims[node].items()):
+                named.extend(claim.victims)
+                if claim.stopping and claim.live:
+                    self._count_gone(claim)
+                if slot is None or not claim.bound:
+                    continue
+                name = f"{key.namespace}/{key.name}"
+                everything[name] = (slot, claim)
+                if claim.live and not claim.stopping:
+                    rank = max(claim.rank, raised.get((claim.namespace, claim.workload), claim.rank))
+                    self._prey.append(Prey(name, claim, rank))
+                    slots.append(slot)
+        order = np.argsort(np.array(slots, dtype=np.int64), kind="stable")
+        self._prey = [self._prey[i] for i in order.tolist()]
+        self._slot: Counts = np.array(slots, dtype=np.int64)[order]
+        self._rank: Counts = np.array([p.rank for p in self._prey], dtype=np.int64)
+        self._amounts: Counts = np.zeros((len(rows), len(self._prey)), dtype=np.int64)
+        self._index = {prey.name: index for index, prey in enumerate(self._prey)}
+        self._free: Bools = np.ones(len(self._prey), dtype=np.bool_)
+        """Which prey nobody has chosen yet."""
+        for index, prey in enumerate(self._prey):
+            for name, amount in prey.claim.amounts:
+                if name in rows:
+                    self._amounts[rows[name], index] = amount
+        for name in named:
+            found = everything.get(name)
+            if found is not None and name not in self._chosen:
+                self._leave(name, found[1], found[0])
+
+    def rank_of(self, ask: Ask) -> int:
+        return max(ask.rank, self._raised.get((ask.namespace, ask.workload), ask.rank))
+
+    def choose(self, ask: Ask, allowed: Bools, *, most: int, seed: int) -> Eviction | None:
+        """The cheapest eviction that lets one replica fit on a node in `allowed`, of at most `most` victims."""
+        rank = self.rank_of(ask)
+        if not self._prey or most < 1:
+            return None
+        weaker = self._rank < rank
+        slots, bounds, lowest = self._bounds(ask, weaker, allowed)
+        if not slots.size:
+            return None
+        ties = tie_numbers(self._scratch.snapshot, seed)[slots]
+        name = self._scratch.snapshot.name
+        order = np.lexsort((ties, lowest, bounds)).tolist()
+        best: tuple[_Cost, int, str, int] | None = None
+        victims: tuple[Prey, ...] = ()
+        for tried, index in enumerate(order):
+            slot, bound = int(slots[index]), (int(bounds[index]), int(lowest[index]))
+            if bound[0] > most or tried >= limits.PREEMPTION_NODES_TRIED:
+                break
+            if best is not None and (best[0].victims, best[0].highest) < bound:
+                break
+            if best is not None and (best[0].victims, best[0].highest, best[0].total) == (*bound, bound[0] * bound[1]):
+                break  # nothing can be cheaper, and equal ones come later by the tie
+            found = self._smallest(ask, slot, rank, most)
+            if found is None:
+                continue
+            rated = (_cost(found), int(ties[index]), name(slot), slot)
+            if best is None or _rating(rated) < _rating(best):
+                best, victims = rated, found
+        return Eviction(best[3], victims) if best is not None else None
+
+    def take(self, ask: Ask, eviction: Eviction) -> None:
+        """Books the nomination: the claim counts, its victims count as leaving and are nobody else's any more."""
+        self._scratch.nominate(ask, eviction.slot, 1)
+        for prey in eviction.victims:
+            self._leave(prey.name, prey.claim, eviction.slot)
+
+    def give_back(self, ask: Ask, eviction: Eviction) -> None:
+        self._scratch.nominate(ask, eviction.slot, -1)
+        for prey in eviction.victims:
+            self._leave(prey.name, prey.claim, eviction.slot, sign=-1)
+
+    # Inside
+
+    def _count_gone(self, claim: Claim, sign: int = 1) -> None:
+        key = (claim.namespace, claim.workload)
+        self._gone[key] = self._gone.get(key, 0) + sign
+
+    def _leave(self, name: str, claim: Claim, slot: int, sign: int = 1) -> None:
+        if sign > 0:
+            self._chosen.add(name)
+        else:
+            self._chosen.discard(name)
+        if name in self._index:
+            self._free[self._index[name]] = sign < 0
+        if not claim.stopping:
+            self._count_gone(claim, sign)
+        rows = self._scratch.snapshot.resources
+        for resource, amount in claim.amounts:
+            self._leaving[rows[resource], slot] += sign * amount
+            if not claim.reclaimable:
+                self._leaving_firm[rows[resource], slot] += sign * amount
+
+    def _bounds(self, ask: Ask, weaker: Bools, allowed: Bools) -> tuple[Counts, Counts, Counts]:
+        """Nodes that could fit if all weaker work left, with the least number of victims and the lowest rank there."""
+        usable = weaker & allowed[self._slot] & self._free
+        where = np.flatnonzero(usable)
+        if not where.size:
+            empty: Counts = np.zeros(0, dtype=np.int64)
+            return empty, empty, empty
+        slots, starts = np.unique(self._slot[where], return_index=True)
+        bounds: Counts = np.ones(len(slots), dtype=np.int64)
+        fits: Bools = np.ones(len(slots), dtype=np.bool_)
+        scratch = self._scratch
+        for row, amount in scratch.rows(ask):
+            given = self._amounts[row, where]
+            most, total = np.maximum.reduceat(given, starts), np.add.reduceat(given, starts)
+            room = scratch.room[row, slots] + self._leaving[row, slots]
+            if not ask.reclaimable and not ask.draws:
+                # Firm work leaves room of both kinds, reclaimable work only of the first: a bound, not a proof.
+                room = np.minimum(room, scratch.firm_room[row, slots] + self._leaving_firm[row, slots])
+            missing = amount - room
+            fits &= total >= missing
+            bounds = np.maximum(bounds, -(-missing // np.maximum(most, 1)))
+        lowest = np.minimum.reduceat(self._rank[where], starts)
+        return slots[fits], bounds[fits], lowest[fits]
+
+    def _smallest(self, ask: Ask, slot: int, rank: int, most: int) -> tuple[Prey, ...] | None:
+        begin, end = np.searchsorted(self._slot, [slot, slot + 1]).tolist()
+        prey = [p for p in self._prey[begin:end] if p.rank < rank and p.name not in self._chosen]
+        prey.sort(key=lambda p: (not p.claim.reclaimable, p.rank, p.name))
+        for size in range(1, min(len(prey), most) + 1):
+            if comb(len(prey), size) > limits.VICTIM_SETS_TRIED:
+                return self._greedy(ask, slot, prey, most)
+            fitting = [found for found in combinations(prey, size) if self._enough(ask, slot, found)]
+            if fitting:
+                return min(fitting, key=_cost)
+        return None
+
+    def _greedy(self, ask: Ask, slot: int, prey: Sequence[Prey], most: int) -> tuple[Prey, ...] | None:
+        """All that may go, and then as many as possible kept, the highest rank first."""
+        going: list[Prey] = []
+        for candidate in prey:
+            if self._within_budget((*going, candidate)):
+                going.append(candidate)
+        if not self._enough(ask, slot, tuple(going)):
+            return None
+        for candidate in sorted(going, key=lambda p: (-p.rank, p.name)):
+            without = tuple(p for p in going if p is not candidate)
+            if self._enough(ask, slot, without):
+                going.remove(candidate)
+        return tuple(going) if len(going) <= most else None
+
+    def _within_budget(self, victims: Sequence[Prey]) -> bool:
+        """Firm work leaves only as far as its workload's `maxUnavailable` allows; reclaimable work always yields."""
+        going: dict[tuple[str, str], int] = {}
+        for prey in victims:
+            claim = prey.claim
+            if claim.reclaimable:
+                continue
+            key = (claim.namespace, claim.workload)
+            going[key] = going.get(key, 0) + 1
+            if going[key] + self._gone.get(key, 0) > max(1, claim.max_unavailable):
+                return False
+        return True
+
+    def _enough(self, ask: Ask, slot: int, victims: Sequence[Prey]) -> bool:
+        """The proof: with exactly these gone, one replica passes the capacity rule, and finds its devices and ports."""
+        if not self._within_budget(victims):
+            return False
+        scratch, rows = self._scratch, self._scratch.snapshot.resources
+        given: dict[int, int] = {}
+        firm: dict[int, int] = {}
+        for prey in victims:
+            for resource, amount in prey.claim.amounts:
+                row = rows[resource]
+                given[row] = given.get(row, 0) + amount
+                if not prey.claim.reclaimable:
+                    firm[row] = firm.get(row, 0) + amount
+        for resource, amount in ask.amounts.items():
+            known = rows.get(resource)
+            if known is None:
+                return False
+            if int(scratch.room[known, slot]) + int(self._leaving[known, slot]) + given.get(known, 0) < amount:
+                return False
+            room = int(scratch.firm_room[known, slot]) + int(self._leaving_firm[known, slot]) + firm.get(known, 0)
+            if not ask.reclaimable and not ask.draws and room < amount:
+                return False
+        return self._ports_enough(ask, slot, victims) and self._devices_enough(ask, slot, victims)
+
+    def _ports_enough(self, ask: Ask, slot: int, victims: Sequence[Prey]) -> bool:
+        scratch = self._scratch
+        if ask.fixed_ports:
+            freed = {port for prey in victims for port in prey.claim.ports}
+            if not (scratch.ports(slot) - freed).isdisjoint(ask.fixed_ports):
+                return False
+        if not ask.open_ports:
+            return True
+        node = scratch.snapshot.static.nodes[slot]
+        low, high = node.spec.port_range if node is not None else (1, 0)
+        freed_open = sum(low <= port <= high for prey in victims for port in prey.claim.ports)
+        left: int = int(scratch.ports_free[slot]) + freed_open
+        return left >= ask.open_ports
+
+    def _devices_enough(self, ask: Ask, slot: int, victims: Sequence[Prey]) -> bool:
+        if not ask.gpu_milli:
+            return True
+        static = self._scratch.snapshot.static
+        free = dict(zip(static.gpu_ids[slot], self._scratch.gpu_free[:, slot].tolist(), strict=False))
+        for prey in victims:
+            for device, milli in prey.claim.devices:
+                if device in free:
+                    free[device] += milli
+        models = ask.template.gpu_models
+        wanted = [
+            free[device]
+            for position, device in enumerate(static.gpu_ids[slot])
+            if not models or static.gpu_models[static.gpu_model[position, slot]] in models
+        ]
+        if ask.whole_gpus:
+            return sum(1 for left in wanted if left >= WHOLE_GPU_MILLI) >= ask.whole_gpus
+        return any(left >= ask.gpu_milli for left in wanted)
+
+
+def _cost(victims: Sequence[Prey]) -> _Cost:
+    ranks = [prey.rank for prey in victims]
+    return _Cost(len(ranks), max(ranks), sum(ranks), tuple(sorted(prey.name for prey in victims)))
+
+
+def _rating(rated: tuple[_Cost, int, str, int]) -> tuple[int, int, int, int, str]:
+    cost, tie, name, _ = rated
+    return (cost.victims, cost.highest, cost.total, tie, name)

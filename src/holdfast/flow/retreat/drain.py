@@ -1,0 +1,96 @@
+"""drain: says how far the drain of a node is, and exactly which replica holds it up and why. Owns Node.status.drain.
+
+It moves nothing itself: `release` lets replicas go one by one, as their disruption budgets allow, and this is the
+account of it. A drain past its deadline goes on; it is only called overdue, with the names of those that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.flow.retreat.release import why_it_stays
+from holdfast.model import limits
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.meta import Key
+from holdfast.model.node import Blocked, DrainBlock, DrainPhase, Node
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
+
+LOOK_AGAIN_S = 2.0
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """The decision for one node."""
+    node: Node | None = view.get(Node, key.name)
+    if node is None:
+        return NOTHING
+    old = node.status.drain
+    if not node.spec.drain:
+        if old is None:
+            return NOTHING
+        return Outcome(writes=(SetStatus("Node", node.key, node.uid, blocks={"drain": None}),))
+    new = _block(node, view.by(Replica, "node", key.name), view, now)
+    again_s = LOOK_AGAIN_S if new.remaining else None
+    if new == old:
+        return Outcome(again_in_s=again_s)
+    notices: tuple[Notice, ...] = ()
+    if old is None or old.phase != new.phase:
+        reason = Reason.DRAIN_OVERDUE if new.phase == DrainPhase.OVERDUE else Reason.DRAINED
+        notices = (Notice(node, reason, new.message, warning=new.phase == DrainPhase.OVERDUE),)
+    write = SetStatus("Node", node.key, node.uid, blocks={"drain": new})
+    return Outcome(writes=(write,), notices=notices, again_in_s=again_s)
+
+
+def _block(node: Node, there: Sequence[Replica], view: View, now: float) -> DrainBlock:
+    old = node.status.drain
+    since = old.since if old is not None and old.since else micro_text(now)
+    if not there:
+        return DrainBlock(phase=DrainPhase.DRAINED, message="nothing is bound here any more", since=since)
+    waiting = sorted(there, key=lambda r: r.key)
+    blocked = tuple(_blocked(r, view) for r in waiting[: limits.DRAIN_BLOCKED_SHOWN])
+    limit_s = node.spec.drain_seconds
+    late = bool(limit_s) and now - parse_time(since) >= limit_s
+    named = "; ".join(f"{b.replica}: {b.message}" for b in blocked[:3])
+    more = f"; and {len(there) - 3} more" if len(there) > 3 else ""
+    overdue = f"not done within {limit_s:g} s: " if late else ""
+    return DrainBlock(
+        phase=DrainPhase.OVERDUE if late else DrainPhase.DRAINING, remaining=len(there), since=since,
+        message=f"{overdue}{len(there)} left: {named}{more}", blocked=blocked,
+    )  # fmt: skip
+
+
+def _blocked(replica: Replica, view: View) -> Blocked:
+    name = str(replica.key)
+    if stage(replica) is Stage.STOPPING:
+        grace_s = replica.spec.template.termination_grace_seconds
+        return Blocked(replica=name, reason=Reason.DRAINED, message=f"is stopping, which may take it {grace_s:g} s")
+    why = why_it_stays(replica, view)
+    if why:
+        return Blocked(replica=name, reason=Reason.BUDGET_EXHAUSTED, message=why)
+    return Blocked(replica=name, reason=Reason.WAITING, message="is about to be asked to stop")
+
+
+def keys(view: View) -> Iterable[Key]:
+    return [node.key for node in view.list(Node) if node.spec.drain or node.status.drain is not None]
+
+
+def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
+    if new is None or (not new.spec.drain and new.status.drain is None):
+        return ()
+    if old is not None and (old.spec.drain, old.spec.drain_seconds) == (new.spec.drain, new.spec.drain_seconds):
+        return ()
+    return (new.key,)
+
+
+def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
+    """Only what leaves a draining node, or changes its stage there."""
+    names = {r.status.placement.node for r in (new, old) if r is not None and r.status.placement.node}
+    found = []
+    for name in sorted(names):
+        node: Node | None = view.get(Node, name)
+        if node is not None and node.spec.drain:
+            found.append(node.key)
+    return found

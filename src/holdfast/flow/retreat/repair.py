@@ -1,0 +1,153 @@
+"""repair: finds replicas that stay too long at a stage and says so; where another place may help, it asks for one.
+
+Owns Replica.status.repair, the evidence of every repair: what was found, since when, what was asked. It frees nothing
+itself: `release` decides, the authority commits. Leaked reservations and orphaned claims are the authority's chores,
+ended overrides the override controller's. Paused by an override; more than a few repairs a minute need an approval, as
+many at once look like an incident that repairs would make worse. Doing it again after a crash finds the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.flow.scratch import override_active
+from holdfast.model import limits
+from holdfast.model.lifecycle import Stage, current_execution, stage
+from holdfast.model.meta import Key
+from holdfast.model.override import Override, OverrideKind
+from holdfast.model.ownership import FINALIZERS
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import RepairBlock, Replica
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import Notice, Outcome, SetStatus, Write
+
+ALL = Key("", "replicas")
+TOLD, ASKED, PAUSED, WAITING = "Told", "Asked", "Paused", "AwaitingApproval"
+_RELEASED = frozenset({Stage.BOUND})
+"""Stages in which another place may help: bound, and the agent has not said a word."""
+
+
+class _Finding(msgspec.Struct, frozen=True, gc=False):
+    reason: Reason
+    message: str
+    release: bool
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """One look at every replica. There is one key: repairs share a budget, and a timer for each would cost too much."""
+    replicas = view.list(Replica)
+    left = limits.REPAIRS_PER_MINUTE - sum(_recent(r, now) for r in replicas)
+    paused = _acts(view, OverrideKind.PAUSE_REPAIR, now)
+    approved = _acts(view, OverrideKind.APPROVE_REPAIR, now)
+    writes: list[Write] = []
+    notices: list[Notice] = []
+    for replica in replicas:
+        if len(writes) == limits.REPAIRS_PER_PASS:
+            break
+        finding = _find(replica, now)
+        known = replica.status.repair
+        if known is not None and known.attempt != replica.status.placement.attempt:
+            known = None
+        if finding is None:
+            if known is not None and known.state != ASKED:
+                writes.append(SetStatus("Replica", replica.key, replica.uid, blocks={"repair": None}))
+            continue
+        already = known is not None and known.state == ASKED
+        state = _state(finding, paused=paused, allowed=already or approved or left > 0)
+        if already or (known is not None and (known.state, known.reason) == (state, finding.reason)):
+            continue
+        left -= state == ASKED
+        writes.append(
+            SetStatus("Replica", replica.key, replica.uid, blocks={"repair": _block(replica, finding, state, now)})
+        )
+        notices.append(Notice(replica, finding.reason, f"{finding.message} ({state})", warning=True))
+    return Outcome(writes=tuple(writes), notices=tuple(notices))
+
+
+def _block(replica: Replica, finding: _Finding, state: str, now: float) -> RepairBlock:
+    return RepairBlock(
+        attempt=replica.status.placement.attempt,
+        reason=finding.reason,
+        message=finding.message,
+        state=state,
+        at=micro_text(now),
+    )
+
+
+def _find(replica: Replica, now: float) -> _Finding | None:
+    """What is wrong with a replica, if something is."""
+    stuck = _stuck_finalizer(replica, now)
+    if stuck is not None:
+        return stuck
+    reached = stage(replica)
+    since = _since(replica, reached)
+    allowed_s = limits.STAGE_DEADLINE_S.get(reached.value)
+    if not since or allowed_s is None or now < parse_time(since) + allowed_s:
+        return None
+    message = f"{reached.value} since {since}, {allowed_s:.0f} s are usual"
+    return _Finding(Reason.STAGE_OVERDUE, message, reached in _RELEASED)
+
+
+def _since(replica: Replica, reached: Stage) -> str:
+    status = replica.status
+    ran = current_execution(replica)
+    match reached:
+        case Stage.QUEUED:
+            return replica.metadata.creation_timestamp
+        case Stage.BOUND:
+            return status.placement.bound_at
+        case Stage.RESERVED:
+            return status.placement.reserved_at
+        case Stage.STARTING:
+            return ran.started_at if ran is not None else ""
+        case Stage.READY:
+            return ran.ready_since if ran is not None else ""
+        case Stage.UNKNOWN:
+            return status.contact.since if status.contact is not None else ""
+        case _:
+            return ""
+
+
+def _stuck_finalizer(replica: Replica, now: float) -> _Finding | None:
+    if not replica.metadata.terminating:
+        return None
+    gone_s = now - parse_time(replica.metadata.deletion_timestamp)
+    for name in replica.metadata.finalizers:
+        owner, deadline_s = FINALIZERS.get(name, ("", limits.UNKNOWN_FINALIZER_S))
+        if gone_s > deadline_s:
+            who = owner or "nobody here"
+            message = f"finalizer {name} of {who} has not been removed for {gone_s:.0f} s"
+            return _Finding(Reason.FINALIZER_STUCK, message, release=False)
+    return None
+
+
+def _state(finding: _Finding, *, paused: bool, allowed: bool) -> str:
+    if not finding.release:
+        return TOLD
+    if paused:
+        return PAUSED
+    return ASKED if allowed else WAITING
+
+
+def _recent(replica: Replica, now: float) -> bool:
+    block = replica.status.repair
+    return block is not None and block.state == ASKED and now - parse_time(block.at) < 60.0
+
+
+def _acts(view: View, kind: OverrideKind, now: float) -> bool:
+    return any(o.spec.kind is kind and override_active(o, now) for o in view.list(Override))
+
+
+def asked(replica: Replica) -> str:
+    """Why repair wants the replica to give up its place, or an empty string: what `release` asks."""
+    block = replica.status.repair
+    if block is None or block.state != ASKED or block.attempt != replica.status.placement.attempt:
+        return ""
+    return block.message if stage(replica) in _RELEASED else ""
+
+
+def keys(view: View) -> Iterable[Key]:
+    return (ALL,)

@@ -1,0 +1,78 @@
+"""Prefers places that keep free GPUs usable: the less of them a placement strands, the better.
+
+A node's free GPU milli are stranded for a shape of work that cannot use them: all of them where the shape does not fit
+for want of processors or devices, else those on devices with less free than one share of it. Weighed by how common each
+shape is among the work there is, that is the node's fragmentation; the score follows how little a placement adds to it
+(the gradient of "Beware of Fragmentation", Weng et al., USENIX ATC 2023). Whole numbers throughout.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from holdfast.flow.score.standing import Standing
+from holdfast.flow.shapes import ShapeClass, Shapes
+from holdfast.flow.snapshot import Counts
+from holdfast.model.quantity import CPU, WHOLE_GPU_MILLI
+
+_MIDDLE = 50
+_STEEPNESS_MILLI = 2000
+"""So much more stranded, or less, takes half of the points on that side; near the middle a point is about 40 milli.
+On the openb trace (bench/openb.py) both finer and coarser steps fill fewer GPUs."""
+
+
+class _Free(msgspec.Struct, frozen=True):
+    """What candidates have free: processors, and each of their GPUs."""
+
+    cpu: Counts
+    gpu: Counts
+
+
+def score(at: Standing) -> Counts:
+    scratch = at.scratch
+    if not scratch.gpu_free.size:
+        return np.full(at.size, _MIDDLE, dtype=np.int64)
+    shapes = scratch.shapes(at.ask)
+    before = _Free(at.free(CPU), at.pick(scratch.gpu_free))
+    asked = at.ask.amounts.get(CPU, 0)
+    after = _Free(before.cpu - asked, _after(at, before.gpu))
+    gained = stranded(shapes, before) - stranded(shapes, after)
+    milli = gained // max(1, shapes.count)
+    points: Counts = _MIDDLE + _MIDDLE * milli // (_STEEPNESS_MILLI + np.abs(milli))
+    return np.clip(points, 0, 100)
+
+
+def stranded(shapes: Shapes, free: _Free) -> Counts:
+    """Per candidate: stranded GPU milli, summed over all shapes as often as each occurs."""
+    total = free.gpu.sum(axis=0)
+    found: Counts = np.zeros(len(total), dtype=np.int64)
+    for kind in shapes.classes:
+        fits = _enough(kind, free.gpu)
+        usable = kind.fitting(free.cpu) * fits
+        too_little = np.where(free.gpu < kind.share, free.gpu, 0).sum(axis=0)
+        found += kind.count * total - usable * (total - too_little)
+    return found
+
+
+def _enough(kind: ShapeClass, gpu: Counts) -> Counts:
+    enough: Counts = ((gpu >= kind.share).sum(axis=0) >= kind.devices).astype(np.int64)
+    return enough
+
+
+def _after(at: Standing, gpu: Counts) -> Counts:
+    """The GPUs with the replica there, on the devices the planner would choose: whole ones in order, a share where the
+    least is left over."""
+    ask = at.ask
+    if not ask.gpu_milli:
+        return gpu
+    usable = at.pick(at.scratch.gpu_usable(ask).astype(np.int64)) > 0
+    if ask.whole_gpus:
+        chosen = usable & (np.cumsum(usable, axis=0) <= ask.whole_gpus)
+        return np.where(chosen, gpu - WHOLE_GPU_MILLI, gpu)
+    left = np.where(usable, gpu, 2 * WHOLE_GPU_MILLI)
+    device = left.argmin(axis=0)
+    after = gpu.copy()
+    candidates = np.arange(gpu.shape[1])
+    after[device, candidates] -= np.where(usable[device, candidates], ask.gpu_milli, 0)
+    return after

@@ -1,0 +1,85 @@
+"""The cache as one controller may see it: only the kinds it declared, and totals that count its own pass.
+
+Of kinds nobody follows the cache knows nothing at all, and a decision must not take that for "there is none". Decisions
+of one pass are committed together: single objects they see as stored, while totals count what was decided before them
+in the pass, so that a burst of decisions does not spend the same room many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from holdfast.model.meta import Object
+from holdfast.model.view import Measure, Totals
+from holdfast.model.writes import Create, Update, Write
+from holdfast.runtime.cache import Cache, all_alike, namespace_of
+
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+
+
+class _Ahead:
+    """What the decisions of a pass change of one kind, and what that does to totals."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[Any, Any]] = []
+        self.by_namespace = Totals()
+        self.of_all = Totals()
+
+    def change(self, old: Any, new: Any) -> None:
+        self.changes.append((old, new))
+        self.by_namespace.change(old, new)
+        self.of_all.change(old, new)
+
+    def total(self, namespace: str, measure: Measure) -> Mapping[Any, int]:
+        totals, group = (self.by_namespace, namespace_of) if namespace else (self.of_all, all_alike)
+        if not totals.knows(measure):
+            totals.keep(measure, group)
+            for old, new in self.changes:
+                totals.change(old, new, only=measure)
+        return totals.of(measure, namespace)
+
+
+class DeclaredView:
+    def __init__(self, controller: str, cache: Cache, kinds: frozenset[type[Any]]) -> None:
+        self._controller = controller
+        self._cache = cache
+        self._kinds = kinds
+        self._ahead: dict[type[Any], _Ahead] = {}
+
+    def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
+        self._check(kind)
+        return self._cache.get(kind, name, namespace)
+
+    def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
+        self._check(kind)
+        return self._cache.list(kind, namespace)
+
+    def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
+        self._check(kind)
+        return self._cache.by(kind, index, value)
+
+    def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
+        self._check(kind)
+        stored = self._cache.total(kind, namespace, measure)
+        ahead = self._ahead.get(kind)
+        more = ahead.total(namespace, measure) if ahead is not None else None
+        if not more:
+            return stored
+        return {name: stored.get(name, 0) + more.get(name, 0) for name in {**stored, **more}}
+
+    def begin_pass(self) -> None:
+        """What earlier passes decided is in the cache, or was refused."""
+        self._ahead.clear()
+
+    def assume(self, writes: Iterable[Write]) -> None:
+        """Totals count these writes from now on."""
+        for write in writes:
+            if isinstance(write, Create | Update) and type(write.object) in self._kinds:
+                kind, meta = type(write.object), write.object.metadata
+                old = self._cache.get(kind, meta.name, meta.namespace)
+                self._ahead.setdefault(kind, _Ahead()).change(old, write.object)
+
+    def _check(self, kind: type[Any]) -> None:
+        if kind not in self._kinds:
+            raise LookupError(f"controller {self._controller} reads {kind.__name__}; declare it in its wakes or reads")

@@ -1,0 +1,45 @@
+"""Seats: so many items at once, in the order they came, and none lost to someone who gave up waiting."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.authority.seats import Seats
+
+
+async def test_first_come_first_served_and_never_more_than_there_are() -> None:
+    seats, order = Seats(4), []
+    taken = most = 0
+
+    async def work(name: str, count: int) -> None:
+        nonlocal taken, most
+        async with seats.taken(count):
+            order.append(name)
+            taken += min(count, 4)
+            most = max(most, taken)
+            await asyncio.sleep(0)
+            taken -= min(count, 4)
+
+    await asyncio.gather(*(work(name, count) for name, count in (("a", 3), ("b", 4), ("c", 1), ("d", 9), ("e", 0))))
+    assert order == ["a", "b", "c", "d", "e"]
+    assert most == 4
+
+
+async def test_who_gives_up_blocks_nobody() -> None:
+    seats = Seats(2)
+    done: list[str] = []
+
+    async def work(name: str, count: int, seconds: float) -> None:
+        async with seats.taken(count):
+            await asyncio.sleep(seconds)
+            done.append(name)
+
+    first = asyncio.create_task(work("first", 1, 0.02))
+    await asyncio.sleep(0)
+    large = asyncio.create_task(work("large", 2, 0.0))
+    small = asyncio.create_task(work("small", 1, 0.0))
+    await asyncio.sleep(0)
+    large.cancel()
+    await asyncio.gather(first, large, small, return_exceptions=True)
+    assert done == ["small", "first"]
+    await asyncio.wait_for(work("all", 2, 0.0), 1.0)

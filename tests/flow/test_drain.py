@@ -1,0 +1,107 @@
+"""Draining a node: budgets are kept, and whoever holds it up is named."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.flow.retreat import drain, release
+from holdfast.model.binding import Desired
+from holdfast.model.meta import Key
+from holdfast.model.node import DrainBlock, NodeExecution, Quarantine
+from holdfast.model.placement import ReleaseAction
+from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, TrafficBlock
+from holdfast.model.workload import Disruption
+from making import again, binding, bound_status, node, replica, serving_status, view
+
+T0 = 1_767_225_600.0
+
+
+def serving(ordinal: int, where: str = "n1", *, away: int = 1):
+    made = replica(ordinal, status=serving_status(where, name=f"api-us-east-{ordinal}"))
+    return again(made, spec=msgspec.structs.replace(made.spec, disruption=Disruption(max_unavailable=away)))
+
+
+def starting(ordinal: int, where: str = "n2"):
+    return replica(ordinal, status=bound_status(where, name=f"api-us-east-{ordinal}"))
+
+
+def stopping(item):
+    block = ReleaseBlock(attempt=1, reason="Drained")
+    return again(item, status=msgspec.structs.replace(item.status, release=block))
+
+
+def goes(item, *others) -> bool:
+    items = (item, *others)
+    found = release.decide(item.key, view(*items, *(binding(i) for i in items), node(drain=True), node("n2")), T0)
+    return bool(found.writes)
+
+
+def test_one_at_a_time_as_the_budget_allows():
+    mates = [serving(n, "n2") for n in (1, 2)]
+    assert goes(serving(0), *mates)
+    assert not goes(serving(0), stopping(mates[0]), mates[1])
+    assert not goes(serving(0), mates[0], starting(2))
+    assert goes(serving(0, away=2), mates[0], starting(2))
+
+
+def test_a_budget_of_none_holds_until_an_operator_changes_it():
+    assert not goes(serving(0, away=0), serving(1, "n2"))
+
+
+def test_what_does_not_serve_may_always_go():
+    assert goes(starting(0, "n1"), starting(1))
+
+
+def drained(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> DrainBlock:
+    machine = node(drain=True, drain_seconds=seconds)
+    if since:
+        machine = again(machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(since=since)))
+    (write,) = drain.decide(Key("", "n1"), view(machine, *items), now).writes
+    return write.blocks["drain"]
+
+
+def test_it_says_exactly_who_blocks_and_why():
+    block = drained(serving(0), stopping(serving(1, "n2")))
+    assert (block.phase, block.remaining) == ("Draining", 1)
+    (who,) = block.blocked
+    assert (who.replica, who.reason) == ("acme/api-us-east-0", "BudgetExhausted")
+    assert who.message == "its budget lets 1 of 2 be away, and 1 are: api-us-east-1 is Stopping"
+    assert who.message in block.message
+
+
+def test_past_its_deadline_it_is_overdue_and_names_names():
+    block = drained(serving(0, away=0), since="2026-01-01T00:00:00Z", now=T0 + 61)
+    assert block.phase == "Overdue" and "not done within 60 s" in block.message
+    assert "acme/api-us-east-0: its budget lets none be away" in block.message
+
+
+def test_it_ends_and_its_account_goes_with_the_wish():
+    assert drained().phase == "Drained"
+    machine = node()
+    left = again(machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(phase="Drained")))
+    (write,) = drain.decide(Key("", "n1"), view(left), T0).writes
+    assert write.blocks == {"drain": None}
+
+
+def test_the_work_still_answers_until_proxies_have_heard():
+    item = stopping(serving(0))
+    withdrawn = TrafficBlock(serving=False, attempt=1, since="2026-01-01T00:00:00Z")
+    item = again(item, status=msgspec.structs.replace(item.status, traffic=withdrawn))
+    early = release.decide(item.key, view(item, binding(item), node()), T0 + 0.5)
+    assert early.releases == () and early.again_in_s == pytest.approx(1.5)
+    (ask,) = release.decide(item.key, view(item, binding(item), node()), T0 + 2.1).releases
+    assert ask.action is ReleaseAction.STOP
+    told = binding(item, desired=Desired.STOP)
+    assert release.decide(item.key, view(item, told, node()), T0 + 0.5).releases == ()
+
+
+def test_work_that_cannot_start_leaves_a_quarantined_node():
+    failing = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason="DiskFull", message="no room")
+    item = replica(0, status=bound_status("n1", name="api-us-east-0", execution=failing))
+    well, ill = node(), node()
+    evidence = NodeExecution(epoch=1, reconciled=True, quarantine=Quarantine(reason="DiskFull"))
+    ill = again(ill, status=msgspec.structs.replace(ill.status, execution=evidence))
+    assert release.decide(item.key, view(item, binding(item), well), T0).writes == ()
+    (write,) = release.decide(item.key, view(item, binding(item), ill), T0).writes
+    assert write.blocks["release"].reason == "NodeQuarantined"

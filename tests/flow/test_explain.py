@@ -1,0 +1,260 @@
+"""Every reason for waiting is told with its numbers, its owner, its next look, and the least change that would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+import making
+from holdfast.flow.explain import wake_on
+from holdfast.flow.plan import ask_of, plan
+from holdfast.flow.snapshot.builder import built
+from holdfast.flow.story import Evidence, Story, replica_story, request_story
+from holdfast.flow.why_not import Cure, Question, cure_beyond_nodes
+from holdfast.model.binding import Binding, BindingSpec, Intent
+from holdfast.model.meta import Condition, Object
+from holdfast.model.node import Contact, Device, FenceBlock, Node, Quarantine
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.placement_rules import AffinityRule, Placement, SpreadRule, Taint
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduler_policy import FilterExpression, Rules
+from holdfast.model.scheduling_request import (
+    Member,
+    RefusalCount,
+    SchedulingRequest,
+    SchedulingRequestSpec,
+    SchedulingRequestStatus,
+)
+from holdfast.model.template import Driver, Port, Template
+from holdfast.model.workload import Gang
+
+CPU = {"cpu": "1", "memory": "1Gi"}
+
+
+def request(resources: dict[str, str] | None = None, template: dict[str, Any] | None = None, **spec: Any) -> Any:
+    shape = Template(command=("x",), resources=resources or CPU, **(template or {}))
+    members = tuple(Member(f"m{i}", f"m{i}") for i in range(spec.pop("count", 1)))
+    return SchedulingRequest(
+        making.meta("web", "acme"),
+        SchedulingRequestSpec(workload="web", assignment="web", revision="1", template=shape, members=members, **spec),
+    )
+
+
+def placed(name: str, node: str = "n1", **spec: Any) -> Binding:
+    shape = spec.pop("template", Template(command=("x",), labels=spec.pop("labels", {})))
+    return Binding(
+        making.meta(f"{name}.1", "acme"),
+        BindingSpec(
+            replica=name, intent=Intent(replica_uid=name, template_hash="h", attempt=1), node=node, template=shape,
+            workload=spec.pop("workload", name), **{"resources": {"cpu": "1"}, **spec},
+        ),
+    )  # fmt: skip
+
+
+def fenced() -> Node:
+    node = making.node()
+    return msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, fence=FenceBlock(fenced_epoch=1)))
+
+
+def reconciling() -> Node:
+    node = making.node()
+    ran = msgspec.structs.replace(node.status.execution, reconciled=False)
+    return msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=ran))
+
+
+def quarantined() -> Node:
+    node = making.node()
+    ran = msgspec.structs.replace(node.status.execution, quarantine=Quarantine(reason="StartError"))
+    return msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=ran))
+
+
+def terminating() -> Node:
+    node = making.node()
+    meta = msgspec.structs.replace(node.metadata, deletion_timestamp="2026-01-01T00:00:00Z", finalizers=("x",))
+    return msgspec.structs.replace(node, metadata=meta)
+
+
+def avoiding() -> Override:
+    scope = OverrideScope(region="us-east", zone="z")
+    return Override(making.meta("too-warm"), OverrideSpec(OverrideKind.AVOID_ZONE, scope, reason="cooling failed"))
+
+
+NODE = making.node()
+Case = tuple[list[Object], Any, str]
+"""What there is, who asks, and a part of what would help."""
+
+FROM_NODES: dict[Reason, Callable[[], Case]] = {
+    Reason.NODE_UNREACHABLE: lambda: ([making.node(contact=Contact.LAPSED)], request(), "bring the agent of node n1"),
+    Reason.NODE_CORDONED: lambda: ([making.node(unschedulable=True)], request(), "uncordon node n1"),
+    Reason.NODE_DRAINING: lambda: ([making.node(drain=True)], request(), "end the drain of node n1"),
+    Reason.NODE_TERMINATING: lambda: ([terminating()], request(), "register node n1 again"),
+    Reason.NODE_FENCED: lambda: ([fenced()], request(), "let the agent of node n1 register"),
+    Reason.NODE_RECONCILING: lambda: ([reconciling()], request(), "wait until node n1"),
+    Reason.NODE_QUARANTINED: lambda: ([quarantined()], request(), "repair node n1"),
+    Reason.NODE_AVOIDED: lambda: ([NODE, avoiding()], request(), "end override too-warm"),
+    Reason.DRIVER_MISSING: lambda: ([NODE], request(template={"driver": Driver.OCI}), "driver"),
+    Reason.INSUFFICIENT_CPU: lambda: (
+        [NODE, placed("a", resources={"cpu": "7500m"})], request(), "free 500m cpu on node n1, or ask for 500m",
+    ),
+    Reason.INSUFFICIENT_MEMORY: lambda: (
+        [NODE], request({"cpu": "1", "memory": "64Gi"}), "ask for at most 32Gi memory instead of 64Gi",
+    ),
+    Reason.INSUFFICIENT_RESOURCE: lambda: ([NODE], request({**CPU, "example.com/fpga": "1"}), "example.com/fpga"),
+    Reason.INSUFFICIENT_DEVICES: lambda: (
+        [making.node(devices=(Device("g0", model="A"),))],
+        request({**CPU, "gpu": "1"}, {"gpu_models": ("B",)}), "free 1 gpu of model B on node n1",
+    ),
+    Reason.PORT_TAKEN: lambda: (
+        [NODE, placed("a", ports={"http": 80})], request(template={"ports": (Port(name="http", port=80),)}), "port 0",
+    ),
+    Reason.PORTS_EXHAUSTED: lambda: (
+        [making.node(port_range=(30000, 30000)), placed("a", ports={"http": 30000})],
+        request(template={"ports": (Port(name="http"),)}), "widen the port range of node n1",
+    ),
+    Reason.RESIDENCY_VIOLATED: lambda: (
+        [NODE], request(placement=Placement(regions=("eu-west",))), "allow region us-east",
+    ),
+    Reason.TENANCY_VIOLATED: lambda: ([making.node(tenant="bank")], request(), "node n1 belongs to bank"),
+    Reason.ZONE_NOT_ALLOWED: lambda: ([NODE], request(placement=Placement(zones=("y",))), "add zone z to"),
+    Reason.POOL_NOT_ALLOWED: lambda: ([NODE], request(placement=Placement(pools=("gpu",))), "to spec.placement.pools"),
+    Reason.LABELS_DO_NOT_MATCH: lambda: (
+        [NODE], request(placement=Placement(node_selector={"disk": "ssd"})), "label node n1",
+    ),
+    Reason.TAINT_NOT_TOLERATED: lambda: (
+        [making.node(taints=(Taint(key="special"),))], request(), "tolerate the taint",
+    ),
+    Reason.SPREAD_VIOLATED: lambda: (
+        [NODE, making.node("n2"), placed("a", workload="web"), making.node("n3", zone="y", unschedulable=False,
+         capacity={"cpu": "1m", "memory": "1Mi"})],
+        request(placement=Placement(spread=(SpreadRule(),))), "",
+    ),
+    Reason.AFFINITY_NOT_MET: lambda: (
+        [NODE], request(placement=Placement(affinity=(AffinityRule(workload_labels={"app": "db"}),))), "near first",
+    ),
+    Reason.ANTI_AFFINITY_VIOLATED: lambda: (
+        [NODE, placed("db", labels={"app": "db"})],
+        request(placement=Placement(affinity=(AffinityRule(workload_labels={"app": "db"}, apart=True),))), "apart",
+    ),
+    Reason.NO_NODES: lambda: ([], request(), "add a node"),
+    Reason.GANG_INCOMPLETE: lambda: (
+        [NODE], request({"cpu": "5", "memory": "1Gi"}, gang=Gang(min_available=2), count=2), "minAvailable",
+    ),
+    Reason.NO_VICTIMS: lambda: (
+        [NODE, placed("a", resources={"cpu": "8"}, rank=9)], request(rank=5, may_preempt=True), "raise the rank",
+    ),
+    Reason.PREEMPTION_BUDGET_SPENT: lambda: (
+        [NODE, placed("a", resources={"cpu": "8"})], request(rank=5, may_preempt=True, count=1), "wait a minute",
+    ),
+    Reason.EXPRESSION_REFUSED: lambda: ([NODE], request(), "change the policy's filter expression"),
+}  # fmt: skip
+
+BEYOND = (
+    Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.WAITING, Reason.VICTIM_NOT_ALLOWED,
+)  # fmt: skip
+
+
+def told(asked: SchedulingRequest, reasons: tuple[RefusalCount, ...], cure: Cure | None = None) -> Story:
+    status = SchedulingRequestStatus(
+        pending=1, attempts=3, position=2, reasons=reasons, wake_on=wake_on(r.reason for r in reasons),
+        next_try_at="2026-01-01T00:00:07.000000Z",
+    )  # fmt: skip
+    stored = msgspec.structs.replace(asked, status=status)
+    return request_story(stored, Evidence(request=stored, cure=cure, position=2, waiting=9))
+
+
+@pytest.mark.parametrize("reason", FROM_NODES)
+def test_each_reason_of_the_planner_is_explained(reason: Reason) -> None:
+    objects, asked, helps = FROM_NODES[reason]()
+    rules = Rules()
+    if reason is Reason.EXPRESSION_REFUSED:
+        rules = Rules(filter_expressions=(FilterExpression(name="none", expression="false"),))
+    snapshot = built("us-east", objects)
+    evictions = 0 if reason is Reason.PREEMPTION_BUDGET_SPENT else 100
+    made = plan(snapshot, [ask_of(asked, evictions=evictions)], rules, 0.0, 1).asks[0]
+    assert made.unplaced, "it must wait"
+    assert reason in [r.reason for r in made.refusals]
+    cure = Question(snapshot, ask_of(asked), rules, 0.0).cure()
+    story = told(asked, made.refusals, cure)
+    assert any(reason.value in line for line in story.reasons)
+    assert helps in story.cure and story.cure
+    assert (story.next_owner, story.position, story.waiting) == ("scheduler", 2, 9)
+    assert story.look_again == "2026-01-01T00:00:07.000000Z" and story.wake_on
+
+
+@pytest.mark.parametrize("reason", BEYOND)
+def test_each_reason_of_the_authority_is_explained(reason: Reason) -> None:
+    story = told(request(), (RefusalCount(reason=reason, nodes=1, message="as the authority said"),))
+    assert reason.value in story.reasons[0] and "as the authority said" in story.reasons[0]
+    assert story.cure == cure_beyond_nodes(reason, "acme") != ""
+
+
+@pytest.mark.parametrize("kind", [Reason.DEADLINE_AT_RISK, Reason.DEADLINE_MISSED])
+def test_a_deadline_is_part_of_the_story(kind: Reason) -> None:
+    late = Condition(type=kind.value, status="True", reason=kind.value, message="the deadline is noon")
+    asked = request()
+    stored = msgspec.structs.replace(asked, status=SchedulingRequestStatus(pending=1, conditions=(late,)))
+    story = request_story(stored, Evidence(request=stored))
+    assert story.reasons == (f"{kind.value}: the deadline is noon",)
+
+
+def test_every_reason_the_planner_can_give_is_covered() -> None:
+    from holdfast.flow import why_not
+
+    known = set(FROM_NODES) | set(BEYOND) | {Reason.DEADLINE_AT_RISK, Reason.DEADLINE_MISSED}
+    known |= {Reason.WAITING_FOR_VICTIMS, Reason.WAITING_FOR_GANG}
+    assert set(why_not._CURES) | set(why_not._BEYOND_NODES) <= known
+
+
+def test_an_impossible_request_is_told_at_once_what_would_make_it_possible() -> None:
+    asked = request({"cpu": "100", "memory": "1Gi"}, placement=Placement(node_selector={"disk": "ssd"}))
+    snapshot = built("us-east", [NODE, making.node("n2", capacity={"cpu": "64", "memory": "1Gi"})])
+    cure = Question(snapshot, ask_of(asked), Rules(), 0.0).cure()
+    assert cure.node == "n2", "the nearest miss"
+    assert "ask for at most 64 cpu instead of 100" in cure.text and "label node n2" in cure.text
+
+
+def test_why_not_names_everything_in_the_way() -> None:
+    asked = request({"cpu": "100", "memory": "64Gi"}, placement=Placement(zones=("y",)))
+    verdict = Question(built("us-east", [NODE]), ask_of(asked), Rules(), 0.0).verdict("n1")
+    assert verdict is not None
+    found = [o.reason for o in verdict.obstacles]
+    assert found == [Reason.ZONE_NOT_ALLOWED, Reason.INSUFFICIENT_CPU, Reason.INSUFFICIENT_MEMORY]
+    assert Question(built("us-east", [NODE]), ask_of(asked), Rules(), 0.0).verdict("other") is None
+
+
+def test_why_not_tells_the_score_of_a_node_that_would_do() -> None:
+    snapshot = built("us-east", [NODE, making.node("n2"), placed("a", resources={"cpu": "6"})])
+    verdict = Question(snapshot, ask_of(request()), Rules(), 0.0).verdict("n1")
+    assert verdict is not None and not verdict.obstacles
+    assert (verdict.place, verdict.feasible, verdict.best) == (2, 2, "n2")
+    assert verdict.score == sum(s.value * s.weight for s in verdict.scores) < verdict.best_score
+
+
+def test_the_story_of_a_serving_replica_is_in_order() -> None:
+    replica = making.replica(0, status=making.serving_status())
+    story = replica_story(replica, Evidence())
+    assert (story.stands, story.next_owner) == ("Serving", "nobody")
+    assert [e.stage for e in story.events] == ["Queued", "Ready", "Serving"]
+
+
+def test_keeping_apart_works_both_ways() -> None:
+    """Who was placed with a rule against others keeps them off when they come later."""
+    rule = AffinityRule(workload_labels={"app": "noisy"}, apart=True)
+    there = placed("quiet", keeps_off=(rule,))
+    noisy = request(template={"labels": {"app": "noisy"}})
+    nodes = [NODE, making.node("n2", zone="z2")]
+    made = plan(built("us-east", [*nodes, there]), [ask_of(noisy)], Rules(), 0.0, 1).asks[0]
+    assert [p.node for p in made.proposals] == ["n2"]
+    assert made.refusals[0].reason == Reason.ANTI_AFFINITY_VIOLATED
+    quiet = request(placement=Placement(affinity=(rule,)), count=1)
+    both = plan(built("us-east", [NODE]), [ask_of(quiet), ask_of(other_noisy())], Rules(), 0.0, 1)
+    assert both.asks[0].proposals and both.asks[1].unplaced, "also within one plan"
+
+
+def other_noisy() -> SchedulingRequest:
+    noisy = request(template={"labels": {"app": "noisy"}})
+    spec = msgspec.structs.replace(noisy.spec, workload="noisy", members=(Member("n", "n"),))
+    return SchedulingRequest(making.meta("noisy", "acme"), spec)

@@ -1,0 +1,112 @@
+"""The operator's own filters and scores: what they may say, where they are wrong, and that none stops a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+import making
+from holdfast.flow import cel
+from holdfast.flow.plan import ask_of, plan
+from holdfast.flow.snapshot.builder import built
+from holdfast.model.node import Node
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduler_policy import FilterExpression, Rules, ScoreExpression, validate_rules
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+
+ENDLESS = "[0,1,2,3,4,5,6,7,8,9].all(a, [0,1,2].exists(b, [0,1,2].exists(c, a + b + c > 100)))"
+
+
+def nodes() -> list[Node]:
+    small = making.node("small", zone="a", capacity={"cpu": "4", "memory": "8Gi"})
+    large = making.node("large", zone="b", capacity={"cpu": "64", "memory": "256Gi"})
+    return [small, large]
+
+
+def request(count: int = 1) -> SchedulingRequest:
+    template = Template(command=("x",), resources={"cpu": "1", "memory": "1Gi"}, labels={"app": "web"})
+    return SchedulingRequest(
+        making.meta("r", "acme"),
+        SchedulingRequestSpec(
+            workload="web", assignment="web", revision="1", template=template,
+            members=tuple(Member(f"m{i}", f"m{i}") for i in range(count)),
+        ),
+    )  # fmt: skip
+
+
+def planned(rules: Rules, count: int = 1):  # type: ignore[no-untyped-def]
+    return plan(built("us-east", nodes()), [ask_of(request(count))], rules, 0.0, 1).asks[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("node.capacity.cpu > 8000", "large"),
+        ("node.zone == 'a'", "small"),
+        ("node.name.startsWith('l') && request.tenant == 'acme'", "large"),
+        ("request.labels.app == 'web' && node.capacity.memory < 10000000000", "small"),
+    ],
+)
+def test_a_filter_keeps_the_others_out(text: str, wanted: str) -> None:
+    rules = Rules(filter_expressions=(FilterExpression(name="mine", expression=text),))
+    assert cel.check(text, score=False) is None
+    made = planned(rules, 3)
+    assert {p.node for p in made.proposals} == {wanted}
+    assert made.refusals[0].reason == Reason.EXPRESSION_REFUSED
+
+
+def test_a_score_is_weighed_and_shown() -> None:
+    text = "node.capacity.cpu / 1000"
+    rules = Rules(scores=(), score_expressions=(ScoreExpression(name="size", expression=text, weight=3),))
+    (proposal,) = planned(rules).proposals
+    assert (proposal.node, proposal.score) == ("large", 64 * 3)
+    assert [(s.name, s.value, s.weight) for s in proposal.scores] == [("size", 64, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "said"),
+    [
+        ("node.zone ==", False, "line 1, column 13"),
+        ("nod.zone == 'a'", False, "undeclared reference to 'nod"),
+        ("true &&\n 'a' + 1", False, "line 2, column 6"),
+        ("node.capacity.cpu > 1", True, "must give a number, and gives BOOL"),
+        ("1 + 1", False, "must give true or false, and gives INT"),
+        ("1 / 0", True, "divide by zero"),
+        ("0.0 / 0.0", True, "gives nan"),
+        ("1.0 / 0.0", True, "gives inf"),
+        (ENDLESS, False, "line 1, column 56: it has 3 loops"),
+    ],
+)
+def test_a_wrong_expression_is_told_where(text: str, score: bool, said: str) -> None:
+    wrong = cel.check(text, score=score)
+    assert wrong is not None
+    assert said in wrong.text
+
+
+@pytest.mark.parametrize("text", ["1 / 0 == 1", "node.labels.missing == 'x'", "node.zone == ", ENDLESS])
+def test_a_filter_that_fails_later_refuses_the_node_and_no_more(text: str) -> None:
+    made = planned(Rules(filter_expressions=(FilterExpression(name="mine", expression=text),)))
+    assert not made.proposals
+    assert made.refusals[0].reason == Reason.EXPRESSION_REFUSED
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "0.0 / 0.0", "int(node.labels.missing)", "-5", "nonsense("])
+def test_a_score_that_fails_later_is_nothing(text: str) -> None:
+    made = planned(Rules(scores=(), score_expressions=(ScoreExpression(name="mine", expression=text),)))
+    assert made.proposals[0].score == 0
+
+
+def test_names_weights_and_sizes_are_checked() -> None:
+    rules = Rules(
+        score_expressions=(
+            ScoreExpression(name="Balance", expression="1"),
+            ScoreExpression(name="mine", expression="1", weight=-1),
+            ScoreExpression(name="long", expression="1" * 2000),
+        )
+    )
+    fields = {cause.field for cause in validate_rules("spec.rules", rules)}
+    assert fields == {
+        "spec.rules.scoreExpressions[Balance].name",
+        "spec.rules.scoreExpressions[1].weight",
+        "spec.rules.scoreExpressions[long].expression",
+    }

@@ -1,0 +1,139 @@
+"""Who goes next: fairness between tenants within a bound, no starvation, deadlines, and what one burst cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.authority.cell import TENANT
+from tests.flow.test_preemption import waiting
+from tests.flow.test_scheduler import Region, in_region
+from tests.runtime.virtual import until
+
+import making
+from holdfast.flow.queue_order import Turn, deadline_reason, dominant_share, fair_turns, in_order
+from holdfast.model import limits
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.quantity import amounts
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduler_policy import QueueKey
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+from holdfast.model.times import parse_time
+
+KEYS = tuple(QueueKey)
+TOTAL = amounts({"cpu": "1000", "memory": "4000Gi"})
+
+
+def request(tenant: str, name: str, count: int, *, cpu: str = "1", rank: int = 0, **spec: str) -> SchedulingRequest:
+    template = Template(command=("x",), resources={"cpu": cpu, "memory": "1Gi"})
+    members = tuple(Member(f"{name}-{i}", f"{tenant}-{name}-{i}") for i in range(count))
+    return SchedulingRequest(
+        making.meta(name, tenant),
+        SchedulingRequestSpec(
+            workload=name, assignment=name, revision="1", template=template, members=members, rank=rank, **spec
+        ),
+    )
+
+
+def turns(requests: list[SchedulingRequest], shares: dict[str, int] | None = None) -> list[Turn]:
+    ordered = in_order(requests, KEYS, shares or {}, {})
+    counts = {r.key: len(r.spec.members) for r in ordered}
+    return list(fair_turns(ordered, counts, KEYS, shares or {}, TOTAL))
+
+
+demand = st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(1, 300), st.sampled_from(["500m", "1", "4"]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(demand, min_size=1, max_size=12))
+def test_everything_gets_its_turn_and_no_tenant_runs_ahead(drawn: list[tuple[str, int, str]]) -> None:
+    requests = [request(tenant, f"r{i}", count, cpu=cpu) for i, (tenant, count, cpu) in enumerate(drawn)]
+    given_out = turns(requests)
+    counts: dict[str, int] = {}
+    for turn in given_out:
+        counts[turn.request.metadata.name] = counts.get(turn.request.metadata.name, 0) + turn.members
+    assert counts == {f"r{i}": count for i, (_, count, _) in enumerate(drawn)}, "each member exactly once"
+    left = {t: sum(c for tenant, c, _ in drawn if tenant == t) for t, _, _ in drawn}
+    shares = dict.fromkeys(left, 0)
+    slice_share = dominant_share(amounts({"cpu": "4", "memory": "1Gi"}), TOTAL) * limits.FAIR_SLICE
+    for turn in given_out:
+        tenant = turn.request.metadata.namespace
+        waiting_still = [t for t, count in left.items() if count and t != tenant]
+        assert all(shares[tenant] <= shares[t] for t in waiting_still), "the smallest share goes next"
+        one = dominant_share(amounts(turn.request.spec.template.resources), TOTAL)
+        shares[tenant] += one * turn.members
+        left[tenant] -= turn.members
+        if waiting_still:
+            assert shares[tenant] - min(shares[t] for t in waiting_still) <= slice_share, "at most a slice ahead"
+
+
+def test_a_burst_of_one_tenant_leaves_the_others_their_turn() -> None:
+    given_out = turns([request("greedy", f"r{i}", 500) for i in range(10)] + [request("small", "s", 10)])
+    before = 0
+    for turn in given_out:
+        if turn.request.metadata.namespace == "small":
+            break
+        before += turn.members
+    assert before <= limits.FAIR_SLICE
+
+
+def test_a_higher_rank_still_goes_first_whatever_its_share() -> None:
+    given_out = turns([request("a", "low", 3), request("b", "high", 3, rank=9)], {"b": 900_000})
+    assert [t.request.metadata.name for t in given_out] == ["high", "low"]
+
+
+def test_a_gang_is_one_turn() -> None:
+    gang = request("a", "ring", 200)
+    spec = msgspec.structs.replace(gang.spec, gang=making_gang())
+    given_out = turns([msgspec.structs.replace(gang, spec=spec), request("b", "other", 100)])
+    assert [t.members for t in given_out if t.request.metadata.name == "ring"] == [200]
+
+
+def making_gang():  # type: ignore[no-untyped-def]
+    from holdfast.model.workload import Gang
+
+    return Gang(min_available=200)
+
+
+def test_a_deadline_is_at_risk_before_it_is_missed() -> None:
+    late = request("a", "batch", 1, deadline="2026-01-01T01:00:00Z")
+    assert deadline_reason(late, parse_time("2026-01-01T00:30:00Z")) is None
+    assert deadline_reason(late, parse_time("2026-01-01T00:45:00Z")) is Reason.DEADLINE_AT_RISK
+    assert deadline_reason(late, parse_time("2026-01-01T01:00:00Z")) is Reason.DEADLINE_MISSED
+    assert deadline_reason(request("a", "other", 1), 9e9) is None
+
+
+def test_no_starvation_under_a_stream_of_higher_ranks_that_leaves_capacity() -> None:
+    """Higher ranks keep coming; as long as they leave room, the low one is placed."""
+
+    async def test(region: Region) -> None:
+        await waiting(region, "low", 2, cpu="1", rank=0)
+        for number in range(20):
+            await waiting(region, f"hi{number}", 1, cpu="1", rank=9)
+            await asyncio.sleep(0.05)
+        await until(lambda: {"low-0", "low-1"} <= set(region.bound()))
+
+    in_region(test)
+
+
+def test_the_deadline_shows_on_the_request() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        made = await cell.replica("late-0", template={"resources": {"cpu": "100"}})
+        meta = ObjectMeta(name="late", namespace=TENANT, generation=1, creation_timestamp="2023-11-14T22:13:20Z")
+        spec = SchedulingRequestSpec(
+            workload="late", assignment="late", revision="1", template=made.spec.template,
+            members=(Member("late-0", made.uid),), deadline="2023-11-14T22:14:20.000000Z",
+        )  # fmt: skip
+        await cell.put(SchedulingRequest(meta, spec))
+
+        def true_now() -> list[str]:
+            return [c.type for c in region.stored("late").status.conditions if c.status == "True"]
+
+        await until(lambda: true_now() == ["DeadlineAtRisk"])
+        await until(lambda: true_now() == ["DeadlineMissed"])
+
+    in_region(test)

@@ -1,0 +1,190 @@
+"""Gangs, the whole way: members reserve, one compare-and-swap commits, and only then is anyone bound."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from tests.authority.cell import TENANT, WHO
+from tests.flow.test_preemption import assigned, waiting
+from tests.flow.test_replay import all_the_same
+from tests.flow.test_scheduler import Region, in_region
+from tests.runtime.virtual import until
+
+from holdfast.model import limits
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.kinds import kind_of
+from holdfast.model.placement import BindItem, BindRequest, ReleaseAction, ReserveRequest, Result
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import Member, SchedulingRequest
+from holdfast.model.workload import Gang
+from holdfast.store.objects import Objects
+
+
+async def history_of(objects: Objects, after: int) -> list[tuple[bool, int]]:
+    """(committed, bound) after every change since a revision, in order."""
+    seen: list[tuple[bool, int]] = []
+    committed, bound = False, 0
+    head = objects.head(kind_of(Binding))
+    async for changes in objects.store_of(kind_of(Binding)).watch("", after=after):
+        for change in changes:
+            if change.key.startswith(kind_of(Binding).prefix):
+                bound += (change.entry is not None) - (change.previous is not None)
+            if change.key.startswith(kind_of(SchedulingRequest).prefix) and change.entry is not None:
+                committed = committed or b"committedAt" in change.entry.value
+            seen.append((committed, bound))
+        if changes[-1].revision >= head:
+            return seen
+    return seen
+
+
+def test_a_gang_is_bound_whole_and_never_before_its_commit() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await assigned(region, "ring", gang=Gang(min_available=6))
+        before = cell.objects.head(kind_of(Binding))
+        await waiting(region, "ring", 6, cpu="3", gang=Gang(min_available=6))
+        await until(lambda: len(region.bound()) == 6)
+        stored = region.stored("ring")
+        assert stored.status.gang is not None and stored.status.gang.members == 6
+        steps = await history_of(cell.objects, before)
+        assert all(committed for committed, bound in steps if bound), "nobody is bound before the commit"
+        assert (True, 6) in steps
+        await all_the_same(cell.objects)
+
+    in_region(test, chores=True)
+
+
+def test_a_gang_that_does_not_fit_takes_nothing() -> None:
+    async def test(region: Region) -> None:
+        await assigned(region, "ring", gang=Gang(min_available=7))
+        await waiting(region, "ring", 7, cpu="3", gang=Gang(min_available=7))
+        await until(lambda: bool(region.stored("ring").status.reasons))
+        assert region.stored("ring").status.reasons[0].reason == Reason.GANG_INCOMPLETE
+        await asyncio.sleep(30.0)
+        assert not region.bound() and not region.cell.every(Reservation)
+        await region.cell.node("n9")
+        await until(lambda: len(region.bound()) == 7)
+
+    in_region(test, chores=True)
+
+
+def test_an_incomplete_gang_lets_go_of_all() -> None:
+    """A proposer whose view is stale: some members are refused, so all are."""
+
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await region.scheduler.stop()
+        await assigned(region, "ring", gang=Gang(min_available=3))
+        await waiting(region, "ring", 3, cpu="3", gang=Gang(min_available=3))
+        members = [cell.get_replica(f"ring-{i}") for i in range(3)]
+        items = (cell.item(members[0], "n0"), cell.item(members[1], "n1"), cell.item(members[2], "gone"))
+        answers = (await cell.authority.reserve(WHO, ReserveRequest(items))).answers
+        assert [a.result for a in answers] == [Result.REJECTED] * 3
+        assert answers[0].reason == Reason.GANG_INCOMPLETE and answers[0].facts == {"held": 2, "needed": 3}
+        assert not cell.every(Reservation) and not cell.every(Binding)
+        assert [r.status.placement.attempt for r in cell.every(Replica)] == [2, 2, 1]
+
+    in_region(test, chores=True)
+
+
+def test_no_member_is_bound_by_itself() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await region.scheduler.stop()
+        await assigned(region, "ring", gang=Gang(min_available=2))
+        await waiting(region, "ring", 2, cpu="3", gang=Gang(min_available=2))
+        one = cell.get_replica("ring-0")
+        item = cell.item(one, "n0")
+        await cell.authority.reserve(WHO, ReserveRequest((item,), bind=False))
+        bind = BindRequest((BindItem(TENANT, "ring-0", item.intent),))
+        (answer,) = (await cell.authority.bind(WHO, bind)).answers
+        assert answer.result is Result.REJECTED
+
+    in_region(test, chores=True)
+
+
+def test_a_lost_member_of_a_standing_gang_is_replaced_by_itself() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await assigned(region, "ring", gang=Gang(min_available=3))
+        await waiting(region, "ring", 3, cpu="3", gang=Gang(min_available=3))
+        await until(lambda: len(region.bound()) == 3)
+        lost = cell.get_replica("ring-0")
+        stored = region.stored("ring")
+        await cell.remove(stored)
+        await cell.acknowledge("ring-0.1")
+        await cell.release(lost, ReleaseAction.FREE)
+        assert len(region.bound()) == 2
+        spec = msgspec.structs.replace(stored.spec, members=(Member("ring-0", lost.uid, 2),))
+        meta = msgspec.structs.replace(stored.metadata, uid="", name="ring-again")
+        await cell.put(SchedulingRequest(meta, spec))
+        await until(lambda: len(region.bound()) == 3)
+
+    in_region(test, chores=True)
+
+
+def test_two_gangs_that_fit_only_one_after_the_other_do_not_block_each_other() -> None:
+    async def test(region: Region) -> None:
+        for name in ("left", "right"):
+            await assigned(region, name, gang=Gang(min_available=4))
+            await waiting(region, name, 4, cpu="3", gang=Gang(min_available=4))
+        await until(lambda: len(region.bound()) == 4)
+        await asyncio.sleep(60.0)
+        names = {name.rsplit("-", 1)[0] for name in region.bound()}
+        assert len(names) == 1 and len(region.bound()) == 4, "one whole gang, and nothing of the other"
+
+    in_region(test, chores=True)
+
+
+def test_a_gang_larger_than_a_transaction_is_still_whole() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        count = limits.BATCH + 44
+        await assigned(region, "wide", gang=Gang(min_available=count))
+        before = cell.objects.head(kind_of(Binding))
+        await waiting(region, "wide", count, cpu="50m", gang=Gang(min_available=count))
+        await until(lambda: len(region.bound()) == count)
+        steps = await history_of(cell.objects, before)
+        assert all(committed for committed, bound in steps if bound)
+
+    in_region(test, chores=True)
+
+
+@pytest.mark.parametrize("faults", [["before"], ["after"], ["", "before"], ["", "after"], ["", "", "before"]])
+def test_lost_answers_of_the_store_never_leave_half_a_gang(faults: list[str]) -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await assigned(region, "ring", gang=Gang(min_available=4))
+        before = cell.objects.head(kind_of(Binding))
+        cell.store.faults = list(faults)
+        await waiting(region, "ring", 4, cpu="3", gang=Gang(min_available=4))
+        await until(lambda: len(region.bound()) == 4)
+        steps = await history_of(cell.objects, before)
+        assert all(committed for committed, bound in steps if bound)
+
+    in_region(test, chores=True)
+
+
+def test_members_proposed_apart_let_go_and_together_stand_under_every_authority() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await region.scheduler.stop()
+        await assigned(region, "ring", gang=Gang(min_available=2))
+        await waiting(region, "ring", 2, cpu="3", gang=Gang(min_available=2))
+        cell.authority.stop()
+        await cell.lead()
+        first, second = (cell.item(cell.get_replica(f"ring-{i}"), f"n{i}") for i in range(2))
+        refused = (await cell.authority.reserve(WHO, ReserveRequest((first,)))).answers[0]
+        assert refused.reason == Reason.GANG_INCOMPLETE, "one alone lets go"
+        again = cell.item(cell.get_replica("ring-0"), "n0")
+        answers = (await cell.authority.reserve(WHO, ReserveRequest((again, second)))).answers
+        assert [a.result for a in answers] == [Result.ACCEPTED] * 2
+        assert len(region.bound()) == 2
+        cell.authority.stop()
+        await cell.lead(run=True)
+        assert len(region.bound()) == 2
+
+    in_region(test)

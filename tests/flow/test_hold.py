@@ -1,0 +1,82 @@
+"""Recovery places: spread over zones, given up with their node, never moved while they are drawn."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.flow import hold
+from holdfast.model.hold import DrawBlock, Hold, HoldStatus, KeptBlock
+from holdfast.model.meta import Key
+from holdfast.model.node import Contact, Node
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
+from holdfast.model.writes import Create, Delete
+from making import again, binding, bound_status, meta, node, replica, view
+
+NOW = 1_800_000_000.0
+KEPT = HoldStatus(kept=KeptBlock(kept=True))
+
+
+def budget(count: int = 4, cpu: str = "2", region: str = "east") -> RecoveryBudget:
+    slots = (Slot(resources={"cpu": cpu}, count=count, min_zones=2),)
+    return RecoveryBudget(metadata=meta("b"), spec=RecoveryBudgetSpec(region=region, slots=slots))
+
+
+def nodes(*names: str, **more) -> list[Node]:
+    return [node(name, zone=f"z{name[0]}", **more) for name in names]
+
+
+class Place:
+    def __init__(self, *items: object) -> None:
+        self.cache = view(*items)
+
+    def settle(self, passes: int = 6) -> dict[str, Hold]:
+        for _ in range(passes):
+            for write in hold.decider("east")(Key("", "b"), self.cache, NOW).writes:
+                if isinstance(write, Create):
+                    made = msgspec.structs.replace(write.object, metadata=meta(write.object.metadata.name), status=KEPT)
+                    self.cache.put(made)
+                elif isinstance(write, Delete):
+                    self.cache.remove(Hold, write.key, int(meta("gone").resource_version))
+        return {h.metadata.name: h for h in self.cache.list(Hold)}
+
+
+def test_places_are_spread_over_zones_and_nodes():
+    found = Place(budget(), *nodes("a1", "a2", "b1", "b2")).settle()
+    assert sorted(h.spec.node for h in found.values()) == ["a1", "a2", "b1", "b2"]
+
+
+def test_another_regions_budget_is_none_of_ours():
+    assert Place(budget(region="west"), *nodes("a1")).settle() == {}
+
+
+def test_only_what_firm_work_leaves_is_kept():
+    busy = binding(replica(status=bound_status("a1")), "a1", resources={"cpu": "7"})
+    found = Place(budget(), *nodes("a1", "b1"), busy).settle()
+    assert {h.spec.node for h in found.values()} == {"b1"} and len(found) == 4
+
+
+def test_a_place_leaves_a_node_that_drains_or_goes_silent():
+    world = Place(budget(), *nodes("a1", "b1"))
+    world.settle()
+    world.cache.put(again(node("a1", zone="za", contact=Contact.LAPSED)))
+    assert {h.spec.node for h in world.settle().values()} == {"b1"}
+    world.cache.put(again(node("a1", zone="za")))
+    assert sorted(h.spec.node for h in world.settle(12).values()) == ["a1", "a1", "b1", "b1"]
+
+
+def test_a_drawn_place_stays_until_its_claim_is_gone():
+    world = Place(budget(1), *nodes("a1", "b1"))
+    (first,) = world.settle().values()
+    drawn = msgspec.structs.replace(KEPT, draw=DrawBlock(replica_uid="u", claim="acme/x.1"))
+    world.cache.put(again(first, status=drawn))
+    world.cache.put(again(node(first.spec.node, zone=first.spec.zone, drain=True)))
+    assert world.settle()[first.metadata.name].spec.node == first.spec.node
+    world.cache.put(again(world.cache.get(Hold, first.metadata.name), status=KEPT))
+    assert world.settle()[first.metadata.name].spec.node != first.spec.node
+
+
+def test_a_budget_that_goes_gives_its_places_back():
+    world = Place(budget(), *nodes("a1"))
+    assert world.settle()
+    world.cache.remove(RecoveryBudget, Key("", "b"), int(meta("gone").resource_version))
+    assert world.settle() == {}

@@ -1,0 +1,284 @@
+"""Preemption: the planner's choice of victims against a brute-force one, and the whole way with a real authority."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import combinations
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.authority.cell import TENANT
+from tests.flow.test_replay import all_the_same
+from tests.flow.test_scheduler import Region, in_region
+from tests.runtime.virtual import until
+
+import making
+from holdfast.flow.plan import Plan, ask_of, plan
+from holdfast.flow.retreat import preempt
+from holdfast.flow.snapshot.builder import built
+from holdfast.model.assignment import Assignment, AssignmentSpec
+from holdfast.model.binding import (
+    Binding,
+    BindingSpec,
+    CapacityClass,
+    Desired,
+    Intent,
+    Reservation,
+    ReservationPhase,
+    ReservationSpec,
+    ReservationStatus,
+)
+from holdfast.model.decision import Decision
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.placement import ReleaseAction
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import ExecutionBlock, Phase, Replica, TrafficBlock
+from holdfast.model.scheduler_policy import Preemption, Rules
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+
+Low = tuple[int, int, int, bool]
+"""Node number, CPUs, rank, reclaimable."""
+
+
+def binding(number: int, low: Low, *, workload: str = "", budget: int = 100) -> Binding:
+    node, cpu, rank, reclaimable = low
+    return Binding(
+        metadata=making.meta(f"low-{number}.1", "acme"),
+        spec=BindingSpec(
+            replica=f"low-{number}", intent=Intent(replica_uid=f"low-{number}", template_hash="h", attempt=1),
+            node=f"n{node}", template=Template(command=("x",)), workload=workload or f"low-{number}",
+            resources={"cpu": str(cpu)}, rank=rank, max_unavailable=budget,
+            capacity_class=CapacityClass.RECLAIMABLE if reclaimable else CapacityClass.FIRM,
+        ),
+    )  # fmt: skip
+
+
+def request(cpu: int, *, rank: int = 5, replicas: int = 1, **spec: Any) -> SchedulingRequest:
+    template = Template(command=("x",), resources={"cpu": str(cpu)})
+    members = tuple(Member(f"hi-{i}", f"hi-{i}") for i in range(replicas))
+    given_spec = {"may_preempt": True, "rank": rank, **spec}
+    return SchedulingRequest(
+        metadata=making.meta("hi", "acme"),
+        spec=SchedulingRequestSpec(
+            workload="hi", assignment="hi", revision="1", template=template, members=members, **given_spec
+        ),
+    )
+
+
+def planned(nodes: list[Node], lows: list[Binding], asked: SchedulingRequest, **more: Any) -> Plan:
+    ask = ask_of(asked, evictions=more.pop("evictions", 1000))
+    return plan(built("us-east", [*nodes, *lows]), [ask], more.pop("rules", Rules()), 0.0, 7)
+
+
+def nodes(count: int, cpu: int = 4) -> list[Node]:
+    return [making.node(f"n{i}", capacity={"cpu": str(cpu), "memory": "64Gi"}) for i in range(count)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 7), st.booleans()), min_size=1, max_size=9),
+    st.integers(1, 6),
+)
+def test_the_victims_are_the_cheapest_sufficient_set(drawn: list[Low], cpu: int) -> None:
+    room = {i: 6 for i in range(3)}
+    lows = []
+    for low in drawn:
+        if room[low[0]] >= low[1]:
+            room[low[0]] -= low[1]
+            lows.append(low)
+    made = planned(nodes(3, 6), [binding(i, low) for i, low in enumerate(lows)], request(cpu)).asks[0]
+    best: tuple[int, int, int] | None = None
+    for node, free in room.items():
+        if free >= cpu:
+            best = (0, 0, 0)
+            break
+        weaker = [i for i, low in enumerate(lows) if low[0] == node and low[2] < 5]
+        for size in range(1, len(weaker) + 1):
+            for chosen in combinations(weaker, size):
+                firm_room = 6 - sum(low[1] for i, low in enumerate(lows) if low[0] == node and not low[3])
+                firm_room += sum(lows[i][1] for i in chosen if not lows[i][3])
+                if free + sum(lows[i][1] for i in chosen) >= cpu and firm_room >= cpu:
+                    ranks = [lows[i][2] for i in chosen]
+                    cost = (size, max(ranks), sum(ranks))
+                    best = cost if best is None else min(best, cost)
+    if best is None:
+        assert made.unplaced
+        assert Reason.NO_VICTIMS in [r.reason for r in made.refusals]
+        return
+    (proposal,) = made.proposals
+    ranks = [lows[int(v.removeprefix("acme/low-").removesuffix(".1"))][2] for v in proposal.victims]
+    assert (len(ranks), max(ranks, default=0), sum(ranks)) == best
+
+
+def test_the_same_or_a_higher_rank_is_never_a_victim() -> None:
+    lows = [binding(0, (0, 4, 5, False))]
+    assert planned(nodes(1), lows, request(4)).asks[0].unplaced
+    assert planned(nodes(1), lows, request(4, rank=6)).asks[0].proposals[0].victims == ("acme/low-0.1",)
+
+
+def test_who_may_not_preempt_does_not() -> None:
+    lows = [binding(0, (0, 4, 0, False))]
+    assert planned(nodes(1), lows, request(4, may_preempt=False)).asks[0].unplaced
+    off = Rules(preemption=Preemption(enabled=False))
+    assert planned(nodes(1), lows, request(4), rules=off).asks[0].unplaced
+
+
+def test_a_disruption_budget_bounds_firm_victims_and_not_reclaimable_ones() -> None:
+    firm = [binding(i, (i, 4, 0, False), workload="web", budget=1) for i in range(3)]
+    made = planned(nodes(3), firm, request(4, replicas=3)).asks[0]
+    assert len(made.proposals) == 1
+    loose = [binding(i, (i, 4, 0, True), workload="web", budget=1) for i in range(3)]
+    assert len(planned(nodes(3), loose, request(4, replicas=3)).asks[0].proposals) == 3
+
+
+def test_the_tenants_budget_of_evictions_is_kept() -> None:
+    lows = [binding(i, (i, 4, 0, True)) for i in range(3)]
+    made = planned(nodes(3), lows, request(4, replicas=3), evictions=2).asks[0]
+    assert len(made.proposals) == 2
+    assert made.refusals[-1].reason == Reason.PREEMPTION_BUDGET_SPENT
+
+
+def test_no_victims_on_a_node_that_takes_no_work() -> None:
+    lows = [binding(0, (0, 4, 0, False))]
+    cordoned = making.node("n0", capacity={"cpu": "4", "memory": "64Gi"}, unschedulable=True)
+    assert planned([cordoned], lows, request(4)).asks[0].unplaced
+
+
+def test_two_preemptors_on_one_node_take_different_victims() -> None:
+    lows = [binding(i, (0, 2, 0, False)) for i in range(2)]
+    made = planned(nodes(1), lows, request(2, replicas=2)).asks[0]
+    assert sorted(v for p in made.proposals for v in p.victims) == ["acme/low-0.1", "acme/low-1.1"]
+    assert planned(nodes(1), lows, request(2, replicas=3)).asks[0].unplaced
+
+
+class Helpful:
+    """What `release` and the agents do, step by step, for whoever is named as a victim."""
+
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.told: list[tuple[str, str]] = []
+
+    async def live(self) -> None:
+        cell = self.region.cell
+        while True:
+            await asyncio.sleep(0.2)
+            view = making.view(*cell.every(Replica), *cell.every(Reservation))
+            for replica in cell.every(Replica):
+                why = preempt.why(replica, view)
+                bound = cell.binding(replica.status.placement.binding) if why is not None else None
+                if why is None or bound is None:
+                    continue
+                self.told.append((replica.metadata.name, why[2]))
+                if bound.spec.desired is not Desired.STOP:
+                    await cell.release(replica, ReleaseAction.STOP)
+                await asyncio.sleep(1.0)
+                await cell.acknowledge(replica.status.placement.binding)
+                await cell.release(replica, ReleaseAction.FREE)
+
+
+async def assigned(region: Region, name: str, **spec: Any) -> None:
+    item = AssignmentSpec(workload=name, workload_uid=name, region="us-east", revision="1", template=Template(), **spec)
+    await region.cell.put(Assignment(ObjectMeta(name=name, namespace=TENANT, generation=1), item))
+
+
+async def waiting(region: Region, name: str, count: int, *, cpu: str = "6", **spec: Any) -> None:
+    """Replicas of a workload and their request, as replicate makes them."""
+    own = {k: spec[k] for k in ("rank",) if k in spec}
+    replicas = []
+    for i in range(count):
+        made = await region.cell.replica(f"{name}-{i}", template={"resources": {"cpu": cpu}}, **own)
+        item = msgspec.structs.replace(made.spec, workload=name, assignment=name)
+        await region.cell.put(msgspec.structs.replace(made, spec=item))
+        replicas.append(region.cell.get_replica(f"{name}-{i}"))
+    members = tuple(Member(r.metadata.name, r.uid) for r in replicas)
+    meta = ObjectMeta(name=name, namespace=TENANT, generation=1, creation_timestamp="2026-01-01T00:00:00Z")
+    await region.cell.put(
+        SchedulingRequest(
+            meta,
+            SchedulingRequestSpec(
+                workload=name,
+                assignment=name,
+                revision="1",
+                template=replicas[0].spec.template,
+                members=members,
+                **spec,
+            ),
+        )
+    )
+
+
+def test_the_whole_way_of_a_preemption() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await waiting(region, "low", 3)
+        await until(lambda: len(region.bound()) == 3)
+        helpful = Helpful(region)
+        task = asyncio.create_task(helpful.live())
+        await assigned(region, "hi", may_preempt=True, rank=9)
+        await waiting(region, "hi", 1, rank=9, may_preempt=True)
+        await until(lambda: any(r.spec.victims for r in cell.every(Reservation)))
+        (held,) = [r for r in cell.every(Reservation) if r.spec.victims]
+        assert held.status.phase is ReservationPhase.NOMINATED
+        (victim,) = held.spec.victims
+        assert victim in {f"{TENANT}/{name}.1" for name in region.bound()}, "the victim still runs: fit is proven first"
+        await until(lambda: "hi-0" in region.bound())
+        assert len(region.bound()) == 3
+        name, said = helpful.told[0]
+        assert f"{TENANT}/{name}.1" == victim
+        assert "hi-0 of rank 9 needs the place" in said
+        decisions = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
+        assert decisions[0].spec.entries[0].victims == (victim,)
+        assert decisions[0].spec.entries[0].reason == Reason.WAITING_FOR_VICTIMS
+        await all_the_same(cell.objects)
+        task.cancel()
+
+    in_region(test, chores=True)
+
+
+def test_victims_of_a_nomination_go_together_or_not_at_all() -> None:
+    def serving(ordinal: int) -> Replica:
+        name = making.replica(ordinal).metadata.name
+        return making.replica(ordinal, status=making.serving_status(name=name))
+
+    def nomination(*victims: str) -> Reservation:
+        intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
+        spec = ReservationSpec(replica="hi", intent=intent, node="n1", victims=victims, rank=9)
+        return Reservation(making.meta("hi.1", "acme"), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
+
+    web = [serving(i) for i in range(3)]
+    names = tuple(f"{r.metadata.namespace}/{r.status.placement.binding}" for r in web[:2])
+    item = nomination(*names)
+    view = making.view(*web, item)
+    assert preempt.nomination_of(web[0], view) is not None
+    assert preempt.why(web[0], view) is None, "two of three would go, and the budget is one"
+    one = nomination(names[0])
+    found = preempt.why(web[0], making.view(*web, one))
+    assert found is not None and found[0] is Reason.PREEMPTED
+
+
+def test_a_used_up_budget_refuses_the_nomination_and_holds_nothing() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await region.scheduler.stop()
+        low = [await cell.replica(f"web-{i}", template={"resources": {"cpu": "6"}}) for i in range(2)]
+        for number, replica in enumerate(low):
+            await cell.reserve(cell.item(replica, f"n{number}"))
+            ran = ExecutionBlock(attempt=1, phase=Phase.RUNNING, ready=True)
+            now = cell.get_replica(f"web-{number}")
+            status = msgspec.structs.replace(
+                now.status, execution=ran, traffic=TrafficBlock(serving=number == 0, attempt=1)
+            )
+            await cell.put(msgspec.structs.replace(now, status=status))
+        high = await cell.replica("high", rank=9, template={"resources": {"cpu": "6"}})
+        (refused,) = await cell.reserve(cell.item(high, "n0", victims=("web-0.1",)))
+        assert refused.reason == Reason.VICTIM_NOT_ALLOWED
+        assert "disruption budget of" in refused.message
+        assert not [r for r in cell.every(Reservation) if r.spec.victims]
+        (taken,) = await cell.reserve(cell.item(high, "n1", victims=("web-1.1",)))
+        assert taken.reason == Reason.WAITING_FOR_VICTIMS, "one that does not serve may go"
+
+    in_region(test, chores=True)

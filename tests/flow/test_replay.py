@@ -1,0 +1,228 @@
+"""Decisions of a busy region, planned again from the store's history: the same to the bit, on both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.authority.cell import TENANT, Cell
+from tests.flow.test_scheduler import Region, in_region
+from tests.runtime.virtual import VirtualClock, run, until
+
+from holdfast.flow.replay import NotReplayable, Replayed, parse_ahead, replay
+from holdfast.model.decision import Decision
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.placement import ReleaseAction
+from holdfast.model.placement_rules import AffinityRule, Placement, SpreadRule
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.times import seconds_text
+from holdfast.runtime.past import fetch
+from holdfast.runtime.ports import SystemClock
+from holdfast.store.objects import Objects
+
+
+async def replayed(objects: Objects, decision: Decision, **more: Any) -> Replayed | NotReplayable:
+    past = await fetch(objects, decision)
+    return past if isinstance(past, NotReplayable) else replay("us-east", decision, past, **more)
+
+
+async def all_the_same(objects: Objects) -> int:
+    """Replays every decision there is; how many there were."""
+    decisions = objects.list(kind_of(Decision))[0]
+    for decision in decisions:
+        assert isinstance(decision, Decision)
+        found = await replayed(objects, decision)
+        assert isinstance(found, Replayed), (decision.metadata.name, found)
+        assert found.same, (decision.metadata.name, found.differences)
+    return len(decisions)
+
+
+def test_a_decision_replays_bit_for_bit() -> None:
+    async def test(region: Region) -> None:
+        await region.request("web", await region.replicas(6))
+        await until(lambda: len(region.bound()) == 6)
+        assert await all_the_same(region.cell.objects) == 1
+
+    in_region(test)
+
+
+def test_another_policy_gives_another_outcome_on_the_same_state() -> None:
+    async def test(region: Region) -> None:
+        await region.request("web", await region.replicas(3))
+        await until(lambda: len(region.bound()) == 3)
+        (decision,) = region.cell.every(Decision)
+        rules = Rules(scores=(WeightedScore(name=ScoreName.PACKING, weight=10),))
+        found = await replayed(region.cell.objects, decision, rules=rules)
+        assert isinstance(found, Replayed) and not found.same
+        assert len({p.node for p in found.made.proposals}) == 1
+        assert "recorded node" in found.differences[0]
+
+    in_region(test)
+
+
+def test_an_unplaceable_request_leaves_one_decision_that_replays() -> None:
+    async def test(region: Region) -> None:
+        await region.request("big", await region.replicas(2, template={"resources": {"cpu": "100"}}))
+        await until(lambda: bool(region.cell.every(Decision)))
+        (decision,) = region.cell.every(Decision)
+        entry = decision.spec.entries[0]
+        assert (entry.result, entry.node, entry.reason) == ("Unplaced", "", Reason.INSUFFICIENT_CPU)
+        assert decision.spec.next_owner == "scheduler" and decision.spec.wake_up_at
+        await until(lambda: region.stored("big").status.decision == decision.metadata.name)
+        await asyncio.sleep(120.0)
+        assert len(region.cell.every(Decision)) == 1, "the same reasons again are not worth another record"
+        assert await all_the_same(region.cell.objects) == 1
+
+    in_region(test)
+
+
+def test_what_cannot_be_replayed_says_why() -> None:
+    async def test(region: Region) -> None:
+        await region.request("web", await region.replicas(3))
+        await until(lambda: len(region.bound()) == 3)
+        (decision,) = region.cell.every(Decision)
+        objects = region.cell.objects
+
+        async def reason(**changes: Any) -> str:
+            spec = msgspec.structs.replace(decision.spec, **changes)
+            found = await replayed(objects, msgspec.structs.replace(decision, spec=spec))
+            assert isinstance(found, NotReplayable)
+            assert found.message
+            return found.reason
+
+        assert await reason(planner="0") == "PlannerChanged"
+        assert await reason(revisions={}) == "NotRecorded"
+        assert await reason(adopted=1) == "AdoptedClaims"
+        assert await reason(request="other") == "RequestMissing"
+        assert await reason(policy_revision="other") == "PolicyMissing"
+        assert await reason(snapshot_hash="0") == "SnapshotDiffers"
+        assert await reason(ordinal=3) == "EarlierDecisionMissing"
+        await region.cell.store.compact(region.cell.store.head)
+        assert await reason() == "HistoryCompacted"
+
+    in_region(test)
+
+
+def test_an_object_ahead_of_its_kind_is_written_as_text() -> None:
+    ahead = parse_ahead("Binding/acme/web-0.1@17")
+    assert (ahead.kind, ahead.key.namespace, ahead.key.name, ahead.revision) == ("Binding", "acme", "web-0.1", 17)
+    assert parse_ahead("Node//n1@3").key.namespace == ""
+
+
+class Day:
+    """A busy day: requests of all kinds come, work ends, nodes are cordoned and come back, people avoid zones."""
+
+    def __init__(self, region: Region, seed: int) -> None:
+        self.region = region
+        self.cell = region.cell
+        self.chance = random.Random(seed)
+        self.made = 0
+
+    async def live(self, decisions: int) -> None:
+        while len(self.cell.every(Decision)) < decisions:
+            await self.chance.choice((self.arrive, self.arrive, self.arrive, self.leave, self.cordon, self.avoid))()
+            await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 0.3)))
+
+    async def arrive(self) -> None:
+        chance = self.chance
+        for _ in range(chance.randint(1, 5)):
+            self.made += 1
+            name = f"w{self.made}"
+            shape = chance.choice(
+                ({"cpu": "500m", "memory": "1Gi"}, {"cpu": "2", "memory": "1Gi"}, {"cpu": "64", "memory": "1Gi"})
+            )
+            template = {"resources": shape, "labels": {"app": chance.choice("ab")}}
+            rules = chance.choice(
+                (
+                    Placement(),
+                    Placement(spread=(SpreadRule(),)),
+                    Placement(affinity=(AffinityRule(workload_labels={"app": "a"}, apart=True),)),
+                )
+            )
+            replicas = [
+                await self.cell.replica(f"{name}-{i}", template=template, placement=rules)
+                for i in range(chance.randint(1, 4))
+            ]
+            members = tuple(Member(r.metadata.name, r.uid, r.status.placement.attempt) for r in replicas)
+            meta = ObjectMeta(name=name, namespace=TENANT, generation=1, creation_timestamp="2026-01-01T00:00:00Z")
+            spec = SchedulingRequestSpec(
+                workload=name, assignment=name, revision="1", template=replicas[0].spec.template, placement=rules,
+                members=members, rank=chance.randint(0, 3), reclaimable=False,
+            )  # fmt: skip
+            await self.cell.put(SchedulingRequest(meta, spec))
+
+    async def leave(self) -> None:
+        bound = [r for r in self.cell.every(Replica) if r.status.placement.binding]
+        for replica in self.chance.sample(bound, min(len(bound), 12)):
+            await self.cell.acknowledge(replica.status.placement.binding)
+            await self.cell.release(replica, ReleaseAction.FREE)
+            await self.cell.remove(self.cell.get_replica(replica.metadata.name))
+            for request in self.cell.every(SchedulingRequest):
+                if any(m.uid == replica.uid for m in request.spec.members):
+                    await self.cell.remove(request)
+
+    async def cordon(self) -> None:
+        node = self.chance.choice(self.cell.every(Node))
+        spec = msgspec.structs.replace(node.spec, unschedulable=not node.spec.unschedulable)
+        await self.cell.put(msgspec.structs.replace(node, spec=spec))
+
+    async def avoid(self) -> None:
+        zone = self.chance.choice(("z0", "z1", "z2"))
+        scope = OverrideScope(region="us-east", zone=zone)
+        spec = OverrideSpec(OverrideKind.AVOID_ZONE, scope, reason="too warm", ttl_seconds=2)
+        created = seconds_text(self.cell.clock.now())
+        meta = ObjectMeta(name=f"avoid-{self.made}", creation_timestamp=created)
+        await self.cell.put(Override(meta, spec))
+
+
+async def a_day(path: Path | None, decisions: int, *, clock: Any = None) -> None:
+    cell = await Cell.open(path, clock=clock or VirtualClock())
+    for number in range(12):
+        await cell.node(f"n{number}", zone=f"z{number % 3}")
+    await cell.grant()
+    await cell.lead()
+    region = Region(cell)
+    leases = asyncio.create_task(region.keep_leases())
+    await region.informers.start()
+    await region.scheduler.start()
+    try:
+        await Day(region, 4).live(decisions)
+        assert await all_the_same(cell.objects) >= decisions
+    finally:
+        await region.scheduler.stop()
+        await region.informers.stop()
+        leases.cancel()
+        await cell.close()
+
+
+def test_decisions_of_a_busy_day_replay_bit_for_bit() -> None:
+    run(lambda: a_day(None, 150))
+
+
+@pytest.mark.parametrize("decisions", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_decisions_replay_from_a_file_and_after_a_restart(tmp_path: Path, decisions: int) -> None:
+    async def main() -> None:
+        path = tmp_path / "cell.db"
+        await a_day(path, decisions, clock=SystemClock())
+        again = await Cell.open(path, clock=SystemClock())
+        try:
+            assert await all_the_same(again.objects) >= decisions
+        finally:
+            await again.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_thousand_decisions_replay_bit_for_bit() -> None:
+    run(lambda: a_day(None, 1000))

@@ -1,0 +1,52 @@
+"""Decisions made in worlds full of faults: each replays to the bit, or says why it cannot; none comes out otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from holdfast.flow.replay import NotReplayable, replay
+from holdfast.model.decision import Decision
+from holdfast.model.kinds import kind_of
+from holdfast.runtime.past import fetch
+from holdfast.sim.disk import Disk
+from holdfast.sim.world import World
+from holdfast.store.memory import MemoryStore
+from holdfast.store.objects import Objects
+
+EXPECTED = {
+    "HistoryCompacted", "AssumedDecisionMissing", "EarlierDecisionMissing", "AdoptedClaims", "PolicyMissing",
+    "RequestMissing",
+}  # fmt: skip
+
+
+async def outcomes(region: str, disk: Disk) -> Counter[str]:
+    found: Counter[str] = Counter()
+    objects = Objects(disk.store, MemoryStore())
+    await objects.start()
+    for decision in objects.list(kind_of(Decision))[0]:
+        assert isinstance(decision, Decision)
+        past = await fetch(objects, decision)
+        made = past if isinstance(past, NotReplayable) else replay(region, decision, past)
+        if isinstance(made, NotReplayable):
+            assert made.reason in EXPECTED, made
+            found[made.reason] += 1
+        else:
+            assert made.same, made.differences
+            found["same"] += 1
+    await objects.close()
+    return found
+
+
+@pytest.mark.slow
+def test_no_decision_of_a_faulty_world_comes_out_otherwise() -> None:
+    found: Counter[str] = Counter()
+    for seed in (2, 3, 5):
+        world = World(seed)
+        disks = [(region.name, region.disk) for region in world.regions]
+        assert world.run().ok
+        for region, disk in disks:
+            found += asyncio.run(outcomes(region, disk))
+    assert found["same"], "worlds compact their history all the time, but not that often"

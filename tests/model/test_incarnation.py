@@ -1,0 +1,18 @@
+"""A region that was restored reports its new incarnation; what works on the replaced data is not heard."""
+
+from __future__ import annotations
+
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.region import Region, RegionReport, RegionSpec, RegionStatus, validate_region
+
+
+def region(incarnation: int) -> Region:
+    report = RegionReport(incarnation=incarnation)
+    return Region(ObjectMeta(name="us-east"), RegionSpec(zones=("a",)), RegionStatus(report=report))
+
+
+def test_a_lower_incarnation_is_refused():
+    assert not list(validate_region(region(2), region(1)))
+    assert not list(validate_region(region(2), region(2)))
+    (cause,) = validate_region(region(1), region(2))
+    assert cause.field == "status.report.incarnation"

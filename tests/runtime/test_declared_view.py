@@ -1,0 +1,58 @@
+"""Totals: kept true through every change, and counting what the pass under way has decided."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
+from holdfast.model.tenant import Tenant
+from holdfast.model.writes import Create, Delete, Update
+from holdfast.runtime.cache import Cache
+from holdfast.runtime.declared_view import DeclaredView
+
+
+def ranks(item: PriorityClass) -> dict[str, int]:
+    return {"rank": item.spec.rank}
+
+
+def made(name: str, rank: int, revision: int, namespace: str = "t") -> PriorityClass:
+    meta = ObjectMeta(name=name, namespace=namespace, uid=name, resource_version=str(revision))
+    return PriorityClass(meta, PriorityClassSpec(rank=rank))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(("t", "u")), st.integers(0, 5), st.booleans()), max_size=30
+    )
+)
+def test_a_total_is_what_counting_would_give(steps) -> None:
+    cache = Cache()
+    for revision, (name, namespace, rank, removed) in enumerate(steps, 1):
+        if removed:
+            cache.remove(PriorityClass, Key(namespace, name), revision)
+        else:
+            cache.put(made(name, rank, revision, namespace))
+        for where in ("t", "u", ""):
+            counted = sum(item.spec.rank for item in cache.list(PriorityClass, where))
+            assert cache.total(PriorityClass, where, ranks).get("rank", 0) == counted
+
+
+def test_totals_count_the_decisions_of_the_pass() -> None:
+    cache = Cache()
+    cache.put(made("a", 5, 1))
+    view = DeclaredView("test", cache, frozenset({PriorityClass}))
+    assert view.total(PriorityClass, "t", ranks) == {"rank": 5}
+    view.assume([Create(made("b", 2, 0)), Update(made("a", 1, 1)), Delete("PriorityClass", Key("t", "x"), "x")])
+    assert view.total(PriorityClass, "t", ranks) == {"rank": 3}
+    assert view.total(PriorityClass, "", ranks) == {"rank": 3}, "also for a measure that is asked for later"
+    assert view.get(PriorityClass, "b", "t") is None, "single objects are seen as stored"
+    view.begin_pass()
+    assert view.total(PriorityClass, "t", ranks) == {"rank": 5}
+
+
+def test_an_undeclared_kind_has_no_total() -> None:
+    with pytest.raises(LookupError, match="declare it"):
+        DeclaredView("test", Cache(), frozenset({PriorityClass})).total(Tenant, "", ranks)
