@@ -35,8 +35,9 @@ WHO = controller("scheduler", cell="bench")
 
 
 async def _fill(objects: Objects, items: list[Object]) -> None:
-    for start in range(0, len(items), 1000):
-        part = items[start : start + 1000]
+    size = min(1000, objects.max_writes)
+    for start in range(0, len(items), size):
+        part = items[start : start + size]
         puts = tuple(Put(kind_of(i).store_key(i.metadata.namespace, i.metadata.name), codec.encode(i), i) for i in part)
         await objects.commit(None, Txn(writes=puts))
 
@@ -49,7 +50,7 @@ def _replica(index: int) -> Replica:
     return Replica(meta, ReplicaSpec("web", "w", "web.bench.normal", "1", template, ordinal=index))
 
 
-async def _measure(store: Store) -> dict[str, Any]:
+async def measure(store: Store) -> dict[str, Any]:
     objects, ports = Objects(store, MemoryStore()), SystemPorts()
     await objects.start()
     status = NodeStatus(contact=ContactBlock(state=Contact.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
@@ -102,11 +103,7 @@ async def _measure(store: Store) -> dict[str, Any]:
 
 async def run() -> dict[str, Any]:
     """CPU is of the whole process: checks, encoding, store, publication and the authority's own followers."""
-    memory = await _measure(MemoryStore())
+    memory = await measure(MemoryStore())
     with tempfile.TemporaryDirectory() as place:
-        sqlite = await _measure(SqliteStore(Path(place) / "cell.db"))
+        sqlite = await measure(SqliteStore(Path(place) / "cell.db"))
     return {"memory": memory, "sqlite": sqlite}
-
-
-if __name__ == "__main__":
-    print(asyncio.run(run()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 from holdfast.flow.plan import Ask, ask_of, plan
@@ -51,7 +50,7 @@ def _run(builder: SnapshotBuilder, batches: list[list[Ask]]) -> float:
     return time.perf_counter() - began
 
 
-def run() -> dict[str, float]:
+async def run() -> dict[str, float]:
     """Replicas planned and assumed per second, snapshots included."""
     workloads = 20
     like = [
@@ -70,7 +69,3 @@ def run() -> dict[str, float]:
         "different_per_s": round(DIFFERENT_REPLICAS / different_s),
         "different_us": round(different_s / DIFFERENT_REPLICAS * 1e6, 1),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))

@@ -143,12 +143,3 @@ async def run() -> dict[str, float]:
         figures = await commits(store)
         await store.close()
     return {**figures, **await fan_out(), **held}
-
-
-def main() -> None:
-    for name, figure in asyncio.run(run()).items():
-        print(f"{name:42}{figure:>14,.1f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,226 @@
+"""Real cells for a benchmark: the very processes `holdfast serve` and `holdfast hollow` start, with TLS and a CA of
+their own, in a directory that goes away. Also what the kernel says of their processor time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.client.http import HttpClient
+from holdfast.client.resources import tls
+from holdfast.gate.certificates import issue, make_ca
+from holdfast.gate.principal import HOLLOW_NODES, OPERATORS, REGIONS, TENANT_PREFIX
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.priority_class import PriorityClass
+from holdfast.model.quantity import Amount
+from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.region import HealthState, Region, RegionSpec
+from holdfast.model.tenant import Tenant
+from holdfast.model.writes import Create
+from holdfast.runtime.ports import SystemPorts
+
+REGION = "bench"
+ZONES = ("bench-a", "bench-b", "bench-c")
+TENANT = "bench"
+PREFIX = "hollow-"
+START_S = 30.0
+STOP_S = 20.0
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """However the benchmark ends, its cells end with it."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Process:
+    """A child process, and what it has used so far."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as out:
+            self._child = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one thread, and it calls the kernel alone
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def cpu_s(self) -> float:
+        """Processor time of all its threads, in the kernel and outside."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+    def memory_bytes(self, what: str = "VmRSS") -> int:
+        """Resident memory now (VmRSS) or at its peak (VmHWM)."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(what + ":"):
+                return int(line.split()[1]) * 1024
+        raise LookupError(f"{what} of process {self.pid}")
+
+    def check(self) -> None:
+        if self._child.poll() is not None:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
+            raise RuntimeError(f"{self.name} ended with status {self._child.returncode}:\n{tail}")
+
+    def stop(self) -> None:
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+            try:
+                self._child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """The files of one user."""
+
+    cert: str
+    key: str
+
+
+class Bed:
+    """A directory with a CA, and the processes started in it. `close` ends them."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._pki = place / "pki"
+        now_s = time.time()
+        self.ca = str(make_ca(self._pki, now_s=now_s).certificate)
+        self.operator = self._user("operator", "operator", (OPERATORS,))
+        self.user = self._user("user", "bench-user", (f"{TENANT_PREFIX}{TENANT}",))
+        self.ports = SystemPorts()
+        self.processes: list[Process] = []
+        self.urls: dict[str, str] = {}
+
+    def _user(self, name: str, user: str, groups: tuple[str, ...]) -> Identity:
+        made = issue(self._pki, name, user, groups, now_s=time.time())
+        return Identity(str(made.certificate), str(made.key))
+
+    def start_cell(self, cell: str, *, program: Sequence[str] = ("-m", "holdfast.cli")) -> Process:
+        """`program` is what takes the arguments of `holdfast serve`."""
+        server = issue(
+            self._pki, f"cell-{cell}", f"holdfast-cell-{cell}", now_s=time.time(), server=True, client=False,
+            dns=("localhost",), ips=("127.0.0.1",),
+        )  # fmt: skip
+        port = free_port()
+        self.urls[cell] = f"https://127.0.0.1:{port}"
+        words = [
+            *program, "serve", "--cell", cell, "--state", str(self.place / cell), "--port", str(port),
+            "--tls-cert", str(server.certificate), "--tls-key", str(server.key), "--client-ca", self.ca,
+            "--tokens", str(self.place / "tokens.json"),
+        ]  # fmt: skip
+        if cell != "global":
+            link = self._user(f"link-{cell}", f"holdfast:region:{cell}", (REGIONS,))
+            words += ["--global-url", self.urls["global"], "--link-cert", link.cert, "--link-key", link.key]
+        return self._add(Process(f"cell {cell}", words, self.place / f"{cell}.log"))
+
+    def start_hollow(self, count: int, *options: str) -> Process:
+        who = self._user("hollow", f"holdfast:hollow:{REGION}:{PREFIX}", (HOLLOW_NODES,))
+        zones = [word for zone in ZONES for word in ("--zone", zone)]
+        words = [
+            "-m", "holdfast.cli", "hollow", "--count", str(count), "--region", REGION, "--prefix", PREFIX, *zones,
+            "--url", self.urls[REGION], "--ca", self.ca, "--cert", who.cert, "--key", who.key, *options,
+        ]  # fmt: skip
+        return self._add(Process("hollow nodes", words, self.place / "hollow.log"))
+
+    def _add(self, process: Process) -> Process:
+        self.processes.append(process)
+        return process
+
+    def client(self, cell: str, who: Identity | None = None) -> HttpClient:
+        who = who or self.operator
+        return HttpClient(self.urls[cell], self.ports, cell=cell, ca=self.ca, cert=who.cert, key=who.key)
+
+    def tls(self, who: Identity) -> ssl.SSLContext:
+        return tls(self.ca, who.cert, who.key)
+
+    def check(self) -> None:
+        for process in self.processes:
+            process.check()
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.stop()
+        self.processes.clear()
+
+
+@contextlib.contextmanager
+def bed(place: Path) -> Iterator[Bed]:
+    made = Bed(place)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def until_ready(made: Bed, cell: str) -> None:
+    """Until the cell's API says that it is ready."""
+    import aiohttp
+
+    context = made.tls(made.operator)
+    deadline = time.monotonic() + START_S
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline:
+            made.check()
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with session.get(made.urls[cell] + "/readyz", ssl=context) as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.05)
+    raise TimeoutError(f"cell {cell} was not ready within {START_S} s; see {made.place / cell}.log")
+
+
+async def first_objects(client: HttpClient, *, region: bool) -> None:
+    """A tenant with ample quota, and the region where there is one."""
+    ample: dict[str, Amount] = {"cpu": "1000000", "memory": "1000Ti", "gpu": "100000"}
+    writes = [Create(Tenant(ObjectMeta(name=TENANT))), Create(PriorityClass(ObjectMeta(name="standard")))]
+    if region:
+        writes.append(Create(Region(ObjectMeta(name=REGION), RegionSpec(zones=ZONES))))
+    await client.commit(writes)
+    spec = QuotaSpec(hard=ample, pending_cap=1_000_000)
+    await client.commit([Create(Quota(ObjectMeta(name="quota", namespace=TENANT), spec))])
+
+
+async def until_placing(client: HttpClient, nodes: int, *, within_s: float = 90.0) -> None:
+    """Until the global cell knows the region as healthy, with so many live nodes."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        region = await client.get(Region, REGION)
+        if region is not None and region.status.report is not None:
+            healthy = region.status.health.state is HealthState.HEALTHY
+            if healthy and region.status.report.live_nodes >= nodes:
+                return
+        await asyncio.sleep(0.2)
+    raise TimeoutError(f"the region did not report {nodes} live nodes within {within_s} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,197 @@
+"""Placement quality: the openb GPU trace (Alibaba cluster-trace-gpu-v2023), replayed on the planner.
+
+The protocol of the published results (Weng et al., ATC 2023): pods arrive in the given order of each seed, never leave,
+and are dropped when they do not fit; equal scores go to the node of the lowest given rank; GPU allocation is read when
+the load that has arrived reaches so many percent of the cluster's GPUs. Data: `--data DIR`, by default ../shared/data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gzip
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bench.__main__ import Skipped
+from holdfast.flow.plan import Ask, ask_of, plan
+from holdfast.flow.snapshot import SnapshotBuilder
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Contact, ContactBlock, Device, Node, NodeExecution, NodeSpec, NodeStatus
+from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+
+HOME = Path(__file__).resolve().parents[2] / "shared" / "data"
+SEEDS = tuple(range(42, 52))
+LOAD = 130
+WORKERS = 2
+_TIE_SEED = 0
+
+
+def _weights(**weights: int) -> Rules:
+    return Rules(scores=tuple(WeightedScore(name=ScoreName[name], weight=weight) for name, weight in weights.items()))
+
+
+POLICIES = {
+    "default": Rules(),
+    "packing": _weights(PACKING=1),
+    "gpu-shape": _weights(GPU_SHAPE=1),
+}
+"""Policies by name, each nothing but weights."""
+
+
+class TraceNode(msgspec.Struct, frozen=True):
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    model: str
+
+
+class TracePod(msgspec.Struct, frozen=True):
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    gpu_milli: int
+    models: tuple[str, ...]
+
+    @property
+    def asked_gpu_milli(self) -> int:
+        return self.gpus * self.gpu_milli
+
+
+def replay(
+    nodes: Sequence[TraceNode],
+    pods: Mapping[str, TracePod],
+    order: Sequence[str],
+    ranks: Mapping[str, int],
+    policy: str,
+) -> dict[int, float]:
+    """GPU allocation in percent of the cluster, by percent of load arrived; one plan for the whole trace."""
+    builder = SnapshotBuilder("trace")
+    for node in nodes:
+        builder.upsert(_node(node))
+    snapshot = builder.freeze(1)
+    numbers = np.zeros(len(snapshot.static.nodes), dtype=np.int64)
+    for name, slot in snapshot.slots.items():
+        numbers[slot] = ranks[name]
+    snapshot.remember(("tie", _TIE_SEED), numbers)
+    asked = [pods[name] for name in order]
+    made = plan(snapshot, [_ask(pod, number) for number, pod in enumerate(asked)], POLICIES[policy], 0.0, _TIE_SEED)
+    placed = [bool(outcome.proposals) for outcome in made.asks]
+    return curve(sum(node.gpus for node in nodes) * 1000, asked, placed)
+
+
+def curve(capacity_milli: int, asked: Sequence[TracePod], placed: Sequence[bool]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    arrived = allocated = 0
+    for pod, took in zip(asked, placed, strict=True):
+        arrived += pod.asked_gpu_milli
+        allocated += pod.asked_gpu_milli if took else 0
+        for load in range(len(found), round(100 * arrived / capacity_milli) + 1):
+            found[load] = 100 * allocated / capacity_milli
+    return found
+
+
+def _node(node: TraceNode) -> Node:
+    spec = NodeSpec(
+        zone="trace",
+        capacity={"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi"},
+        devices=tuple(Device(id=f"gpu-{number}", model=node.model) for number in range(node.gpus)),
+    )
+    status = NodeStatus(contact=ContactBlock(state=Contact.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
+    return Node(ObjectMeta(name=node.name, uid=node.name), spec, status)
+
+
+def _ask(pod: TracePod, number: int) -> Ask:
+    name = f"pod-{number}"
+    resources = {"cpu": f"{pod.cpu_milli}m", "memory": f"{pod.memory_mib}Mi", "gpu": f"{pod.asked_gpu_milli}m"}
+    template = Template(
+        command=("run",),
+        resources={resource: text for resource, text in resources.items() if not text.startswith("0")},
+        gpu_models=pod.models,
+    )
+    spec = SchedulingRequestSpec(
+        workload=name, assignment=name, revision="1", template=template, members=(Member(name=name, uid=name),)
+    )
+    return ask_of(SchedulingRequest(metadata=ObjectMeta(name=name, namespace="trace"), spec=spec))
+
+
+# Reading
+
+
+class Trace(msgspec.Struct, frozen=True):
+    nodes: tuple[TraceNode, ...]
+    pods: dict[str, TracePod]
+    orders: dict[int, list[str]]
+    ranks: dict[int, dict[str, int]]
+
+
+def load(data: Path, name: str) -> Trace:
+    home = data / "openb"
+    files = [home / "csv" / "openb_node_list_gpu_node.csv.gz", home / "csv" / f"openb_pod_list_{name}.csv.gz"]
+    if not all(file.exists() for file in files):
+        raise Skipped(f"no trace in {data}; --data names the directory that holds openb/")
+    nodes = tuple(
+        TraceNode(row["sn"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["gpu"]), row["model"])
+        for row in _rows(files[0])
+    )
+    pods = {row["name"].removeprefix("openb-pod-"): _pod(row) for row in _rows(files[1])}
+    orders: dict[int, list[str]] = {}
+    for line in _lines(home / "derived" / f"arrival_order_{name}.txt.gz"):
+        if line.startswith("#"):
+            arriving = orders[int(line.split()[2])] = []
+        else:
+            arriving.append(line.partition("-")[0])  # "-tuned-N" marks another copy of a pod
+    ranks = {
+        int(row["seed"]): {f"openb-node-{number}": int(rank) for number, rank in row.items() if number.isdigit()}
+        for row in _rows(home / "derived" / "node_tiebreak_rank.csv.gz")
+        if row["trace"] == name
+    }
+    return Trace(nodes, pods, orders, ranks)
+
+
+def _pod(row: Mapping[str, str]) -> TracePod:
+    models = tuple(part for part in row["gpu_spec"].split("|") if part)
+    return TracePod(row["name"], int(row["cpu_milli"]), int(row["memory_mib"]), int(row["num_gpu"]),
+                    int(row["gpu_milli"]), models)  # fmt: skip
+
+
+def _rows(path: Path) -> Iterable[dict[str, str]]:
+    with gzip.open(path, "rt") as file:
+        yield from csv.DictReader(file)
+
+
+def _lines(path: Path) -> Iterable[str]:
+    with gzip.open(path, "rt") as file:
+        yield from (line.strip() for line in file if line.strip())
+
+
+def _one(data: str, name: str, policy: str, seed: int) -> float:
+    """Allocation at full load, for one seed. In a process of its own."""
+    trace = load(Path(data), name)
+    return replay(trace.nodes, trace.pods, trace.orders[seed], trace.ranks[seed], policy)[LOAD]
+
+
+async def run(
+    *, data: str = "", traces: Sequence[str] = ("default",), policies: Sequence[str] = (), seeds: Sequence[int] = SEEDS
+) -> dict[str, Any]:
+    place = data or str(HOME)
+    load(Path(place), traces[0])  # says what is missing before anything is started
+    figures: dict[str, Any] = {}
+    loop = asyncio.get_running_loop()
+    with ProcessPoolExecutor(WORKERS) as workers:
+        for name in traces:
+            for policy in policies or POLICIES:
+                jobs = (loop.run_in_executor(workers, _one, place, name, policy, seed) for seed in seeds)
+                figures[f"{name}_{policy}_{LOAD}"] = round(statistics.mean(await asyncio.gather(*jobs)), 2)
+    best = [value for key, value in figures.items() if key.startswith("default_")]
+    return {"allocation_pct_default_130": max(best)} | figures if best else figures
