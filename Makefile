@@ -10,6 +10,7 @@ export PATH := $(PATH):$(CURDIR)/.tools/bin
 WORKERS ?= 2
 SEED ?=
 SEEDS ?= 20
+HOURS ?=
 BENCH ?=
 ARGS ?=
 
@@ -59,13 +60,13 @@ bench: install-dev ## Measure: all, or one with BENCH=name
 	$(PY) -m bench $(BENCH) $(ARGS)
 
 .PHONY: sim
-sim: install-dev ## Run simulated worlds: make sim SEED=7 for one, SEEDS=200 for many
-	$(PY) -m holdfast.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+sim: install-dev ## Run simulated worlds: SEED=7 for one and its story, SEEDS=200 for many, HOURS=8 through a night
+	$(PY) -m holdfast.sim $(if $(SEED),--seed $(SEED),$(if $(HOURS),--hours $(HOURS),--seeds $(SEEDS))) --workers $(WORKERS) $(ARGS)
 
 .PHONY: prove
 prove: install-dev tools ## Every longer demonstration once: many worlds, real platforms under kill, measurements
 	$(PY) -m holdfast.sim --seeds 600
-	$(PY) -m pytest -q -m "slow or e2e"
+	HOLDFAST_PROVE=1 HOLDFAST_KILL_ROUNDS=200 $(PY) -m pytest -q -m "slow or e2e"
 	$(PY) -m bench
 
 .PHONY: docs

@@ -9,6 +9,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 _HEAD_END = b"\r\n\r\n"
@@ -82,8 +83,15 @@ async def connect(url: str, context: ssl.SSLContext) -> Connection:
     return made
 
 
-async def send_all(url: str, context: ssl.SSLContext, messages: Sequence[bytes], clients: int) -> list[float]:
-    """Sends everything over so many kept connections; how long each answer took."""
+class Sent(NamedTuple):
+    """How long each answer took, and all of them from the first request on; connecting is not counted."""
+
+    took: list[float]
+    seconds: float
+
+
+async def send_all(url: str, context: ssl.SSLContext, messages: Sequence[bytes], clients: int) -> Sent:
+    """Sends everything over so many kept connections."""
     lines = [await connect(url, context) for _ in range(clients)]
     left: Iterator[bytes] = iter(messages)
     took: list[float] = []
@@ -94,9 +102,10 @@ async def send_all(url: str, context: ssl.SSLContext, messages: Sequence[bytes],
             await line.ask(message)
             took.append(time.perf_counter() - began)
 
+    started = time.perf_counter()
     try:
         await asyncio.gather(*(drain(line) for line in lines))
+        return Sent(took, time.perf_counter() - started)
     finally:
         for line in lines:
             line.close()
-    return took

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from holdfast.fleet import assign, grants, policy, region_health, workload_status
-from holdfast.flow import node_health, replicate, serve
-from holdfast.flow.retreat import release
+from holdfast.fleet import (
+    assign,
+    backing,
+    batch_ttl,
+    grants,
+    overrides,
+    policy,
+    recover,
+    region_health,
+    rollout,
+    workload_status,
+)
+from holdfast.flow import hold, node_health, replicate, serve
+from holdfast.flow.retreat import drain, over_quota, preempt, release, repair
+from holdfast.model import limits
 from holdfast.model.assignment import Assignment
-from holdfast.model.binding import Binding
+from holdfast.model.binding import Binding, Reservation
 from holdfast.model.endpoint import Endpoint
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.hold import Hold
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.node import Node
 from holdfast.model.override import Override
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quota import Grant, Quota
+from holdfast.model.recovery import Recovery
+from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
@@ -23,11 +39,17 @@ from holdfast.runtime.controller import Controller
 
 
 def global_controllers() -> tuple[Controller, ...]:
+    return (*_workload_controllers(), *_incident_controllers())
+
+
+def _workload_controllers() -> tuple[Controller, ...]:
+    """The way of a workload: where it goes, what it may spend, how it is doing."""
     return (
         Controller(
             name="assign",
             decide=assign.decide,
             keys=assign.keys,
+            batch=True,
             wakes={
                 Workload: assign.woken_by_workload,
                 Assignment: assign.woken_by_assignment,
@@ -40,14 +62,19 @@ def global_controllers() -> tuple[Controller, ...]:
             name="grant",
             decide=grants.decide,
             keys=grants.keys,
-            wakes={Quota: grants.woken_by_any, Grant: grants.woken_by_any, Assignment: grants.woken_by_any},
+            wakes={
+                Quota: grants.woken_by_any,
+                Grant: grants.woken_by_any,
+                Assignment: grants.woken_by_any,
+                Override: grants.woken_by_override,
+            },
             reads=(Region,),
         ),
         Controller(
             name="policy",
             decide=policy.decide,
             keys=policy.keys,
-            wakes={SchedulerPolicy: policy.woken_by_policy},
+            wakes={SchedulerPolicy: policy.woken_by_policy, Region: policy.woken_by_region},
             reads=(PolicyRevision,),
         ),
         Controller(
@@ -57,15 +84,72 @@ def global_controllers() -> tuple[Controller, ...]:
             wakes={
                 Workload: workload_status.woken_by_workload,
                 Assignment: workload_status.woken_by_assignment,
+                Region: workload_status.woken_by_region,
             },
             batch=True,
         ),
         Controller(
+            name="rollout",
+            decide=rollout.decide,
+            keys=rollout.keys,
+            wakes={Workload: rollout.woken_by_workload, Assignment: rollout.woken_by_assignment},
+            reads=(Region,),
+            batch=True,
+        ),
+        Controller(
+            name="batch-ttl",
+            decide=batch_ttl.decide,
+            keys=batch_ttl.keys,
+            wakes={Workload: batch_ttl.woken_by_workload},
+        ),
+    )
+
+
+def _incident_controllers() -> tuple[Controller, ...]:
+    """What is done when regions fail, and what people decide meanwhile."""
+    return (
+        Controller(
             name="region-health",
             decide=region_health.decide,
             keys=region_health.keys,
-            wakes={Region: region_health.woken_by_region},
+            wakes={Region: region_health.woken_by_region, Override: region_health.woken_by_override},
+            reads=(Assignment,),
             resync_s=5.0,
+        ),
+        Controller(
+            name="backing",
+            decide=backing.decide,
+            keys=backing.keys,
+            wakes={
+                Region: backing.woken_by_region,
+                RecoveryBudget: backing.woken_by_spec,
+                Quota: backing.woken_by_spec,
+                Workload: backing.woken_by_spec,
+                Assignment: backing.woken_by_spec,
+            },
+            reads=(PriorityClass,),
+            resync_s=10.0,
+        ),
+        Controller(
+            name="override",
+            decide=overrides.decide,
+            keys=overrides.keys,
+            wakes={Override: overrides.woken_by_override},
+            reads=(Region, Grant),
+            resync_s=5.0,
+        ),
+        Controller(
+            name="recover",
+            decide=recover.decide,
+            keys=recover.keys,
+            wakes={
+                Region: recover.woken_by_region,
+                Recovery: recover.woken_by_recovery,
+                Workload: recover.woken_by_workload,
+                RecoveryBudget: recover.woken_by_budget,
+            },
+            reads=(Assignment, PriorityClass, Tenant, Grant, Override),
+            resync_s=5.0,  # one key at a time: targets are chosen over all workloads together
         ),
     )
 
@@ -98,8 +182,17 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
                 Replica: release.woken_by_replica,
                 Binding: release.woken_by_binding,
                 Node: release.woken_by_node,
+                Reservation: preempt.woken_by_reservation,
+                GrantCopy: over_quota.woken_by_copy,
             },
             reads=(Assignment,),  # one key at a time: a disruption budget spans the replicas of a workload
+        ),
+        Controller(
+            name="drain",
+            decide=drain.decide,
+            keys=drain.keys,
+            wakes={Node: drain.woken_by_node, Replica: drain.woken_by_replica},
+            resync_s=5.0,
         ),
         Controller(
             name="node-health",
@@ -112,5 +205,21 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             },
             resync_s=5.0,
             batch=True,
+        ),
+        Controller(
+            name="repair",
+            decide=repair.decide,
+            keys=repair.keys,
+            wakes={},
+            reads=(Replica, Override),
+            resync_s=limits.REPAIR_LOOK_EVERY_S,
+        ),
+        Controller(
+            name="hold",
+            decide=hold.decider(region),
+            keys=hold.keys,
+            wakes={RecoveryBudget: hold.woken_by_budget, Hold: hold.woken_by_hold, Node: hold.woken_by_node},
+            reads=(Binding, Reservation),
+            resync_s=10.0,  # one key at a time: budgets share the nodes
         ),
     )

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
+from holdfast.agent.groups import Usage
 from holdfast.agent.memory import Facts, Memory
 from holdfast.agent.probes import Checked, Prober, Target
 from holdfast.authority.leases import LeaseBook
@@ -188,6 +189,7 @@ class ScriptedDriver(Driver):
         self.found: dict[str, Found] = {}
         self.log: list[str] = []
         self.exits: asyncio.Queue[Ended] = asyncio.Queue()
+        self.permits: list[tuple[int, float]] = []
         self._pid = 100
 
     @property
@@ -244,13 +246,24 @@ class ScriptedDriver(Driver):
         assert exit_ is not None
         return exit_
 
+    def permit(self, epoch: int, until_mono_s: float) -> None:
+        self.permits.append((epoch, until_mono_s))
+
+    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
+        return None
+
+    def usage(self, task_id: str) -> Usage | None:
+        return None
+
     async def next_exit(self) -> Ended:
         return await self.exits.get()
 
     async def forget(self, task_id: str) -> None:
         del self.found[task_id]
 
-    async def execute(self, task_id: str, command: tuple[str, ...], timeout_s: float) -> ExecResult:
+    async def execute(
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = 0
+    ) -> ExecResult:
         return ExecResult(code=0, output="")
 
     def logs(self, task_id: str) -> Path | None:

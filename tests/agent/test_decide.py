@@ -19,6 +19,7 @@ from holdfast.agent.decide import (
     Verdict,
     decide,
     decide_unlisted,
+    failures_adopted,
     failures_after,
     restart_pause_s,
 )
@@ -117,7 +118,7 @@ TABLE = [
     ("ends at runUntil", bound(run_until="2023-11-14T22:13:20.000000Z"), RUNNING, LIVE, Verdict(Stop(0.0, "Finished"))),
     ("starts nothing past runUntil", bound(run_until="2023-11-14T22:13:19.000000Z"), ABSENT, LIVE,
      Verdict(Acknowledge(Phase.STOPPED, NEVER))),
-    ("exclusive looks again at the lease's end", ONLY, RUNNING, LIVE, Verdict(again_in_s=10.0)),
+    ("exclusive looks again before the lease's end", ONLY, RUNNING, LIVE, Verdict(again_in_s=8.0)),
     ("exclusive ends with the lease", ONLY, RUNNING, LAPSED, Verdict(Stop(0.0, "LeaseLapsed"))),
     # probes
     ("unwell work is restarted", bound(), msgspec.structs.replace(RUNNING, unwell="LivenessFailed"), LIVE,
@@ -151,7 +152,7 @@ def test_never(binding: Binding | None, local: Local, lease: Lease) -> None:
     ("exclusive", "local", "lease", "expected"),
     [
         (False, RUNNING, Lease(), Verdict()),
-        (True, RUNNING, LIVE, Verdict(again_in_s=10.0)),
+        (True, RUNNING, LIVE, Verdict(again_in_s=8.0)),
         (True, RUNNING, LAPSED, Verdict(Stop(0.0, "LeaseLapsed"))),
         (False, RUNNING, FENCED, Verdict(Stop(0.0, "Fenced"))),
         (True, ended(), LAPSED, Verdict()),
@@ -216,3 +217,13 @@ def test_the_execution_block(local: Local, phase: Phase, ready: bool) -> None:
 def test_nothing_is_said_of_adopted_work_before_a_probe_has_spoken() -> None:
     assert execution_of(bound(), msgspec.structs.replace(RUNNING, ready=None), CONFIG) is None
     assert execution_of(bound(), ABSENT, CONFIG) is None
+
+
+def test_a_lost_shim_is_not_the_works_failure_and_old_runs_weigh_little() -> None:
+    lost = Exit(reason="Killed", message="ended without evidence")
+    local = msgspec.structs.replace(RUNNING, failures=5, started_mono_s=999.0)
+    assert failures_after(local, lost, "", NOW) == 5
+    assert failures_after(msgspec.structs.replace(local, failures=0), lost, "", NOW) == 1
+    assert failures_after(local, Exit(reason="Killed", code=137, signal="SIGKILL"), "", NOW) == 6
+    assert failures_adopted(200, RestartPolicy.ALWAYS) == 3
+    assert failures_adopted(5, RestartPolicy.ON_FAILURE) == 4

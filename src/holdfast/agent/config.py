@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,10 +44,15 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     cert: str = ""
     key: str = ""
     stop_work_on_exit: bool = False
+    isolation: Literal["auto", "rlimits", "none"] = "auto"
 
     @property
     def tasks_dir(self) -> Path:
         return Path(self.state_dir) / "tasks"
+
+    @property
+    def oci_dir(self) -> Path:
+        return Path(self.state_dir) / "oci"
 
 
 def load(path: str | None = None, **options: Any) -> AgentConfig:
@@ -98,8 +103,9 @@ def merged_node(config: AgentConfig, stored: Node) -> Node | None:
     wanted = node_of(config)
     taints = (*stored.spec.taints, *(taint for taint in config.taints if taint not in stored.spec.taints))
     spec = msgspec.structs.replace(
-        wanted.spec, taints=taints, unschedulable=stored.spec.unschedulable, drain=stored.spec.drain
-    )
+        wanted.spec, taints=taints, unschedulable=stored.spec.unschedulable, drain=stored.spec.drain,
+        drain_seconds=stored.spec.drain_seconds,
+    )  # fmt: skip
     labels = {**stored.metadata.labels, **config.labels}
     if spec == stored.spec and labels == stored.metadata.labels:
         return None

@@ -45,7 +45,10 @@ class Local(msgspec.Struct, frozen=True):
     ready_since_s: float = 0.0
     unwell: str = ""
     probe_message: str = ""
-    """`ready` is None for adopted work until a probe has spoken: nothing is reported of it before.
+    until_mono_s: float | None = None
+    """`until_mono_s` is `runUntil`, counted since it was first seen: no step of the wall clock moves it.
+
+    `ready` is None for adopted work until a probe has spoken: nothing is reported of it before.
 
     `unwell` is the reason a probe gives to end this run: StartupFailed or LivenessFailed.
     """
@@ -94,9 +97,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 _NOTHING = Verdict()
+ADOPTED_FAILURES_MAX = 3
 
 # Ends the work did not bring about. An agent that died in the middle of a stop leaves the second kind behind.
-_NOT_ITS_OWN = (Reason.NEVER_STARTED, Reason.STOPPED_AS_ASKED)
+_NOT_ITS_OWN = (Reason.NEVER_STARTED, Reason.STOPPED_AS_ASKED, Reason.LEASE_LAPSED)
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -109,7 +113,7 @@ class Wish(msgspec.Struct, frozen=True):
     again_in_s: float | None = None
 
 
-def wish(binding: Binding | None, lease: Lease, now: Now) -> Wish:
+def wish(binding: Binding | None, lease: Lease, now: Now, until_mono_s: float | None = None) -> Wish:
     """What is wanted of the work now, all rules considered, the most urgent first."""
     if binding is None:
         return Wish(run=False, keeps_binding=False, reason=Reason.DELETED)
@@ -122,15 +126,27 @@ def wish(binding: Binding | None, lease: Lease, now: Now) -> Wish:
         grace_s = spec.stop_grace_seconds or spec.template.termination_grace_seconds
         return Wish(run=False, grace_s=grace_s, reason=spec.stop_reason or Reason.STOPPED_AS_ASKED)
     if spec.run_until:
-        left_s = times.parse_time(spec.run_until) - now.wall_s
+        end_mono_s = until_mono_s if until_mono_s is not None else run_until_mono_s(binding, now)
+        left_s = end_mono_s - now.mono_s
         if left_s <= 0:
             return Wish(run=False, reason=Reason.FINISHED)
         return Wish(run=True, again_in_s=left_s)
     return Wish(run=True)
 
 
+def run_until_mono_s(binding: Binding, now: Now) -> float:
+    """The moment of `runUntil` on the monotonic clock, as the two clocks stand now."""
+    return now.mono_s + times.parse_time(binding.spec.run_until) - now.wall_s
+
+
+def _may_start(binding: Binding, lease: Lease, now: Now) -> bool:
+    """Exclusive work is started only with time to spare: its watchdog ends it some seconds before the lease does."""
+    spare_s = 2 * limits.WATCHDOG_LEAD_S if binding.spec.exclusive is not None else 0.0
+    return lease.until_mono_s > now.mono_s + spare_s
+
+
 def decide(binding: Binding | None, local: Local, lease: Lease, now: Now) -> Verdict:
-    wanted = wish(binding, lease, now)
+    wanted = wish(binding, lease, now, local.until_mono_s)
     if local.state is State.STARTING:
         return _NOTHING  # the driver's answer asks again
     if local.state is State.STOPPING:
@@ -146,7 +162,7 @@ def decide(binding: Binding | None, local: Local, lease: Lease, now: Now) -> Ver
     if binding.status.acknowledged_at:
         return _NOTHING  # it ended for good, and the region knows
     if local.state is State.ABSENT:
-        return Verdict(Start(run=1)) if lease.until_mono_s > now.mono_s else _NOTHING
+        return Verdict(Start(run=1)) if _may_start(binding, lease, now) else _NOTHING
     return _ended(binding, local, lease, now)
 
 
@@ -190,10 +206,10 @@ def _running(binding: Binding, wanted: Wish, local: Local, lease: Lease, now: No
 
 
 def _while_leased(lease: Lease, now: Now, again_in_s: float | None) -> Verdict:
-    """Exclusive work runs only under a live lease. The grantor waits for the kill bound beyond it, and no longer."""
-    left_s = lease.until_mono_s - now.mono_s
+    """Exclusive work ends before the lease does; its driver's watchdog sees to it should this agent not be able to."""
+    left_s = lease.until_mono_s - limits.WATCHDOG_LEAD_S - now.mono_s
     if left_s <= 0:
-        return Verdict(Stop(0.0, Reason.LEASE_LAPSED))
+        return Verdict(Stop(max(0.0, left_s + limits.WATCHDOG_LEAD_S - limits.WATCHDOG_FORCE_S), Reason.LEASE_LAPSED))
     return Verdict(again_in_s=left_s if again_in_s is None else min(left_s, again_in_s))
 
 
@@ -204,7 +220,7 @@ def _ended(binding: Binding, local: Local, lease: Lease, now: Now) -> Verdict:
     wait_s = local.ended_mono_s + restart_pause_s(local.failures) - now.mono_s
     if wait_s > 0:
         return Verdict(again_in_s=wait_s)
-    return Verdict(Start(run=local.run + 1)) if lease.until_mono_s > now.mono_s else _NOTHING
+    return Verdict(Start(run=local.run + 1)) if _may_start(binding, lease, now) else _NOTHING
 
 
 def outcome(binding: Binding, local: Local) -> Phase | None:
@@ -231,10 +247,21 @@ def failures_after(local: Local, exit_: Exit, stop_reason: str, now: Now) -> int
     """How many runs in a row have ended too soon. A long run starts the count anew; our own stops do not count."""
     if exit_.reason == Reason.NEVER_STARTED:
         return local.failures
+    if exit_.reason == Reason.KILLED and exit_.code is None:
+        return max(1, local.failures)  # its shim or the node went down: not the work's doing, but no hot loop either
     if stop_reason not in ("", Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED) or exit_.reason in _NOT_ITS_OWN:
         return 0
     ran_s = now.mono_s - local.started_mono_s if local.started_mono_s else 0.0
     return 1 if ran_s >= limits.RESTART_BACKOFF_RESET_S else local.failures + 1
+
+
+def failures_adopted(run: int, policy: RestartPolicy) -> int:
+    """How many failures to assume of work found running: they are not remembered, only its runs are.
+
+    Work that is always restarted may have had its runs over months, so few are assumed; for work that may fail for
+    good the runs are the count.
+    """
+    return min(run - 1, ADOPTED_FAILURES_MAX) if policy is RestartPolicy.ALWAYS else run - 1
 
 
 def restart_pause_s(failures: int) -> float:

@@ -26,7 +26,7 @@ def task_id(binding: Binding) -> str:
     return f"{binding.metadata.namespace}_{binding.metadata.name}_{binding.uid}"
 
 
-def task_of(binding: Binding, run: int, config: AgentConfig) -> Task:
+def task_of(binding: Binding, run: int, config: AgentConfig, *, until_mono_s: float | None = None) -> Task:
     spec = binding.spec
     return Task(
         id=task_id(binding), run=run, namespace=binding.metadata.namespace, replica=spec.replica,
@@ -34,6 +34,7 @@ def task_of(binding: Binding, run: int, config: AgentConfig) -> Task:
         binding_uid=binding.uid, attempt=spec.intent.attempt, epoch=spec.epoch, node_epoch=spec.node_epoch,
         template=spec.template, env=environment(binding, config), ports=spec.ports, devices=spec.devices,
         resources=amounts(spec.resources), exclusive=spec.exclusive is not None,
+        until_mono_s=until_mono_s,
     )  # fmt: skip
 
 

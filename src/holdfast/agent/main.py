@@ -14,10 +14,15 @@ from pathlib import Path
 import structlog
 
 from holdfast import __version__
+from holdfast.agent.answers import Answers
+from holdfast.agent.artifacts import Artifacts
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.drivers.contract import Driver
+from holdfast.agent.drivers.oci import OciDriver, find_runtime
 from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.groups import confinement
 from holdfast.agent.memory import FileMemory
+from holdfast.agent.node_report import Traits
 from holdfast.agent.probes import NetworkProber
 from holdfast.agent.supervisor import Supervisor
 from holdfast.client.contract import Client
@@ -34,21 +39,44 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
     _allow_many_files()
     ports = ports or SystemPorts()
     memory = FileMemory(Path(config.state_dir))
+    held = confinement(config.name, config.isolation)
     own = client is None
     client = client or _connect(config, ports)
     try:
-        driver: Driver = ProcessDriver(config.tasks_dir, ports.clock)
+        artifacts = Artifacts(Path(config.state_dir) / "artifacts")
+        driver: Driver = ProcessDriver(config.tasks_dir, ports.clock, confinement=held, artifacts=artifacts)
         drivers: dict[str, Driver] = {DriverName.PROCESS: driver}
+        if DriverName.OCI in config.drivers:
+            inner = ProcessDriver(config.oci_dir / "tasks", ports.clock, confinement=held, artifacts=artifacts)
+            drivers[DriverName.OCI] = OciDriver(inner, config.oci_dir, find_runtime())
         supervisor = Supervisor(
-            config, client, drivers=drivers, prober=NetworkProber(driver), memory=memory, ports=ports
+            config, client, drivers=drivers, prober=NetworkProber(driver, drivers), memory=memory, ports=ports,
+            traits=lambda: Traits(warm=artifacts.warm(), isolation=held.kind, weakness=held.weakness),
         )  # fmt: skip
         log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
-        await _until_told(supervisor, config)
+        answering = _answering(config, client, supervisor, ports)
+        try:
+            await _until_told(supervisor, config)
+        finally:
+            await end(*answering)
         log.info("agent_ended", node=config.name, work="stopped" if config.stop_work_on_exit else "left running")
     finally:
         if own:
             await client.close()
+        held.close()
         memory.close()
+
+
+def _answering(
+    config: AgentConfig, client: Client, supervisor: Supervisor, ports: Ports
+) -> tuple[asyncio.Task[None], ...]:
+    """Questions come over HTTP only: a client inside the cell has nobody to ask."""
+    from holdfast.client.http import HttpClient
+
+    if not isinstance(client, HttpClient):
+        return ()
+    answers = Answers(config.name, client, (config.tasks_dir, config.oci_dir / "tasks"), ports, supervisor.tasks)
+    return (asyncio.create_task(answers.run(), name="agent:answers"),)
 
 
 def _connect(config: AgentConfig, ports: Ports) -> Client:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -26,6 +26,7 @@ class Target(msgspec.Struct, frozen=True):
     task_id: str
     address: str
     ports: dict[str, int] = {}
+    driver: str = ""
 
     def port(self, name: str) -> int:
         return self.ports.get(name, 0) if name else next(iter(self.ports.values()), 0)
@@ -107,10 +108,11 @@ class ProbeRun:
 
 
 class NetworkProber(Prober):
-    """Real checks: HTTP and TCP against the node's address, commands through the driver."""
+    """Real checks: HTTP and TCP against the node's address, commands through the driver that runs the work."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, others: Mapping[str, Driver] | None = None) -> None:
         self._driver = driver
+        self._others = others or {}
 
     async def check(self, target: Target, probe: Probe) -> Checked:
         try:
@@ -128,7 +130,8 @@ class NetworkProber(Prober):
         return Checked(ok=True)
 
     async def _exec(self, target: Target, probe: ExecProbe, timeout_s: float) -> Checked:
-        result = await self._driver.execute(target.task_id, probe.command, timeout_s)
+        driver = self._others.get(target.driver, self._driver)
+        result = await driver.execute(target.task_id, probe.command, timeout_s)
         return Checked(ok=result.code == 0, message=f"{' '.join(probe.command)}: code {result.code}: {result.output}")
 
 

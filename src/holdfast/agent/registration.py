@@ -50,14 +50,18 @@ class Registration:
             fenced=0 < facts.epoch <= facts.fenced_epoch,
         )  # fmt: skip
         self.node: Node | None = None
+        self._look_again_mono_s = 0.0
+        """When the Node is read again: someone may have removed it, and nobody tells an idle agent."""
 
     async def run(self) -> None:
         while True:
             try:
                 if self.lease.fenced:
                     await self._register_anew()
-                if self.node is None:
+                if self.node is None or self._clock.monotonic() >= self._look_again_mono_s:
                     await self._ensure_node()
+                    again_s = jittered_s(limits.AGENT_RESYNC_S, self._chance)
+                    self._look_again_mono_s = self._clock.monotonic() + again_s
                 answered = await self._renew()
             except (Fault, TimeoutError, OSError) as fault:
                 log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
@@ -125,8 +129,13 @@ class Registration:
         self._set(msgspec.structs.replace(self.lease, epoch=0, until_mono_s=0.0, fenced=False))
 
     def _set(self, lease: Lease) -> None:
+        """An epoch counts only once it is remembered; how long the lease runs may be forgotten on a full disk."""
+        facts = Facts(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.until_mono_s)
+        try:
+            self._memory.save(facts)
+        except OSError as error:
+            if (lease.epoch, lease.fenced_epoch) != (self.lease.epoch, self.lease.fenced_epoch):
+                raise
+            log.warning("lease_unremembered", node=self._config.name, error=str(error))
         self.lease = lease
-        self._memory.save(
-            Facts(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.until_mono_s)
-        )
         self._changed()

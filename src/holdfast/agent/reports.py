@@ -62,7 +62,7 @@ class Reports:
         """Sends everything gathered; False when the region could not be told and it is to be tried again."""
         async with self._flushing:
             while self._pending:
-                batch = [self._pending[a] for a in list(self._pending)[: limits.BATCH]]
+                batch = [self._pending[a] for a in list(self._pending)[: limits.WRITES_JOINED]]
                 for write in batch:
                     del self._pending[(write.kind, write.key, write.uid)]
                 if not await self._send(batch):

@@ -8,7 +8,7 @@ region stops no committed work. Never: blocks on one task while others wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -25,17 +25,20 @@ from holdfast.agent.decide import (
     Stop,
     decide,
     decide_unlisted,
+    failures_adopted,
     failures_after,
+    run_until_mono_s,
     wish,
 )
 from holdfast.agent.describe import acknowledgement, execution_of, execution_write, task_id, task_of
-from holdfast.agent.drivers.contract import Driver, Ended, Found, StartFailed
+from holdfast.agent.drivers.contract import Driver, Ended, Found, StartFailed, Task
 from holdfast.agent.follow import follow_bindings
 from holdfast.agent.memory import Memory
-from holdfast.agent.node_report import NodeReport
+from holdfast.agent.node_report import NodeReport, Traits
 from holdfast.agent.probes import Prober
 from holdfast.agent.registration import Registration
 from holdfast.agent.reports import Reports
+from holdfast.agent.start_failures import StartFailures
 from holdfast.agent.unit import Unit
 from holdfast.client.contract import Client
 from holdfast.model import limits, times
@@ -59,7 +62,7 @@ class Supervisor:
 
     def __init__(
         self, config: AgentConfig, client: Client, *, drivers: Mapping[str, Driver], prober: Prober, memory: Memory,
-        ports: Ports,
+        ports: Ports, traits: Callable[[], Traits] = Traits,
     ) -> None:  # fmt: skip
         self._config = config
         self._client = client
@@ -78,6 +81,8 @@ class Supervisor:
         )
         self._node_report = NodeReport(self._registration, self._reports, ports.clock)
         self._ports = ports
+        self._traits = traits
+        self._start_failures = StartFailures()
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -106,6 +111,7 @@ class Supervisor:
         self._leaving = True
         for unit in self._units.values():
             unit.rest()
+        self._node_report.rest()
         await end(*loops, *self._calls)
         for driver in self._drivers.values():
             await driver.close()
@@ -119,6 +125,13 @@ class Supervisor:
                 self._stop(unit, Stop(unit.task.template.termination_grace_seconds, Reason.STOPPED_AS_ASKED))
         await self._nothing_runs()
         await self._reports.flush()
+
+    def tasks(self) -> list[tuple[Task, Driver]]:
+        """What runs now, with the driver that runs it."""
+        return [
+            (unit.task, unit.driver) for unit in self._units.values()
+            if unit.local.state is State.RUNNING and unit.task is not None and unit.driver is not None
+        ]  # fmt: skip
 
     @property
     def running(self) -> int:
@@ -139,8 +152,8 @@ class Supervisor:
         task = found.task
         ago_s = max(0.0, now.wall_s - (found.started_at_s or now.wall_s))
         local = Local(
-            state=State.RUNNING, run=task.run, failures=task.run - 1, pid=found.pid, started_at_s=found.started_at_s,
-            started_mono_s=now.mono_s - ago_s, ready=None,
+            state=State.RUNNING, run=task.run, failures=failures_adopted(task.run, task.template.restart_policy),
+            pid=found.pid, started_at_s=found.started_at_s, started_mono_s=now.mono_s - ago_s, ready=None,
         )  # fmt: skip
         if found.exit is not None:
             local = msgspec.structs.replace(
@@ -199,15 +212,38 @@ class Supervisor:
             driver = self._drivers.get(binding.spec.template.driver)
             unit = self._units[binding.uid] = Unit(task_id(binding), binding.uid, driver)
         unit.binding = None if deleted else binding
+        self._count_until(unit)
         if unit.local.state is State.RUNNING and unit.probes is None and not deleted:
             self._begin_probes(unit)
         self._act(unit)
         self._refresh()
 
     def _lease_changed(self) -> None:
+        self._permit()
         for unit in list(self._units.values()):
             self._act(unit)
         self._refresh()
+
+    def _permit(self) -> None:
+        """Tells the watchdogs of exclusive work how long it may run, before anything is decided under the new lease."""
+        lease = self._registration.lease
+        until_mono_s = 0.0 if lease.fenced else lease.until_mono_s
+        for driver in self._drivers.values():
+            try:
+                driver.permit(lease.epoch, until_mono_s)
+            except OSError as error:
+                log.warning("permit_unwritten", driver=driver.name, error=str(error))
+
+    def _count_until(self, unit: Unit) -> None:
+        """`runUntil` is a wall time; from when it is first seen it is counted on the clock that does not step."""
+        text = unit.binding.spec.run_until if unit.binding is not None else ""
+        if text == unit.run_until:
+            return
+        unit.run_until = text
+        until_mono_s = run_until_mono_s(unit.binding, self._now()) if text and unit.binding is not None else None
+        unit.set(until_mono_s=until_mono_s)
+        if unit.driver is not None and unit.local.state in _BUSY:
+            unit.driver.run_until(unit.id, until_mono_s)
 
     async def _hear_exits(self, driver: Driver) -> None:
         while True:
@@ -227,17 +263,22 @@ class Supervisor:
 
     def _refresh(self) -> None:
         """The node's own word. Zombies are work that runs here though its claim is over."""
-        now, lease = self._now(), self._registration.lease
-        zombies = sum(
-            unit.local.state in _BUSY
-            and (unit.binding is None or wish(unit.binding, lease, now).reason in (Reason.FENCED, Reason.NODE_LOST))
-            for unit in self._units.values()
-        )
+        zombies = sum(unit.local.state in _BUSY and self._is_zombie(unit) for unit in self._units.values())
         running = self.running
         metrics.AGENT_TASKS.set(running)
         if running == 0:
             self._quiet.set()
-        self._node_report.say(listed=self._listed, zombies=zombies, running=running)
+        now_mono_s = self._clock.monotonic()
+        quarantine = self._start_failures.quarantine(now_mono_s)
+        self._node_report.say(
+            listed=self._listed, zombies=zombies, running=running, traits=self._traits(), quarantine=quarantine
+        )
+
+    def _is_zombie(self, unit: Unit) -> bool:
+        if unit.binding is None:
+            return True
+        wanted = wish(unit.binding, self._registration.lease, self._now(), unit.local.until_mono_s)
+        return wanted.reason in (Reason.FENCED, Reason.NODE_LOST)
 
     # --- deciding and acting -----------------------------------------------------------------------------------
 
@@ -270,7 +311,7 @@ class Supervisor:
 
     def _start(self, unit: Unit, run: int) -> None:
         assert unit.binding is not None
-        unit.task = task_of(unit.binding, run, self._config)
+        unit.task = task_of(unit.binding, run, self._config, until_mono_s=unit.local.until_mono_s)
         unit.set(state=State.STARTING, run=run, stop_reason="", unwell="", probe_message="", startup_passed=False,
                  ready=False, ready_since_s=0.0, pid=0)  # fmt: skip
         unit.early_exit = None
@@ -287,6 +328,7 @@ class Supervisor:
             async with self._starts:
                 started = await unit.driver.start(task)
         except StartFailed as failure:
+            self._failed_to_start(task, failure.reason, failure.message)
             exit_ = Exit(reason=failure.reason, message=failure.message, at=times.micro_text(self._clock.now()))
             self._ended(unit, exit_, "")
             return
@@ -298,6 +340,7 @@ class Supervisor:
             exit_ = Exit(reason=Reason.START_ERROR, message=str(error), at=times.micro_text(self._clock.now()))
             self._ended(unit, exit_, "")
             return
+        self._start_failures.started()
         metrics.AGENT_START.observe(self._clock.monotonic() - began_mono_s)
         log.info("task_started", task=task.id, run=task.run, pid=started.pid)
         unit.set(state=State.RUNNING, pid=started.pid, started_at_s=started.started_at_s,
@@ -307,6 +350,14 @@ class Supervisor:
             return
         self._begin_probes(unit)
         self._act(unit)
+
+    def _failed_to_start(self, task: Task, reason: str, message: str) -> None:
+        now = self._now()
+        workload = f"{task.namespace}/{task.workload}"
+        self._start_failures.failed(workload, reason, message, mono_s=now.mono_s, wall_s=now.wall_s)
+        again_s = self._start_failures.look_again_in_s(now.mono_s)
+        if again_s is not None:
+            asyncio.get_running_loop().call_later(again_s, self._refresh)
 
     def _begin_probes(self, unit: Unit) -> None:
         unit.begin_probes(self._config.address, self._prober, self._clock, self._probe_said)

@@ -29,6 +29,7 @@ class Unit:
         self.local = Local()
         self.acknowledged = False
         self.early_exit: Exit | None = None
+        self.run_until = ""
         self.probes: ProbeRun | None = None
         self.last_binding: Binding | None = None
         self._binding: Binding | None = None
@@ -71,7 +72,7 @@ class Unit:
         assert self.task is not None
         probes = self.task.template.probes
         ports = {p.name: self.task.ports[p.name] for p in self.task.template.ports if p.name in self.task.ports}
-        target = Target(task_id=self.id, address=address, ports=ports)
+        target = Target(task_id=self.id, address=address, ports=ports, driver=self.task.template.driver)
         if probes.startup is None:
             self.set(startup_passed=True)
             if probes.readiness is None:

@@ -17,11 +17,42 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("holdfast.cli.commands.down:down", "Stop the platform and all the work it runs."),
     "status": ("holdfast.cli.commands.status:status", "Show cells, nodes and workloads by stage."),
     "endpoints": ("holdfast.cli.commands.endpoints:endpoints", "List who may receive traffic for a workload."),
+    "explain": (
+        "holdfast.cli.commands.explain:explain",
+        "Tell the story of a workload or a replica: where it stands, why, and what would help.",
+    ),
+    "why-not": (
+        "holdfast.cli.commands.why_not:why_not",
+        "Say why a replica is not on a node: all that stands in the way, or how it scores.",
+    ),
+    "plan": (
+        "holdfast.cli.commands.plan:plan",
+        "Show what would be placed, where, and evicting whom; nothing is written.",
+    ),
+    "replay": (
+        "holdfast.cli.commands.replay:replay",
+        "Plan a decision again on the state it was made on, and prove that the outcome is the same.",
+    ),
     "logs": ("holdfast.cli.commands.logs:logs", "Print what replicas wrote, from this machine's agents."),
+    "exec": ("holdfast.cli.commands.exec:exec_", "Run a command in a replica's environment."),
+    "top": ("holdfast.cli.commands.top:top", "Show what work uses beside what it asked for."),
+    "node": ("holdfast.cli.commands.node:node", "Keep new work off a node, or empty it."),
+    "rollout": ("holdfast.cli.commands.rollout:rollout", "Follow, pause and undo rollouts."),
+    "policy": ("holdfast.cli.commands.policy:policy", "See, try, promote and take back scheduling policies."),
+    "override": ("holdfast.cli.commands.override:override", "Tell the platform what to do for a while, on record."),
+    "drill": ("holdfast.cli.commands.drill:drill", "Do failures for real, and see whether the promises hold."),
+    "cleanup-check": (
+        "holdfast.cli.commands.cleanup_check:cleanup_check",
+        "List what an incident left behind.",
+    ),
     "kubeconfig": ("holdfast.cli.commands.kubeconfig:kubeconfig", "Write a kubeconfig with one context per cell."),
     "token": ("holdfast.cli.commands.token:token", "Create, list and revoke API tokens."),
     "serve": ("holdfast.cli.commands.serve:serve", "Run one cell: the global one, or a region's."),
+    "backup": ("holdfast.cli.commands.storage:backup", "Save a cell to a file while it runs."),
+    "restore": ("holdfast.cli.commands.storage:restore", "Fill a stopped cell from a backup."),
+    "migrate-store": ("holdfast.cli.commands.storage:migrate_store", "Move a stopped cell to another store."),
     "agent": ("holdfast.cli.commands.agent:agent", "Run a node agent."),
+    "hollow": ("holdfast.cli.commands.hollow:hollow", "Pretend to be thousands of nodes, for benchmarks and drills."),
     "version": ("holdfast.cli.commands.version:version", "Print the version."),
 }
 HIDDEN: dict[str, tuple[str, str]] = {

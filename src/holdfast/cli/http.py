@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -102,6 +103,29 @@ class Api:
         if status >= 400:
             raise self._refusal(method, path, status, answer)
         return json.loads(answer) if answer else None
+
+    def stream(self, path: str, body: Any, *, silence_s: float = 60.0) -> Iterator[dict[str, Any]]:
+        """POST, and the JSON lines of an answer that goes on; over a connection of its own. Blank lines are skipped."""
+        headers = {"Content-Type": "application/json", "User-Agent": "holdfast-cli"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=silence_s, context=self._context)
+        try:
+            connection.request("POST", path, body=json.dumps(body).encode(), headers=headers)
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise self._refusal("POST", path, answer.status, answer.read(MAX_ANSWER_BYTES))
+            while line := answer.readline():
+                if line.strip():
+                    yield json.loads(line)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Stop(
+                f"the answer of the {self.name} cell at {self.url} broke off",
+                why=str(error) or type(error).__name__,
+                code=Exit.UNREACHABLE,
+            ) from error
+        finally:
+            connection.close()
 
     def close(self) -> None:
         if self._connection is not None:

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from holdfast.fleet import rollout
 from holdfast.fleet.capacity import Room, room_of
+from holdfast.fleet.ordinals import Ordinals, share_ordinals
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose, assignment_name
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
@@ -40,19 +42,28 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return NOTHING
     stored = [a for a in view.by(Assignment, "workload", str(key)) if a.spec.purpose is Purpose.NORMAL]
     if workload.metadata.terminating:
-        return _wind_down(workload, stored)
+        recovering = len(view.by(Assignment, "workload", str(key))) > len(stored)
+        return _wind_down(workload, stored, recovering=recovering)
     regions = view.list(Region)
     allowed = [r for r in regions if not why_not(workload, r)]
     if not stored and any(_just_created(r, now) for r in allowed):
         return Outcome(again_in_s=1.0)  # rather wait a moment than crowd whichever region was heard first
     open_to_more = [r for r in allowed if accepts_more(r, view)]
     shares = _shares(workload, stored, allowed, open_to_more, view)
+    ordinals: Ordinals = {}
+    if workload.spec.exclusive is not None:
+        ordinals = share_ordinals(shares, stored)
+        shares = {region: len(given) for region, given in ordinals.items()}
     writes: list[Write] = []
     notices: list[Notice] = []
     current = {a.spec.region: a for a in stored}
     moved = _moved_in(workload, shares, current)
     for region in sorted({*shares, *current}):
-        write = _settle(workload, region, shares.get(region, 0), current.get(region), view, moved=moved)
+        spec = spec_for(
+            workload, region, shares.get(region, 0), view,
+            ordinals=ordinals.get(region, ()), stored=current.get(region),
+        )  # fmt: skip
+        write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=moved)
         if write is None:
             continue
         writes.append(write)
@@ -162,24 +173,23 @@ def _moved_in(workload: Workload, shares: Shares, current: Mapping[str, Assignme
 
 
 def _settle(
-    workload: Workload, region: str, share: int, stored: Assignment | None, view: View, *, moved: bool
+    workload: Workload, spec: AssignmentSpec | None, share: int, stored: Assignment | None, region: str, *, moved: bool
 ) -> Write | None:
     """The write that brings one region's Assignment to its share, or None when it is there."""
     if stored is None:
-        if not share:
+        if not share or spec is None:
             return None
-        spec = _spec(workload, region, share, view, epoch=1)
-        return Create(Assignment(metadata=_meta(workload, region), spec=spec)) if spec is not None else None
+        return Create(Assignment(metadata=meta_for(workload, region), spec=spec))
     if not share:
         if drained(stored):
             return Delete("Assignment", stored.key, stored.uid)
         if stored.spec.replicas and workload.spec.exclusive is None and not moved:
             return None  # make before break: the others do not serve yet
-    spec = _spec(workload, region, share, view, epoch=stored.spec.epoch)
     if spec is None:
         return None
-    spec = _keep_ordinals(workload, spec, stored)
-    kept = msgspec.structs.replace(spec, suspended=stored.spec.suspended, reason=stored.spec.reason)
+    kept = msgspec.structs.replace(
+        spec, suspended=stored.spec.suspended, reason=stored.spec.reason, epoch=stored.spec.epoch
+    )
     if kept == stored.spec:
         return None
     spec = msgspec.structs.replace(spec, suspended=stored.spec.suspended, epoch=stored.spec.epoch + 1)
@@ -195,21 +205,33 @@ def drained(assignment: Assignment) -> bool:
     )
 
 
-def _meta(workload: Workload, region: str) -> ObjectMeta:
+def meta_for(workload: Workload, region: str, purpose: Purpose = Purpose.NORMAL) -> ObjectMeta:
     owner = OwnerReference(
         api_version=API_VERSION, kind="Workload", name=workload.metadata.name, uid=workload.uid, controller=True
     )
     return ObjectMeta(
-        name=assignment_name(workload.metadata.name, region),
+        name=assignment_name(workload.metadata.name, region, purpose),
         namespace=workload.metadata.namespace,
         labels={LABEL_WORKLOAD: workload.metadata.name},
         owner_references=(owner,),
     )
 
 
-def _spec(workload: Workload, region: str, share: int, view: View, *, epoch: int) -> AssignmentSpec | None:
+def spec_for(
+    workload: Workload,
+    region: str,
+    share: int,
+    view: View,
+    *,
+    epoch: int = 1,
+    purpose: Purpose = Purpose.NORMAL,
+    reason: str = "",
+    ordinals: tuple[int, ...] = (),
+    stored: Assignment | None = None,
+) -> AssignmentSpec | None:
     """Everything the region needs while it is cut off; None while the priority class is missing."""
     wanted = workload.spec
+    template = rollout.target(workload, region, stored)
     priority = view.get(PriorityClass, wanted.priority_class_name)
     if priority is None:
         return None
@@ -224,11 +246,12 @@ def _spec(workload: Workload, region: str, share: int, view: View, *, epoch: int
         workload_uid=workload.uid,
         workload_generation=workload.metadata.generation,
         region=region,
+        purpose=purpose,
         type=wanted.type,
         replicas=replicas,
-        ordinals=tuple(range(share)) if wanted.exclusive is not None else (),
-        revision=template_hash(wanted.template),
-        template=wanted.template,
+        ordinals=ordinals,
+        revision=template_hash(template),
+        template=template,
         placement=wanted.placement,
         priority_class=wanted.priority_class_name,
         rank=priority.spec.rank,
@@ -242,7 +265,7 @@ def _spec(workload: Workload, region: str, share: int, view: View, *, epoch: int
         dedicated=tenant is not None and tenant.spec.isolation is Isolation.DEDICATED,
         min_ready_seconds=wanted.min_ready_seconds,
         epoch=epoch,
-        reason=_reason(workload, region, share),
+        reason=reason or _reason(workload, region, share),
     )
 
 
@@ -256,15 +279,8 @@ def _reason(workload: Workload, region: str, share: int) -> str:
     return "; ".join(why)
 
 
-def _keep_ordinals(workload: Workload, spec: AssignmentSpec, stored: Assignment) -> AssignmentSpec:
-    """An exclusive ordinal stays in the region that has it; only the count may shrink, from the top."""
-    if workload.spec.exclusive is None or len(stored.spec.ordinals) < len(spec.ordinals):
-        return spec
-    return msgspec.structs.replace(spec, ordinals=stored.spec.ordinals[: len(spec.ordinals)])
-
-
-def _wind_down(workload: Workload, stored: Sequence[Assignment]) -> Outcome:
-    """Every region drains, then its Assignment goes, then the workload may go."""
+def _wind_down(workload: Workload, stored: Sequence[Assignment], *, recovering: bool) -> Outcome:
+    """Every region drains, then its Assignment goes, then the workload may go. Recovery drains its own."""
     writes: list[Write] = []
     for assignment in stored:
         if drained(assignment):
@@ -281,7 +297,7 @@ def _wind_down(workload: Workload, stored: Sequence[Assignment]) -> Outcome:
                 reason="the workload is being deleted",
             )
             writes.append(Update(msgspec.structs.replace(assignment, spec=spec)))
-    if not stored and FINALIZER in workload.metadata.finalizers:
+    if not stored and not recovering and FINALIZER in workload.metadata.finalizers:
         rest = tuple(f for f in workload.metadata.finalizers if f != FINALIZER)
         meta = msgspec.structs.replace(workload.metadata, finalizers=rest)
         writes.append(Update(msgspec.structs.replace(workload, metadata=meta)))
@@ -296,10 +312,16 @@ def woken_by_workload(new: Workload | None, old: Workload | None, view: View) ->
     if new is None:
         return ()
     if old is not None and new.metadata.generation == old.metadata.generation:
-        same_scale = new.status.scale == old.status.scale
+        same_scale = new.status.scale == old.status.scale and _progress(new) == _progress(old)
         if same_scale and new.metadata.finalizers == old.metadata.finalizers:
             return ()
     return (new.key,)
+
+
+def _progress(workload: Workload) -> tuple[object, ...]:
+    """What the rollout says that decides templates; its counts and words do not."""
+    block = workload.status.rollout
+    return () if block is None else (block.revision, block.phase, block.regions)
 
 
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.model.assignment import Assignment
-from holdfast.model.quantity import Amounts, add, amounts, scaled
+from holdfast.model.priority_class import PriorityClass
+from holdfast.model.quantity import amounts
 from holdfast.model.region import Region
 from holdfast.model.template import requests
 from holdfast.model.view import View
@@ -33,13 +34,23 @@ def room_of(region: Region, workload: Workload, view: View) -> Room:
     if report is None:
         return Room(fits=0, ever=False, counted=0, cost=region.spec.cost)
     capacity = amounts(report.capacity)
-    assigned: Amounts = {}
-    for assignment in view.by(Assignment, "region", region.metadata.name):
-        add(assigned, scaled(requests(assignment.spec.template), assignment.spec.replicas))
-        if assignment.spec.workload_uid == workload.uid:
+    name_of_region = region.metadata.name
+    everywhere = view.total(Assignment, "", _assigned)
+    assigned = {name: everywhere.get((name_of_region, name), 0) for name in need}
+    for assignment in view.by(Assignment, "workload", str(workload.key)):
+        if assignment.spec.workload_uid == workload.uid and assignment.spec.region == name_of_region:
             mine += assignment.spec.replicas
     used = amounts(report.used)
-    free = {name: capacity.get(name, 0) - max(assigned.get(name, 0), used.get(name, 0)) for name in need}
+    priority = view.get(PriorityClass, workload.spec.priority_class_name)
+    # What is kept for recovery is no room, except for work that yields it.
+    held = {} if priority is not None and priority.spec.reclaimable else amounts(report.held)
+    free = {n: capacity.get(n, 0) - held.get(n, 0) - max(assigned.get(n, 0), used.get(n, 0)) for n in need}
     fits = min((free[name] // amount for name, amount in need.items()), default=1_000_000)
     ever = all(capacity.get(name, 0) >= amount for name, amount in need.items())
     return Room(fits=fits, ever=ever, counted=mine, cost=region.spec.cost)
+
+
+def _assigned(assignment: Assignment) -> dict[tuple[str, str], int]:
+    """What an assignment takes up in its region, by region and resource."""
+    spec = assignment.spec
+    return {(spec.region, name): amount * spec.replicas for name, amount in requests(spec.template).items()}

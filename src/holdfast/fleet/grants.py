@@ -1,8 +1,8 @@
 """grant: shares a tenant's quota out to regions. Owns Grant.spec and Quota.status.
 
-Escrow: a grant counts as the larger of what it should be and what its region last said it enforces. So a smaller
-limit frees nothing until the region has acknowledged it, and the sum never exceeds the quota (S3), whoever is cut off.
-Grants follow demand; nobody is shrunk unless someone else needs it.
+Escrow: a grant counts as the most its region may be enforcing (`may_enforce`). So a smaller limit frees nothing until
+the region has acknowledged it, and the sum never exceeds the quota (S3), whoever is cut off. Each class (normal,
+recovery, emergency) is a pot of its own. Grants follow demand; nobody is shrunk unless someone else needs it.
 """
 
 from __future__ import annotations
@@ -11,158 +11,295 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from holdfast.fleet.override_rules import in_force
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import API_VERSION, Condition, Key, ObjectMeta, OwnerReference, with_condition
-from holdfast.model.quantity import Amounts, add, amounts, amounts_text, scaled
-from holdfast.model.quota import Grant, GrantClass, GrantSpec, Quota, QuotaStatus, RegionUse, grant_name
+from holdfast.model.override import Override, OverrideKind
+from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
+from holdfast.model.quota import (
+    Grant,
+    GrantClass,
+    GrantSpec,
+    Quota,
+    QuotaStatus,
+    RegionUse,
+    grant_name,
+    may_enforce,
+)
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.template import requests
-from holdfast.model.times import seconds_text
+from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NOTHING, Create, Outcome, SetStatus, Update, Write
 
+Need = tuple[Purpose, str, str]
+"""Purpose, region and resource: what a tenant's assignments are summed by."""
 Limits = dict[str, Amounts]
+
+
+class Pot(msgspec.Struct, frozen=True):
+    """One class of a tenant's quota: how much there is in all, and what each region needs of it."""
+
+    grant_class: GrantClass
+    total: Amounts
+    caps: Limits
+    wanted: Limits
+    least: Limits = {}
+    ends_at: str = ""
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision for one tenant; the key names its Quota."""
     quota = view.get(Quota, key.name, key.namespace)
-    grants = {g.spec.region: g for g in view.list(Grant, key.namespace) if g.spec.grant_class is GrantClass.NORMAL}
+    grants = view.list(Grant, key.namespace)
     if quota is None or quota.metadata.terminating:
         return _withdraw(grants)
-    wanted = demand(view.list(Assignment, key.namespace))
-    regions = [r.metadata.name for r in view.list(Region)]
-    new = share_out(
-        amounts(quota.spec.hard),
-        {region: amounts(caps) for region, caps in quota.spec.region_caps.items()},
-        {name: wanted.get(name, {}) for name in sorted({*regions, *grants})},
-        {name: amounts(g.spec.limit) for name, g in grants.items()},
-        {name: amounts(g.status.limit) for name, g in grants.items()},
-    )
+    needs = view.total(Assignment, key.namespace, need)
+    regions = [r.metadata.name for r in view.list(Region) if not r.metadata.terminating]
     writes: list[Write] = []
-    for region, limit in new.items():
-        write = _write(quota, region, limit, grants.get(region))
-        if write is not None:
-            writes.append(write)
-    status = _status(quota, grants, new, now)
+    rows: list[RegionUse] = []
+    limits_now: dict[GrantClass, Limits] = {}
+    normal = _normal(quota, needs, regions)
+    recovery = Pot(GrantClass.RECOVERY, amounts(quota.spec.recovery_allowance), {}, demand(needs, Purpose.RECOVERY))
+    for pot in (normal, recovery):
+        limits_now[pot.grant_class] = _settle(quota, pot, grants, regions, writes=writes, rows=rows, now=now)
+    emergency = _emergency(view, key.namespace, normal, limits_now[GrantClass.NORMAL], now)
+    _settle(quota, emergency, grants, regions, writes=writes, rows=rows, now=now)
+    normal_limits = limits_now[GrantClass.NORMAL]
+    status = _status(quota, grants, normal_limits, tuple(rows), emergency=emergency.total, now=now)
     if status is not None:
         writes.append(status)
-    return Outcome(writes=tuple(writes)) if writes else NOTHING
+    ends = [parse_time(o.status.expires_at) - now for o in _emergencies(view, key.namespace, now)]
+    again_s = max(0.1, min(ends)) if ends else None
+    return Outcome(writes=tuple(writes), again_in_s=again_s) if writes or ends else NOTHING
 
 
-def demand(assignments: Sequence[Assignment]) -> Limits:
-    """What each region needs to hold what it was assigned, room for a rollout's surge included."""
+def _normal(quota: Quota, needs: Mapping[Need, int], regions: Sequence[str]) -> Pot:
+    """The protected part is kept in the regions, evenly, while nobody needs it elsewhere: a region that is cut off can
+    restart what it runs."""
+    caps = {region: amounts(values) for region, values in quota.spec.region_caps.items()}
+    share = {name: amount // max(1, len(regions)) for name, amount in amounts(quota.spec.protected).items()}
+    least = {region: share for region in regions}
+    return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, demand(needs, Purpose.NORMAL), least)
+
+
+def _emergencies(view: View, tenant: str, now: float) -> list[Override]:
+    return [o for o in in_force(view, OverrideKind.EMERGENCY_QUOTA, now) if o.spec.scope.tenant == tenant]
+
+
+def _emergency(view: View, tenant: str, normal: Pot, granted: Limits, now: float) -> Pot:
+    """What active overrides add, for regions whose normal limit does not cover what they were given."""
+    total: Amounts = {}
+    for override in _emergencies(view, tenant, now):
+        add(total, amounts(override.spec.quota))
+    short = {region: shortfall(need, granted.get(region, {})) for region, need in normal.wanted.items()}
+    # Of several, the first to end decides: a region that is cut off must not spend what has ended (S8).
+    ends_at = min((o.status.expires_at for o in _emergencies(view, tenant, now)), default="")
+    return Pot(GrantClass.EMERGENCY, total, {}, short, ends_at=ends_at)
+
+
+def _settle(
+    quota: Quota,
+    pot: Pot,
+    grants: Sequence[Grant],
+    regions: Sequence[str],
+    *,
+    writes: list[Write],
+    rows: list[RegionUse],
+    now: float,
+) -> Limits:
+    """Brings the grants of one class to their new limits; answers those limits."""
+    mine = {g.spec.region: g for g in grants if g.spec.grant_class is pot.grant_class}
+    names = sorted({*regions, *mine})
+    new = share_out(
+        pot.total,
+        pot.caps,
+        {name: pot.wanted.get(name, {}) for name in names},
+        {name: amounts(g.spec.limit) for name, g in mine.items()},
+        {name: may_enforce(g) for name, g in mine.items()},
+        least={name: pot.least.get(name, {}) for name in names},
+    )
+    if pot.grant_class is not GrantClass.NORMAL:
+        # Borrowed for an incident: what is not needed goes back at once, whether or not someone waits for it.
+        new = {region: _at_most(limit, pot.wanted.get(region, {})) for region, limit in new.items()}
+    for region, limit in new.items():
+        stored = mine.get(region)
+        write = _write(quota, region, pot, limit, stored)
+        if write is not None:
+            writes.append(write)
+        if stored is not None or limit:
+            rows.append(_row(region, pot.grant_class, limit, stored, now))
+    return new
+
+
+def _at_most(limit: Amounts, need: Amounts) -> Amounts:
+    return {name: min(amount, need[name]) for name, amount in limit.items() if need.get(name)}
+
+
+def _row(region: str, grant_class: GrantClass, limit: Amounts, stored: Grant | None, now: float) -> RegionUse:
+    return RegionUse(
+        region=region,
+        grant_class=grant_class,
+        granted=dict(amounts_text(limit)),
+        used=dict(stored.status.used) if stored is not None else {},
+        frozen=stored is not None and is_frozen(stored, now),
+    )
+
+
+def is_frozen(grant: Grant, now: float) -> bool:
+    """Whether the region has been out of touch for a whole lease: it spends no more, and gives nothing back either."""
+    renewed = grant.status.renewed_at
+    return bool(renewed) and now - parse_time(renewed) > grant.spec.lease_seconds
+
+
+def need(assignment: Assignment) -> dict[Need, int]:
+    """What its region needs to hold what it was assigned, room for a rollout's surge included."""
+    spec = assignment.spec
+    surges = spec.purpose is Purpose.NORMAL and spec.type is WorkloadType.SERVICE and spec.replicas
+    held = max(_still_wanted(assignment), assignment.status.bound) + (spec.rollout.max_surge if surges else 0)
+    return {(spec.purpose, spec.region, name): amount * held for name, amount in requests(spec.template).items()}
+
+
+def demand(needs: Mapping[Need, int], purpose: Purpose) -> Limits:
+    """What each region needs for work of one purpose."""
     found: Limits = {}
-    for assignment in assignments:
-        if assignment.spec.purpose is not Purpose.NORMAL:
-            continue
-        spec = assignment.spec
-        surge = spec.rollout.max_surge if spec.type is WorkloadType.SERVICE and spec.replicas else 0
-        held = max(spec.replicas, assignment.status.bound)
-        add(found.setdefault(spec.region, {}), scaled(requests(spec.template), held + surge))
+    for (what_for, region, name), amount in needs.items():
+        if what_for is purpose and amount:
+            found.setdefault(region, {})[name] = amount
     return found
 
 
-def share_out(hard: Amounts, caps: Limits, wanted: Limits, current: Limits, enforced: Limits) -> Limits:
-    """New limits per region. Raises only into what is provably free; shrinks only where someone else goes short."""
+def _still_wanted(assignment: Assignment) -> int:
+    """Batch work that is done, or was given up, needs nothing any more: its share is others' to have."""
+    spec, status = assignment.spec, assignment.status
+    if spec.type is not WorkloadType.BATCH or spec.batch is None:
+        return spec.replicas
+    if status.failed > spec.batch.backoff_limit:
+        return 0
+    return min(spec.replicas, max(0, spec.batch.completions - status.succeeded))
+
+
+def share_out(
+    hard: Amounts, caps: Limits, wanted: Limits, current: Limits, enforced: Limits, *, least: Limits | None = None
+) -> Limits:
+    """New limits per region. Raises only into what is provably free; shrinks only where someone else goes short.
+
+    `least` is filled from what nobody needs, and is the first to be taken back for someone who does.
+    """
     new: Limits = {region: dict(current.get(region, {})) for region in wanted}
     for resource, total in sorted(hard.items()):
-        counted = {
-            region: max(new[region].get(resource, 0), enforced.get(region, {}).get(resource, 0)) for region in new
-        }
-        free = total - sum(counted.values())
-        short = 0
-        for region in sorted(new):
-            cap = caps.get(region, {}).get(resource, total)
-            want = min(wanted[region].get(resource, 0), cap)
-            lacking = want - new[region].get(resource, 0)
-            if lacking <= 0:
-                continue
-            # What the region still enforces from before a shrink may be given back to it without touching `free`.
-            owned = counted[region] - new[region].get(resource, 0)
-            granted = min(lacking, owned + max(0, free))
-            free -= max(0, granted - owned)
-            short += lacking - granted
-            if granted > 0:
-                new[region][resource] = new[region].get(resource, 0) + granted
-        excess_total = max(0, -free) + short
-        for region in sorted(new, reverse=True):
-            spare = new[region].get(resource, 0) - wanted[region].get(resource, 0)
-            if excess_total > 0 and spare > 0:
-                back = min(spare, excess_total)
-                new[region][resource] -= back
-                excess_total -= back
+        room = _Room(resource, total, new, enforced)
+        need = {r: min(wanted[r].get(resource, 0), caps.get(r, {}).get(resource, total)) for r in sorted(new)}
+        short = sum(room.raise_to(region, want) for region, want in need.items())
+        room.take_back(max(0, -room.free) + short, {r: wanted[r].get(resource, 0) for r in new})
+        if not short:
+            for region in sorted(new):
+                keep = min((least or {}).get(region, {}).get(resource, 0), caps.get(region, {}).get(resource, total))
+                room.raise_to(region, keep)
     for region in new:
         new[region] = {name: amount for name, amount in new[region].items() if amount and name in hard}
     return new
 
 
-def _write(quota: Quota, region: str, limit: Mapping[str, int], stored: Grant | None) -> Write | None:
+class _Room:
+    """One resource while it is shared out: what is provably free, and what each region counts for."""
+
+    def __init__(self, resource: str, total: int, new: Limits, enforced: Limits) -> None:
+        self._resource = resource
+        self._new = new
+        self._counted = {r: max(new[r].get(resource, 0), enforced.get(r, {}).get(resource, 0)) for r in new}
+        self.free = total - sum(self._counted.values())
+
+    def raise_to(self, region: str, want: int) -> int:
+        """Raises a region's limit as far as it can be; answers what is still lacking."""
+        limit = self._new[region].get(self._resource, 0)
+        lacking = want - limit
+        if lacking <= 0:
+            return 0
+        # What the region still enforces from before a shrink may be given back to it without touching `free`.
+        owned = self._counted[region] - limit
+        granted = min(lacking, owned + max(0, self.free))
+        self.free -= max(0, granted - owned)
+        if granted > 0:
+            self._new[region][self._resource] = limit + granted
+            self._counted[region] = max(self._counted[region], limit + granted)
+        return lacking - granted
+
+    def take_back(self, excess: int, needed: Amounts) -> None:
+        """Lowers limits that exceed what their region needs, until the excess is covered."""
+        for region in sorted(self._new, reverse=True):
+            spare = self._new[region].get(self._resource, 0) - needed[region]
+            if excess > 0 and spare > 0:
+                back = min(spare, excess)
+                self._new[region][self._resource] -= back
+                excess -= back
+
+
+def _write(quota: Quota, region: str, pot: Pot, limit: Mapping[str, int], stored: Grant | None) -> Write | None:
     text = dict(amounts_text(limit))
     if stored is None:
         if not limit:
             return None
         meta = ObjectMeta(
-            name=grant_name(region),
+            name=grant_name(region, pot.grant_class),
             namespace=quota.metadata.namespace,
             owner_references=(
                 OwnerReference(api_version=API_VERSION, kind="Quota", name=quota.metadata.name, uid=quota.uid),
             ),
         )
-        spec = GrantSpec(region=region, limit=dict(text), lease_seconds=limits.GRANT_LEASE_S)
+        spec = GrantSpec(
+            region=region,
+            grant_class=pot.grant_class,
+            limit=dict(text),
+            lease_seconds=limits.GRANT_LEASE_S,
+            ends_at=pot.ends_at,
+        )
         return Create(Grant(metadata=meta, spec=spec))
-    if amounts(stored.spec.limit) == dict(limit):
+    ends_at = pot.ends_at if limit else stored.spec.ends_at
+    if amounts(stored.spec.limit) == dict(limit) and stored.spec.ends_at == ends_at:
         return None
-    spec = msgspec.structs.replace(stored.spec, limit=dict(text), epoch=stored.spec.epoch + 1)
+    spec = msgspec.structs.replace(next_epoch(stored, limit), ends_at=ends_at)
     return Update(msgspec.structs.replace(stored, spec=spec))
 
 
-def _withdraw(grants: Mapping[str, Grant]) -> Outcome:
-    writes: list[Write] = []
-    for grant in grants.values():
-        if grant.spec.limit:
-            spec = msgspec.structs.replace(grant.spec, limit={}, epoch=grant.spec.epoch + 1)
-            writes.append(Update(msgspec.structs.replace(grant, spec=spec)))
+def next_epoch(stored: Grant, limit: Mapping[str, int]) -> GrantSpec:
+    """The grant one epoch further. What it may have enforced so far stays counted until the region answers for it."""
+    peak = may_enforce(stored)
+    return msgspec.structs.replace(
+        stored.spec, limit=dict(amounts_text(limit)), peak=dict(amounts_text(peak)), epoch=stored.spec.epoch + 1
+    )
+
+
+def _withdraw(grants: Sequence[Grant]) -> Outcome:
+    writes: list[Write] = [
+        Update(msgspec.structs.replace(grant, spec=next_epoch(grant, {}))) for grant in grants if grant.spec.limit
+    ]
     return Outcome(writes=tuple(writes)) if writes else NOTHING
 
 
-def _status(quota: Quota, grants: Mapping[str, Grant], new: Limits, now: float) -> SetStatus | None:
+def _status(
+    quota: Quota, grants: Sequence[Grant], new: Limits, rows: tuple[RegionUse, ...], *, emergency: Amounts, now: float
+) -> SetStatus | None:
     granted: Amounts = {}
     used: Amounts = {}
-    pending = []
-    rows = []
-    for region, limit in sorted(new.items()):
-        grant = grants.get(region)
+    for limit in new.values():
         add(granted, limit)
-        if grant is not None:
-            add(used, amounts(grant.status.used))
-            if grant.status.acknowledged_epoch < grant.spec.epoch:
-                pending.append(region)
-        if grant is not None or limit:
-            rows.append(
-                RegionUse(
-                    region=region,
-                    granted=dict(amounts_text(limit)),
-                    used=dict(grant.status.used) if grant is not None else {},
-                )
-            )
-    condition = Condition(
-        type="Granted",
-        status="False" if pending else "True",
-        reason=Reason.SHRINK_PENDING if pending else Reason.GRANTED,
-        message=f"waiting for {', '.join(pending)} to acknowledge" if pending else "every region holds its share",
-        observed_generation=quota.metadata.generation,
-    )
-    conditions = with_condition(quota.status.conditions, condition, seconds_text(now))
+    for row in rows:
+        if row.grant_class is GrantClass.NORMAL:
+            add(used, amounts(row.used))
+    conditions = (_granted(quota, grants, rows), _within(quota, used, emergency))
+    known = quota.status.conditions
+    for condition in conditions:
+        known = with_condition(known, condition, seconds_text(now))
     status = QuotaStatus(
         observed_generation=quota.metadata.generation,
-        conditions=conditions,
+        conditions=known,
         granted=dict(amounts_text(granted)),
         used=dict(amounts_text(used)),
-        regions=tuple(rows),
+        regions=rows,
     )
     if status == quota.status:
         return None
@@ -171,7 +308,41 @@ def _status(quota: Quota, grants: Mapping[str, Grant], new: Limits, now: float) 
         quota.key,
         quota.uid,
         blocks={"granted": status.granted, "used": status.used, "regions": status.regions},
-        conditions=(condition,),
+        conditions=conditions,
+        observed_generation=quota.metadata.generation,
+        # In the same commit as the grants: a limit that an operator has just lowered is not granted away unseen (S3).
+        if_revision=quota.revision,
+    )
+
+
+def _granted(quota: Quota, grants: Sequence[Grant], rows: Sequence[RegionUse]) -> Condition:
+    pending = sorted({g.spec.region for g in grants if g.status.acknowledged_epoch < g.spec.epoch})
+    frozen = sorted({row.region for row in rows if row.frozen})
+    reason, message = Reason.GRANTED, "every region holds its share"
+    if pending:
+        reason, message = Reason.SHRINK_PENDING, f"waiting for {', '.join(pending)} to acknowledge"
+    if frozen:
+        reason = Reason.FROZEN
+        message = f"{', '.join(frozen)} out of touch for a whole lease: its grant counts in full and is not spent"
+    return Condition(
+        type="Granted",
+        status="False" if pending or frozen else "True",
+        reason=reason,
+        message=message,
+        observed_generation=quota.metadata.generation,
+    )
+
+
+def _within(quota: Quota, used: Amounts, emergency: Amounts) -> Condition:
+    allowed = amounts(quota.spec.hard)
+    add(allowed, emergency)
+    over = amounts_text(shortfall(used, allowed))
+    parts = ", ".join(f"{name} by {text}" for name, text in over.items())
+    return Condition(
+        type="OverQuota",
+        status="True" if over else "False",
+        reason=Reason.OVER_QUOTA if over else Reason.WITHIN_QUOTA,
+        message=f"in use beyond the quota: {parts}; nothing new is placed and the excess is drained" if over else "",
         observed_generation=quota.metadata.generation,
     )
 
@@ -186,8 +357,15 @@ def woken_by_any(new: object, old: object, view: View) -> Iterable[Key]:
     """Quota, Grant or Assignment of a tenant; statuses that say the same wake nobody."""
     item = new or old
     if isinstance(new, Assignment) and isinstance(old, Assignment):
-        same = new.spec == old.spec and new.status.bound == old.status.bound
+        same = new.spec == old.spec and need(new) == need(old)
         return () if same else (Key(new.metadata.namespace, "quota"),)
     if isinstance(item, Quota | Grant | Assignment):
         return (Key(item.metadata.namespace, "quota"),)
     return ()
+
+
+def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
+    item = new or old
+    if item is None or item.spec.kind is not OverrideKind.EMERGENCY_QUOTA:
+        return ()
+    return (Key(item.spec.scope.tenant, "quota"),)

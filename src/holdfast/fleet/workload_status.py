@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.model.assignment import Assignment
-from holdfast.model.meta import Condition, Key, with_condition
+import msgspec
+
+from holdfast.model.assignment import Assignment, PendingReason
+from holdfast.model.meta import Condition, Key, find_condition, with_condition
 from holdfast.model.reasons import Reason
-from holdfast.model.times import seconds_text
+from holdfast.model.region import HealthState, Region
+from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
-from holdfast.model.workload import RegionProgress, Summary, Workload, WorkloadType, wanted_replicas
+from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadType, wanted_replicas
 from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
 
 
@@ -21,9 +24,10 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None:
         return NOTHING
-    assignments = view.by(Assignment, "workload", str(key))
+    assignments = [_as_heard(a, view) for a in view.by(Assignment, "workload", str(key))]
     summary = _summary(workload, assignments)
-    conditions = _conditions(workload, assignments, summary)
+    conditions = [*_conditions(workload, assignments, summary, now), *_backed(workload)]
+    again_s = _look_again_s(workload, summary, now)
     generation = workload.metadata.generation
     old = workload.status.conditions
     new = old
@@ -31,7 +35,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         new = with_condition(new, condition, seconds_text(now))
     status = workload.status
     if summary == status.summary and new == old and status.observed_generation == generation:
-        return NOTHING
+        return Outcome(again_in_s=again_s)
     write = SetStatus(
         "Workload",
         workload.key,
@@ -40,7 +44,34 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         conditions=tuple(conditions),
         observed_generation=generation,
     )
-    return Outcome(writes=(write,), notices=_notices(workload, conditions))
+    return Outcome(writes=(write,), notices=_notices(workload, conditions), again_in_s=again_s)
+
+
+def _backed(workload: Workload) -> list[Condition]:
+    block = workload.status.backing
+    if block is None:
+        return []
+    return [
+        Condition(
+            type="RecoveryBacked",
+            status="True" if block.backed else "False",
+            reason=block.reason,
+            message=block.message,
+            observed_generation=workload.metadata.generation,
+        )
+    ]
+
+
+def _as_heard(assignment: Assignment, view: View) -> Assignment:
+    """What a lost region last said of its replicas is not true any more; what it was given still is."""
+    region = view.get(Region, assignment.spec.region)
+    if region is None or region.status.health.state is not HealthState.LOST:
+        return assignment
+    gone = msgspec.structs.replace(
+        assignment.status, ready=0, serving=0, started=0, unknown=assignment.status.bound,
+        pending=(PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas),),
+    )  # fmt: skip
+    return msgspec.structs.replace(assignment, status=gone)
 
 
 def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
@@ -69,7 +100,7 @@ def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
     )
 
 
-def _conditions(workload: Workload, assignments: Sequence[Assignment], summary: Summary) -> list[Condition]:
+def _conditions(workload: Workload, assignments: Sequence[Assignment], summary: Summary, now: float) -> list[Condition]:
     generation = workload.metadata.generation
     batch = workload.spec.batch
     is_batch = workload.spec.type is WorkloadType.BATCH and batch is not None
@@ -86,6 +117,7 @@ def _conditions(workload: Workload, assignments: Sequence[Assignment], summary: 
     ]
     if is_batch and batch is not None:
         found.append(_complete(summary, batch.completions, batch.backoff_limit, generation))
+        found += _deadline(workload, summary, batch, now)
         return found
     current = all(_is_current(workload, a) for a in assignments)
     enough = summary.serving >= summary.replicas and current and held >= owed
@@ -116,6 +148,47 @@ def _complete(summary: Summary, completions: int, backoff_limit: int, generation
         message=f"{summary.succeeded} of {completions} completions, {summary.failed} failed",
         observed_generation=generation,
     )
+
+
+def _deadline(workload: Workload, summary: Summary, batch: Batch, now: float) -> list[Condition]:
+    """Whether a batch with a deadline is on time, said as early as its own pace allows.
+
+    With nothing done yet it is at risk once half of its time is over; afterwards the pace so far tells.
+    """
+    if batch.deadline_seconds is None:
+        return []
+    elapsed_s = max(0.001, now - parse_time(workload.metadata.creation_timestamp))
+    left_s = batch.deadline_seconds - elapsed_s
+    owed = max(0, batch.completions - summary.succeeded)
+    expected_s = elapsed_s * owed / summary.succeeded if summary.succeeded else 2 * elapsed_s - batch.deadline_seconds
+    late = expected_s > left_s if summary.succeeded else expected_s > 0
+    known = find_condition(workload.status.conditions, "OnTime")
+    if not owed:
+        missed = known is not None and known.reason == Reason.DEADLINE_MISSED
+        status, reason, message = ("False", Reason.DEADLINE_MISSED, known.message) if missed and known else (
+            "True", Reason.ON_TIME, "done in time"
+        )  # fmt: skip
+    elif left_s <= 0:
+        status, reason = "False", Reason.DEADLINE_MISSED
+        message = f"{summary.succeeded} of {batch.completions} were done by the deadline"
+    elif late:
+        status, reason = "False", Reason.DEADLINE_AT_RISK
+        message = f"{summary.succeeded} of {batch.completions} done at half time" if not summary.succeeded else (
+            f"at the pace so far the last of {batch.completions} ends after the deadline"
+        )  # fmt: skip
+    else:
+        status, reason, message = "True", Reason.ON_TIME, f"{owed} of {batch.completions} left"
+    return [Condition(type="OnTime", status=status, reason=reason, message=message,
+                      observed_generation=workload.metadata.generation)]  # fmt: skip
+
+
+def _look_again_s(workload: Workload, summary: Summary, now: float) -> float | None:
+    """A deadline draws near without any event."""
+    batch = workload.spec.batch
+    if batch is None or batch.deadline_seconds is None or summary.succeeded >= batch.completions:
+        return None
+    left_s = parse_time(workload.metadata.creation_timestamp) + batch.deadline_seconds - now
+    return max(1.0, left_s / 8) if left_s > 0 else None
 
 
 def _is_current(workload: Workload, assignment: Assignment) -> bool:
@@ -151,7 +224,8 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
-    if new is None or (old is not None and new.metadata.generation == old.metadata.generation):
+    same = new is not None and old is not None and new.status.backing == old.status.backing
+    if new is None or (old is not None and same and new.metadata.generation == old.metadata.generation):
         return ()
     return (new.key,)
 
@@ -159,3 +233,14 @@ def woken_by_workload(new: Workload | None, old: Workload | None, view: View) ->
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
     item = new or old
     return (Key(item.metadata.namespace, item.spec.workload),) if item is not None else ()
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
+    """Only when a region is lost or found again: its workloads' counts change."""
+    if new is not None and old is not None and new.status.health.state is old.status.health.state:
+        return ()
+    item = new or old
+    if item is None:
+        return ()
+    held = view.by(Assignment, "region", item.metadata.name)
+    return [Key(a.metadata.namespace, a.spec.workload) for a in held]

@@ -145,7 +145,7 @@ class RevokedSerials:
 
     def all(self) -> frozenset[str]:
         try:
-            found = self._path.stat()
+            found = os.stat(self._path)
         except FileNotFoundError:
             return frozenset()
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -44,7 +44,9 @@ class Courier(Generic[K]):
         backoff = Backoff(self._ports.random, max_s=limits.RECONNECT_MAX_S)
         while True:
             await self._woken.wait()
-            await self._ports.clock.sleep(limits.LINK_FLUSH_EVERY_S)
+            if len(self._marked) < limits.LINK_BATCH:
+                # A little more may come, and travels along; a full batch need not wait for it.
+                await self._ports.clock.sleep(limits.LINK_FLUSH_EVERY_S)
             batch = list(self._marked)[: limits.LINK_BATCH]
             for key in batch:
                 del self._marked[key]

@@ -32,20 +32,27 @@ def copy_writes(key: Key, grants: View, here: View, region: str, now: float) -> 
     if grant is None:
         return () if copy is None else _close(copy)
     wanted = amounts(grant.spec.limit)
-    spend_until = micro_text(now + grant.spec.lease_seconds)
+    spend_until = micro_text(_spend_until_s(grant, now))
     if copy is None:
         spec = GrantCopySpec(
             grant_class=grant_class, limit=dict(amounts_text(wanted)), epoch=grant.spec.epoch, spend_until=spend_until
         )
         return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
-    due = parse_time(copy.spec.spend_until) - now < grant.spec.lease_seconds / 2
+    left_s = parse_time(copy.spec.spend_until) - now
+    due = left_s < grant.spec.lease_seconds / 2 and parse_time(spend_until) > parse_time(copy.spec.spend_until)
     if limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch and not due:
         return ()
     spec = msgspec.structs.replace(
         copy.spec, limit=dict(amounts_text(limit)), epoch=grant.spec.epoch, spend_until=spend_until
     )
     return (Update(msgspec.structs.replace(copy, spec=spec)),)
+
+
+def _spend_until_s(grant: Grant, now: float) -> float:
+    """A lease from now; what ends by itself is not spent past its end, whatever happens to the link (S8)."""
+    until_s = now + grant.spec.lease_seconds
+    return min(until_s, parse_time(grant.spec.ends_at)) if grant.spec.ends_at else until_s
 
 
 def _not_below_use(wanted: Amounts, current: Amounts, used: Amounts) -> Amounts:

@@ -11,6 +11,7 @@ import structlog
 from holdfast.client.contract import Client
 from holdfast.link import grant_sync, mirror, report
 from holdfast.link.courier import Courier
+from holdfast.link.peers import PeerProbe, Peers
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
@@ -21,13 +22,15 @@ from holdfast.model.hold import Hold
 from holdfast.model.meta import Key
 from holdfast.model.node import Node
 from holdfast.model.quota import Grant
+from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.term import Term
 from holdfast.runtime.informer import Changed, Informers
 from holdfast.runtime.ports import Ports
 
 _HERE: tuple[type[Any], ...] = (
-    *mirror.MIRRORED, GrantCopy, Node, Hold, Binding, Replica, SchedulingRequest, Endpoint,
+    *mirror.MIRRORED, GrantCopy, Node, Hold, Binding, Replica, SchedulingRequest, Endpoint, Term,
 )  # fmt: skip
 
 
@@ -35,9 +38,19 @@ class Link:
     """`there` is the global cell seen as this region; `mirrors` and `grants` write here under their own names."""
 
     def __init__(
-        self, region: str, *, there: Client, mirrors: Client, grants: Client, here: Informers, ports: Ports
+        self,
+        region: str,
+        *,
+        there: Client,
+        mirrors: Client,
+        grants: Client,
+        here: Informers,
+        ports: Ports,
+        probe: PeerProbe | None = None,
     ) -> None:
+        """Without a `probe` this region says nothing of the others, and is no witness."""
         self.region = region
+        self._peers = Peers(region, probe, ports) if probe is not None else None
         self._there_client = there
         self._here = here
         self._ports = ports
@@ -81,6 +94,8 @@ class Link:
                     group.create_task(courier.run())
                 group.create_task(self._compare_all())
                 group.create_task(self._beat())
+                if self._peers is not None:
+                    group.create_task(self._look_around(self._peers))
         finally:
             await self._there.stop()
 
@@ -131,13 +146,26 @@ class Link:
         """The region's pulse, as regular as the clock allows."""
         while True:
             now = self._ports.clock.now()
-            writes = list(report.region_report(self._there.cache, self._here.cache, self.region, now))
+            seen = self._peers.seen() if self._peers is not None else ()
+            writes = list(report.region_report(self._there.cache, self._here.cache, self.region, now, seen))
             try:
                 if writes:
                     await self._there_client.commit(writes)
             except Fault as fault:
                 self._log.info("report_failed", reason=fault.reason, message=fault.message)
-            await self._ports.clock.sleep(limits.REGION_REPORT_EVERY_S)
+            await self._ports.clock.sleep(self._pause_s())
+
+    async def _look_around(self, peers: Peers) -> None:
+        while True:
+            await peers.look(self._there.cache.list(Region))
+            await self._ports.clock.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Several reports fit into the silence after which the region would count as lost."""
+        known = self._there.cache.get(Region, self.region)
+        lost_after_s = known.spec.lost_after_seconds if known is not None else 0.0
+        pause_s = lost_after_s / limits.REGION_REPORTS_PER_LOSS
+        return min(max(pause_s, limits.REGION_REPORT_LEAST_S), limits.REGION_REPORT_EVERY_S)
 
 
 def _items(changes: Sequence[Changed[Any]]) -> list[Any]:

@@ -12,6 +12,8 @@ Writing another driver (OCI, hollow, simulated) means implementing `Driver`. Wha
 - work outlives the agent: a new agent process finds it with `inspect` and goes on receiving its end from `next_exit`.
 - `stop` returns only when nothing of the task runs any more. Its exit is not repeated by `next_exit`.
 - after `stop` of a task, no late start of a run up to that one can begin.
+- exclusive work has ended before the moment of the last `permit`, and work with `until_mono_s` before that moment, even
+  if the agent is dead or stopped by then; a start that comes too late for it does not begin.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Protocol
 
 import msgspec
 
+from holdfast.agent.groups import Usage
+from holdfast.model import limits
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.replica import Exit
 from holdfast.model.template import Template
@@ -46,6 +50,8 @@ class Task(msgspec.Struct, frozen=True):
     devices: tuple[DeviceClaim, ...] = ()
     resources: dict[str, int] = {}
     exclusive: bool = False
+    until_mono_s: float | None = None
+    """`until_mono_s` is the end of provisional work, on the clock leases are counted on."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -97,14 +103,25 @@ class Driver(Protocol):
     async def stop(self, task_id: str, grace_s: float) -> Exit:
         """Asks politely, then by force after `grace_s`. A second call may shorten the grace of the first."""
 
+    def permit(self, epoch: int, until_mono_s: float) -> None:
+        """The node's lease, whenever it is another: what exclusive work of that epoch may run under, and how long."""
+
+    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
+        """Moves the end of provisional work; None makes it ordinary work."""
+
     async def next_exit(self) -> Ended:
         """Waits for the next run that ended without `stop`."""
 
     async def forget(self, task_id: str) -> None:
         """The task is over and acknowledged. Its logs may be kept for a while."""
 
-    async def execute(self, task_id: str, command: tuple[str, ...], timeout_s: float) -> ExecResult:
-        """Runs a command beside the work, in its environment (exec probes). Raises TimeoutError."""
+    async def execute(
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES
+    ) -> ExecResult:
+        """Runs a command beside the work, in its environment and under its limits. Raises TimeoutError."""
+
+    def usage(self, task_id: str) -> Usage | None:
+        """What the work uses now; None when the driver cannot tell."""
 
     def logs(self, task_id: str) -> Path | None:
         """The newest log file of a task, for `agent.logs`; None when the driver keeps none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -18,8 +19,11 @@ from pathlib import Path
 
 import structlog
 
+from holdfast.agent.artifacts import Artifacts
 from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
 from holdfast.agent.drivers.records import MARK, StartedRecord, TaskDir, TaskRecord, kill_marked
+from holdfast.agent.groups import Confinement, Unconfined, Usage
+from holdfast.agent.shim_guard import lease_text
 from holdfast.model import limits, times
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit
@@ -28,6 +32,7 @@ from holdfast.runtime.ports import Clock
 _SHIM = str(Path(__file__).resolve().parent.parent / "shim.py")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
 _POLL_S = 0.02
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger()
 
@@ -41,12 +46,18 @@ class _Live:
         self.shim_pid = shim_pid
         self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self.stopping = False
+        self.starting = False
 
 
 class ProcessDriver(Driver):
-    def __init__(self, root: Path, clock: Clock) -> None:
+    def __init__(
+        self, root: Path, clock: Clock, *, confinement: Confinement | None = None, artifacts: Artifacts | None = None
+    ) -> None:
+        """`root` holds one folder per task, and the file of the node's lease that exclusive work runs under."""
         self._root = root
         self._clock = clock
+        self._confinement = confinement or Unconfined()
+        self._artifacts = artifacts
         self._live: dict[str, _Live] = {}
         self._exits: asyncio.Queue[Ended] = asyncio.Queue()
         root.mkdir(parents=True, exist_ok=True)
@@ -59,7 +70,7 @@ class ProcessDriver(Driver):
 
     async def inspect(self) -> list[Found]:
         found = []
-        for path in sorted(self._root.iterdir()):
+        for path in sorted(path for path in self._root.iterdir() if path.is_dir()):
             folder = TaskDir(path)
             record = await asyncio.to_thread(folder.read)
             if record is None and folder.shim_pid() == 0:
@@ -155,9 +166,9 @@ class ProcessDriver(Driver):
         if live is not None:
             return self._already(folder, live, task)
         try:
-            await asyncio.to_thread(folder.prepare, task, self._environment(folder, task))
+            await asyncio.to_thread(self._prepare, folder, task)
         except OSError as error:
-            raise StartFailed(Reason.START_ERROR, f"cannot prepare {folder.path}: {error}") from error
+            raise StartFailed(reason_of(error), f"cannot prepare {folder.path}: {error}") from error
         heard_r, heard_w = os.pipe()
         try:
             pid = self._spawn(folder, task.run, heard_w)
@@ -166,12 +177,45 @@ class ProcessDriver(Driver):
             raise StartFailed(Reason.START_ERROR, f"cannot start the shim: {error}") from error
         finally:
             os.close(heard_w)
-        self._watch(task, os.pidfd_open(pid), pid)
+        live = self._watch(task, os.pidfd_open(pid), pid)
+        live.starting = True  # until the shim has spoken its end, however early, is the answer to this call
         words = await self._hear(heard_r)
         if words.startswith("started"):
+            live.starting = False
+            if live.ended.done() and not live.stopping:
+                self._exits.put_nowait(Ended(task_id=task.id, run=task.run, exit=live.ended.result()))
             _, work_pid, at = words.split()
             return Started(pid=int(work_pid), started_at_s=float(at))
-        return await self._not_started(folder, task, words)
+        return await self._not_started(folder, live, words)
+
+    def _prepare(self, folder: TaskDir, task: Task) -> None:
+        """Everything the run needs, in a thread: artifacts, control groups, records."""
+        settings = self._confinement.prepare(task.id, task.resources)
+        if task.exclusive:
+            settings += [("lease", self._lease), ("epoch", task.node_epoch)]
+        if task.exclusive or task.until_mono_s is not None:
+            settings += [("lead", limits.WATCHDOG_LEAD_S), ("force", limits.WATCHDOG_FORCE_S)]
+        if self._artifacts is not None and task.template.artifacts:
+            self._artifacts.place(task.id, task.template.artifacts, folder.path / "work")
+        folder.prepare(task, self._environment(folder, task), settings)
+        folder.run_until(task.run, task.until_mono_s)
+
+    @property
+    def _lease(self) -> Path:
+        return self._root / "lease"
+
+    def permit(self, epoch: int, until_mono_s: float) -> None:
+        """Written in place: no renewal may fail for want of room, and none needs to outlive the machine's power."""
+        fd = os.open(self._lease, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(fd, lease_text(epoch, until_mono_s), 0)
+        finally:
+            os.close(fd)
+
+    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
+        live = self._live.get(task_id)
+        if live is not None:
+            TaskDir(self._root / task_id).run_until(live.task.run, until_mono_s)
 
     def _already(self, folder: TaskDir, live: _Live, task: Task) -> Started:
         started = folder.started(live.task.run)
@@ -180,10 +224,9 @@ class ProcessDriver(Driver):
             raise StartFailed(Reason.START_ERROR, message)
         return Started(pid=started.pid, started_at_s=started.at_s)
 
-    async def _not_started(self, folder: TaskDir, task: Task, words: str) -> Started:
+    async def _not_started(self, folder: TaskDir, live: _Live, words: str) -> Started:
         """Waits until the shim is gone, so that its record is final, and says why there is no work."""
-        live = self._live[task.id]
-        live.stopping = True  # the caller hears of it here, not from next_exit
+        task = live.task
         try:
             async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
                 ended = await asyncio.shield(live.ended)
@@ -191,8 +234,11 @@ class ProcessDriver(Driver):
             folder.ask_to_stop(task.run, 0.0)
             signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
             ended = await live.ended
-        if ended.reason in (Reason.COMMAND_NOT_FOUND, Reason.START_ERROR):
+        if words in ("failed", "too late"):
             raise StartFailed(ended.reason, ended.message)
+        if words.startswith("refused"):
+            _, number, message = words.split(" ", 2)
+            raise StartFailed(Reason.DISK_FULL if int(number) in _NO_ROOM else Reason.START_ERROR, message)
         raise StartFailed(Reason.START_ERROR, f"the shim of task {task.id} did not start it: {words or ended.message}")
 
     def _environment(self, folder: TaskDir, task: Task) -> dict[str, str]:
@@ -239,10 +285,11 @@ class ProcessDriver(Driver):
 
     # --- ending ------------------------------------------------------------------------------------------------
 
-    def _watch(self, task: Task, pidfd: int, shim_pid: int) -> None:
+    def _watch(self, task: Task, pidfd: int, shim_pid: int) -> _Live:
         live = _Live(task, pidfd, shim_pid)
         self._live[task.id] = live
         asyncio.get_running_loop().add_reader(pidfd, self._shim_gone, live)
+        return live
 
     def _shim_gone(self, live: _Live) -> None:
         asyncio.get_running_loop().remove_reader(live.pidfd)
@@ -262,7 +309,7 @@ class ProcessDriver(Driver):
     def _finish(self, live: _Live, exit_: Exit) -> None:
         del self._live[live.task.id]
         live.ended.set_result(exit_)
-        if not live.stopping:
+        if not live.stopping and not live.starting:
             self._exits.put_nowait(Ended(task_id=live.task.id, run=live.task.run, exit=exit_))
 
     async def stop(self, task_id: str, grace_s: float) -> Exit:
@@ -299,6 +346,9 @@ class ProcessDriver(Driver):
         record = folder.read()
         if record is not None:
             shutil.rmtree(folder.path / "work", ignore_errors=True)
+            self._confinement.forget(task_id)
+            if self._artifacts is not None:
+                self._artifacts.let_go(task_id)
             folder.write(TaskRecord(task=record.task, forgotten=True))
         ended = []
         for path in self._root.iterdir():
@@ -310,7 +360,9 @@ class ProcessDriver(Driver):
 
     # --- beside the work ---------------------------------------------------------------------------------------
 
-    async def execute(self, task_id: str, command: tuple[str, ...], timeout_s: float) -> ExecResult:
+    async def execute(
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES
+    ) -> ExecResult:
         folder = TaskDir(self._root / task_id)
         live = self._live.get(task_id)
         if live is None:
@@ -320,7 +372,7 @@ class ProcessDriver(Driver):
         except (OSError, KeyError, ValueError) as error:
             return ExecResult(code=127, output=f"{command[0]}: {error}")
         with process:
-            return await _outcome(process, timeout_s)
+            return await _outcome(process, timeout_s, output_bytes)
 
     def _beside(self, folder: TaskDir, task: Task, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -328,6 +380,9 @@ class ProcessDriver(Driver):
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             user=task.template.user or None,
         )  # fmt: skip
+
+    def usage(self, task_id: str) -> Usage | None:
+        return self._confinement.usage(task_id) if task_id in self._live else None
 
     def logs(self, task_id: str) -> Path | None:
         return self._root / task_id / "output.log"
@@ -340,7 +395,11 @@ class ProcessDriver(Driver):
         self._live.clear()
 
 
-async def _outcome(process: subprocess.Popen[bytes], timeout_s: float) -> ExecResult:
+def reason_of(error: OSError) -> Reason:
+    return Reason.DISK_FULL if error.errno in _NO_ROOM else Reason.START_ERROR
+
+
+async def _outcome(process: subprocess.Popen[bytes], timeout_s: float, output_bytes: int) -> ExecResult:
     """Waits without a thread, so that any number of hanging commands costs nothing; keeps the first of the output."""
     assert process.stdout is not None
     out = process.stdout.fileno()
@@ -353,7 +412,7 @@ async def _outcome(process: subprocess.Popen[bytes], timeout_s: float) -> ExecRe
     def drain() -> None:
         with contextlib.suppress(BlockingIOError):
             data = os.read(out, 65536)
-            kept.extend(data[: limits.PROBE_OUTPUT_BYTES - len(kept)])
+            kept.extend(data[: output_bytes - len(kept)])
             if not data:
                 loop.remove_reader(out)
 

@@ -10,6 +10,7 @@ import fcntl
 import os
 import signal
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -57,11 +58,14 @@ class TaskDir:
     def write(self, record: TaskRecord) -> None:
         write_whole(self.path / "task.json", msgspec.json.encode(record))
 
-    def prepare(self, task: Task, env: dict[str, str]) -> None:
-        """Everything a shim needs, durable before the shim exists. Records of earlier runs go."""
+    def prepare(self, task: Task, env: dict[str, str], settings: Sequence[tuple[str, object]] = ()) -> None:
+        """Everything a shim needs, durable before the shim exists. Records of earlier runs go.
+
+        `settings` are what the driver adds to the launch: control groups, limits, the lease to run under.
+        """
         work = self.path / "work"
         work.mkdir(parents=True, exist_ok=True)
-        if task.template.user:
+        if task.template.user or any(key == "uid" for key, _ in settings):
             work.chmod(0o777)
         for old in self.path.glob("run-*"):
             if old != self.run_dir(task.run):
@@ -71,8 +75,11 @@ class TaskDir:
         self.run_dir(task.run).mkdir(exist_ok=True)
         argv = [*task.template.command, *task.template.args]
         pairs = [f"{key}={value}" for key, value in env.items()]
-        words = [task.template.working_dir or str(work), task.template.user, str(limits.LOG_FILE_BYTES),
-                 str(limits.LOG_FILES_KEPT), str(len(argv)), *argv, *pairs]  # fmt: skip
+        every: tuple[tuple[str, object], ...] = (
+            ("cwd", task.template.working_dir or work), ("user", task.template.user), ("mark", f"{MARK}={self.id}"),
+            ("log_bytes", limits.LOG_FILE_BYTES), ("log_files", limits.LOG_FILES_KEPT), *settings,
+        )  # fmt: skip
+        words = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]
         write_whole(self.run_dir(task.run) / "launch", "\0".join(words).encode(errors="surrogateescape"))
         self.write(TaskRecord(task))
 
@@ -91,13 +98,23 @@ class TaskDir:
         record = read_record(str(self.run_dir(run) / "exit"))
         if record is None:
             return None
-        return Exit(code=int(record["code"]), signal=record["signal"], reason=record["reason"],
-                    message=record["message"], at=times.micro_text(float(record["at"])))  # fmt: skip
+        code = int(record["code"]) if record["code"] else None
+        return Exit(code=code, signal=record["signal"], reason=record["reason"], message=record["message"],
+                    at=times.micro_text(float(record["at"])))  # fmt: skip
 
     def ask_to_stop(self, run: int, grace_s: float) -> None:
         """From here on no shim can start this run any more, and a living one knows how long it may take."""
         self.run_dir(run).mkdir(exist_ok=True)
         write_record(str(self.run_dir(run) / "stop"), {"grace": repr(grace_s)})
+
+    def run_until(self, run: int, until_mono_s: float | None) -> None:
+        """When the run must be over, on CLOCK_BOOTTIME; None takes the end away."""
+        path = self.run_dir(run) / "until"
+        if until_mono_s is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, repr(until_mono_s).encode())
 
     def take_back_stop(self, run: int) -> None:
         (self.run_dir(run) / "stop").unlink(missing_ok=True)

@@ -27,13 +27,16 @@ FIND_EVERY = 20
     show_default=True,
     help="How many of the last lines to print for each replica.",
 )
+@click.option(
+    "--api", "via_api", is_flag=True, help="Ask the agents through their regions, wherever they are; else read files."
+)
 @state_option
 @output_option
-def logs(name: str, *, follow: bool, tail: int, state: str, output: str) -> None:
+def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, output: str) -> None:
     """Print what replicas wrote, from this machine's agents.
 
     Names one replica, or a workload and so all its replicas; lines of several replicas carry their names. With -o json
-    each line is a JSON object of its own.
+    each line is a JSON object of its own. With --api the question goes through the region to each node's agent.
 
     \b
     Examples:
@@ -44,6 +47,10 @@ def logs(name: str, *, follow: bool, tail: int, state: str, output: str) -> None
 
     from holdfast.cli.platform.layout import Layout
     from holdfast.cli.platform.task_logs import find_logs
+
+    if via_api:
+        from_agents(name, follow=follow, tail=tail, state=state, output=output)
+        return
 
     layout = Layout(state)
     layout.load()
@@ -67,6 +74,39 @@ def logs(name: str, *, follow: bool, tail: int, state: str, output: str) -> None
             for log in find_logs(layout, name):
                 known.setdefault(log.path, log)
         show(sorted((line for log in known.values() for line in log.read_new()), key=lambda found: found.line.at))
+
+
+def from_agents(name: str, *, follow: bool, tail: int, state: str, output: str) -> None:
+    """Each replica's lines as its agent sends them; several are followed side by side."""
+    import threading
+
+    from holdfast.cli.platform.asking import Placed, ask_replica, find_replicas
+    from holdfast.cli.platform.task_logs import Found, line_of
+
+    placed = [one for one in find_replicas(state, name) if one.node]
+    show = printer(output, several=len(placed) != 1)
+    printing = threading.Lock()
+    problems: list[Stop] = []
+
+    def read(one: Placed) -> None:
+        try:
+            for row in ask_replica(one, kind="Logs", tail=tail, follow=follow):
+                with printing:
+                    show([Found(one.name, line_of(row))])
+        except Stop as stop:
+            problems.append(stop)
+
+    if not follow or len(placed) == 1:
+        for one in placed:
+            read(one)
+    else:
+        threads = [threading.Thread(target=read, args=(one,), daemon=True) for one in placed]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if problems:
+        raise problems[0]
 
 
 def printer(output: str, *, several: bool) -> Callable[[Iterable[Found]], None]:

@@ -28,11 +28,27 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--link-key", type=FILE, help="For a region: the key of that certificate.")
 @click.option(
     "--store",
-    type=click.Choice(("sqlite", "memory")),
+    type=click.Choice(("sqlite", "etcd", "memory")),
     default="sqlite",
     show_default=True,
     help="Where objects are kept; memory forgets them with the process.",
 )
+@click.option("--etcd-endpoints", default="", metavar="URL,…", help="With --store etcd: the members of the cluster.")
+@click.option("--etcd-ca", default="", help="The authority that signs etcd's certificates.")
+@click.option("--etcd-cert", default="", help="The certificate shown to etcd.")
+@click.option("--etcd-key", default="", help="The key of that certificate.")
+@click.option("--etcd-user", default="", help="The user at etcd, where it asks for one.")
+@click.option("--etcd-password-file", default="", help="A file with that user's password.")
+@click.option(
+    "--parts",
+    default="api,controllers,authority,scheduler",
+    show_default=True,
+    metavar="PART,…",
+    help="With --store etcd: what this process runs; others run the rest. The API is always served.",
+)
+@click.option("--advertise", default="", metavar="URL", help="Where the cell's other servers reach this one.")
+@click.option("--peer-cert", type=FILE, help="The certificate shown to the cell's other servers.")
+@click.option("--peer-key", type=FILE, help="Its key.")
 def serve(
     *,
     cell: str,
@@ -47,6 +63,16 @@ def serve(
     link_cert: Path | None,
     link_key: Path | None,
     store: str,
+    etcd_endpoints: str,
+    etcd_ca: str,
+    etcd_cert: str,
+    etcd_key: str,
+    etcd_user: str,
+    etcd_password_file: str,
+    parts: str,
+    advertise: str,
+    peer_cert: Path | None,
+    peer_key: Path | None,
 ) -> int:
     """Run one cell: the global one, or a region's.
 
@@ -69,7 +95,19 @@ def serve(
         )
     import uvloop
 
-    from holdfast.cell_process import CellConfig, run_cell
+    from holdfast.cell_process import CellConfig, Target, run_cell
+    from holdfast.model.errors import Fault
+
+    chosen = tuple(part.strip() for part in parts.split(",") if part.strip())
+    _check_parts(chosen, store, etcd_endpoints)
+    target = Target(
+        endpoints=tuple(url.strip() for url in etcd_endpoints.split(",") if url.strip()),
+        ca=etcd_ca,
+        cert=etcd_cert,
+        key=etcd_key,
+        user=etcd_user,
+        password_file=etcd_password_file,
+    )
 
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     config = CellConfig(
@@ -85,5 +123,27 @@ def serve(
         link_cert=link_cert,
         link_key=link_key,
         store=store,
+        etcd=target if store == "etcd" else None,
+        parts=chosen,
+        url=advertise or f"https://{host}:{port}",
+        peer_cert=peer_cert,
+        peer_key=peer_key,
     )
-    return uvloop.run(run_cell(config))
+    try:
+        return uvloop.run(run_cell(config))
+    except Fault as fault:
+        raise Stop(f"the cell {cell} cannot run", why=fault.message, next_step="see docs/etcd.md") from fault
+
+
+def _check_parts(chosen: tuple[str, ...], store: str, endpoints: str) -> None:
+    from holdfast.cell_process import PARTS
+    from holdfast.cli.exits import Exit, Stop
+
+    wrong = sorted(set(chosen) - set(PARTS))
+    problem = f"{', '.join(wrong)} is no part; the parts are {', '.join(PARTS)}" if wrong or not chosen else ""
+    if store != "etcd" and set(chosen) != set(PARTS):
+        problem = "a cell on one machine is one process: only --store etcd can be shared by several"
+    if store == "etcd" and not endpoints:
+        problem = "--store etcd needs --etcd-endpoints"
+    if problem:
+        raise Stop("these options do not go together", why=problem, next_step="holdfast serve --help", code=Exit.USAGE)

@@ -31,6 +31,13 @@ from holdfast.cli.output import output_option, quiet_option, state_option
     show_default=True,
     help="The global cell's port; regions and agents use the ones after it.",
 )
+@click.option(
+    "--store",
+    default="sqlite",
+    show_default=True,
+    metavar="sqlite|etcd|CELL=STORE,…",
+    help="Where cells keep their objects; etcd starts a local cluster of three members.",
+)
 @click.option("--no-samples", is_flag=True, help="Do not apply the sample tenants and workloads.")
 @click.option(
     "--timeout",
@@ -49,6 +56,7 @@ def up(
     detach: bool,
     state: str,
     port_base: int,
+    store: str,
     no_samples: bool,
     timeout_s: float,
     quiet: bool,
@@ -65,16 +73,24 @@ def up(
     Examples:
       holdfast up
       holdfast up --detach
+      holdfast up --store etcd
       holdfast up --state /tmp/two --port-base 9400 --regions us-east,eu-west
     """
-    from holdfast.cli.platform import launch
+    from holdfast.cli.platform import etcd, launch
 
+    names = launch.parse_regions(regions)
     wanted = launch.Wanted(
-        regions=launch.parse_regions(regions), agents=agents, port_base=port_base, samples=not no_samples
+        regions=names,
+        agents=agents,
+        port_base=port_base,
+        samples=not no_samples,
+        etcd_cells=etcd.parse_store(store, ("global", *names)),
     )
+    if wanted.etcd_cells:
+        etcd.binary()
     given = {
         name
-        for name in ("regions", "agents", "port_base", "no_samples")
+        for name in ("regions", "agents", "port_base", "no_samples", "store")
         if click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     }
     return launch.bring_up(

@@ -42,6 +42,7 @@ class Wanted(msgspec.Struct, frozen=True):
     agents: int
     port_base: int
     samples: bool
+    etcd_cells: tuple[str, ...] = ()
 
 
 def parse_regions(text: str) -> tuple[str, ...]:
@@ -96,7 +97,11 @@ def prepare(layout: Layout, wanted: Wanted, *, given: set[str], running: bool) -
         _check_same(layout, platform, wanted, given)
     else:
         platform = design(
-            wanted.regions, agents_per_region=wanted.agents, port_base=wanted.port_base, samples=wanted.samples
+            wanted.regions,
+            agents_per_region=wanted.agents,
+            port_base=wanted.port_base,
+            samples=wanted.samples,
+            etcd_cells=wanted.etcd_cells,
         )
         _check_ports_free(platform)
     layout.prepare()
@@ -113,6 +118,7 @@ def _check_same(layout: Layout, platform: Platform, wanted: Wanted, given: set[s
         "regions": (tuple(r.name for r in platform.regions), wanted.regions),
         "agents": (platform.agents_per_region, wanted.agents),
         "port_base": (platform.port_base, wanted.port_base),
+        "store": (platform.etcd_cells, wanted.etcd_cells),
     }
     different = [name for name in sorted(given & before.keys()) if before[name][0] != before[name][1]]
     if different:

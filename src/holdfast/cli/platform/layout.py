@@ -55,6 +55,8 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
     regions: tuple[RegionPlan, ...]
     agents_per_region: int
     samples: bool = True
+    etcd_cells: tuple[str, ...] = ()
+    """The cells whose store is the platform's own etcd cluster; the others have a SQLite file each."""
 
     @property
     def global_url(self) -> str:
@@ -94,6 +96,10 @@ class Layout:
         """Where the supervisor writes down the process id, start time and restarts of one of its processes."""
         return self.run / "processes" / f"{process}.json"
 
+    def held_down(self, process: str) -> Path:
+        """While this file exists the supervisor does not start the process again: how drills keep something dead."""
+        return self.run / "held-down" / process
+
     def prepare(self) -> None:
         """Directories, readable by their owner only: keys and tokens are below."""
         for folder in (self.root, self.pki, self.logs, self.run, self.run / "processes"):
@@ -130,7 +136,14 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     os.replace(new, path)
 
 
-def design(regions: tuple[str, ...], *, agents_per_region: int, port_base: int, samples: bool) -> Platform:
+def design(
+    regions: tuple[str, ...],
+    *,
+    agents_per_region: int,
+    port_base: int,
+    samples: bool,
+    etcd_cells: tuple[str, ...] = (),
+) -> Platform:
     """What a platform of these regions consists of. Ports: global = base, region i = base + 1 + i, then the agents."""
     planned: list[RegionPlan] = []
     number = 0
@@ -169,4 +182,10 @@ def design(regions: tuple[str, ...], *, agents_per_region: int, port_base: int, 
             next_step="choose another --port-base, or fewer agents",
             code=Exit.USAGE,
         )
-    return Platform(port_base=port_base, regions=tuple(planned), agents_per_region=agents_per_region, samples=samples)
+    return Platform(
+        port_base=port_base,
+        regions=tuple(planned),
+        agents_per_region=agents_per_region,
+        samples=samples,
+        etcd_cells=etcd_cells,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from holdfast.cli.platform import etcd
 from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.layout import AgentPlan, Layout, Platform, RegionPlan
 from holdfast.cli.platform.supervisor import Program, python_command, venv_path
@@ -15,14 +16,21 @@ AGENT_STOP_WORK_S = 20.0
 
 
 def programs(platform: Platform, layout: Layout) -> list[Program]:
-    """The global cell, a cell per region, and the agents; in the order they are started."""
-    kept = [_cell("global", platform.port_base, layout, rank=GLOBAL_RANK)]
+    """The store's members if any, the global cell, a cell per region, and the agents; in the order they are started."""
+    kept = etcd.members(platform, layout)
+    kept.append(_cell("global", platform.port_base, layout, rank=GLOBAL_RANK, more=_store(platform, "global")))
     for region in platform.regions:
-        link = ("--global-url", platform.global_url)
-        kept.append(_cell(region.name, region.port, layout, rank=REGION_RANK, more=link))
+        more = ("--global-url", platform.global_url, *_store(platform, region.name))
+        kept.append(_cell(region.name, region.port, layout, rank=REGION_RANK, more=more))
     for region in platform.regions:
         kept.extend(_agent(agent, region, layout) for agent in region.agents)
     return kept
+
+
+def _store(platform: Platform, cell: str) -> tuple[str, ...]:
+    if cell not in platform.etcd_cells:
+        return ()
+    return ("--store", "etcd", "--etcd-endpoints", ",".join(etcd.endpoints(platform)))
 
 
 def _cell(name: str, port: int, layout: Layout, *, rank: int, more: tuple[str, ...] = ()) -> Program:

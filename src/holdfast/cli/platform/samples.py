@@ -53,6 +53,8 @@ def region_manifests(platform: Platform) -> list[Manifest]:
                 "residency": list(region.residency),
                 "endpoint": region.url,
                 "cost": region.cost,
+                # One machine needs no long patience: several missed reports and the others' word are soon there.
+                "lostAfterSeconds": 12,
             },
         }
         for region in platform.regions

@@ -209,7 +209,7 @@ class Supervisor:
         for kept in self._kept:
             if kept.handle is not None:
                 poll.register(kept.handle, select.POLLIN)
-            if kept.restart_at_mono_s is not None:
+            if kept.restart_at_mono_s is not None and not self._layout.held_down(kept.program.name).exists():
                 due.append(kept.restart_at_mono_s - time.monotonic())
         poll.poll(max(0.0, min(due)) * 1000)
         try:
@@ -236,7 +236,8 @@ class Supervisor:
 
     def _restart_due(self) -> None:
         for kept in self._kept:
-            if kept.restart_at_mono_s is not None and kept.restart_at_mono_s <= time.monotonic() and not self._stopping:
+            due = kept.restart_at_mono_s is not None and kept.restart_at_mono_s <= time.monotonic()
+            if due and not self._stopping and not self._layout.held_down(kept.program.name).exists():
                 self._start(kept)
 
 

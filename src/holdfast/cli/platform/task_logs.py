@@ -18,6 +18,11 @@ class Found(msgspec.Struct, frozen=True):
     line: Line
 
 
+def line_of(row: dict[str, str]) -> Line:
+    """A line as an agent sends it."""
+    return Line(at=row.get("at", ""), stream=row.get("stream", "stdout"), text=row.get("text", ""))
+
+
 class TaskLog:
     """The output of one replica's newest place; `read_new` goes on where `last` stopped."""
 

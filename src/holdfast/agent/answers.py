@@ -1,0 +1,160 @@
+"""Answers people's questions: logs, commands beside the work, what it uses. Over the agent's own outbound stream.
+
+Each question has its own task and a bound on how long and how many; a question that fails says why and harms nothing
+else. Never starts, stops or changes work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from holdfast.agent import logs
+from holdfast.agent.drivers.contract import Driver, Task
+from holdfast.model import limits
+from holdfast.model.asking import Ask, ExecOutput, Kind, LogLine, UsageRow
+from holdfast.model.errors import Fault
+from holdfast.model.quantity import CPU, MEMORY
+from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.ports import Ports
+from holdfast.runtime.tasks import end
+
+log = structlog.get_logger()
+_encoder = msgspec.json.Encoder()
+_USAGE_WINDOW_S = 0.5
+
+
+class Stream(Protocol):
+    """The way to the region: questions in, answers out."""
+
+    def asks(self, node: str) -> AsyncIterator[Ask]: ...
+
+    async def answer(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
+        """False when nobody listens any more."""
+
+
+class Answers:
+    """`running` tells the tasks that run now, with their drivers."""
+
+    def __init__(
+        self, node: str, stream: Stream, tasks_dirs: tuple[Path, ...], ports: Ports,
+        running: Callable[[], Iterable[tuple[Task, Driver]]],
+    ) -> None:  # fmt: skip
+        self._node, self._stream, self._tasks_dirs, self._ports = node, stream, tasks_dirs, ports
+        self._running = running
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    async def run(self) -> None:
+        backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.RECONNECT_MAX_S)
+        try:
+            while True:
+                try:
+                    async for ask in self._stream.asks(self._node):
+                        backoff.reset()
+                        self._begin(ask)
+                except (Fault, OSError, TimeoutError) as fault:
+                    log.debug("asks_unheard", node=self._node, error=str(fault))
+                await self._ports.clock.sleep(backoff.next_s())
+        finally:
+            await end(*self._tasks)
+
+    def _begin(self, ask: Ask) -> None:
+        work = self._answer(ask) if len(self._tasks) < limits.ASKS_PER_AGENT else self._refuse(ask)
+        task = asyncio.create_task(_quietly(work, ask), name=f"ask:{ask.id}")
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _refuse(self, ask: Ask) -> None:
+        await self._tell(ask, [{"error": f"the agent answers {limits.ASKS_PER_AGENT} questions already"}], end=True)
+
+    async def _answer(self, ask: Ask) -> None:
+        match ask.question.kind:
+            case Kind.LOGS:
+                await self._logs(ask)
+            case Kind.EXEC:
+                await self._exec(ask)
+            case Kind.USAGE:
+                await self._usage(ask)
+
+    async def _tell(self, ask: Ask, rows: Iterable[object], *, end: bool = False) -> bool:
+        data = b"".join(_encoder.encode(row) + b"\n" for row in rows)
+        return await self._stream.answer(self._node, ask.id, data, end=end)
+
+    async def _logs(self, ask: Ask) -> None:
+        found = [one for where in self._tasks_dirs for one in logs.find(where, ask.namespace, ask.replica)]
+        if not found:
+            await self._tell(ask, [{"error": f"nothing of {ask.replica} was ever run on {self._node}"}], end=True)
+            return
+        path, asked = found[0].path, ask.question
+        if not asked.follow:
+            lines = [LogLine(line.at, line.stream, line.text) for line in logs.tail(path, asked.tail)]
+            for start in range(0, len(lines), limits.ASK_LINES):
+                if not await self._tell(ask, lines[start : start + limits.ASK_LINES]):
+                    return
+            await self._tell(ask, [], end=True)
+            return
+        gathered: list[LogLine] = []
+        listening = asyncio.create_task(self._watch_listener(ask, gathered))
+        try:
+            async for line in logs.follow(path, self._ports.clock, lines=asked.tail):
+                gathered.append(LogLine(line.at, line.stream, line.text))
+                while len(gathered) >= limits.ASK_LINES and not listening.done():
+                    await self._ports.clock.sleep(limits.AGENT_FLUSH_EVERY_S)
+                if listening.done():
+                    return
+        finally:
+            await end(listening)
+
+    async def _watch_listener(self, ask: Ask, gathered: list[LogLine]) -> None:
+        """Sends what was gathered, a few times a second; ends when nobody listens."""
+        while True:
+            rows, gathered[:] = list(gathered), []
+            if not await self._tell(ask, rows):
+                return
+            await self._ports.clock.sleep(limits.AGENT_FLUSH_EVERY_S if rows else limits.ASK_FOLLOW_EVERY_S)
+
+    async def _exec(self, ask: Ask) -> None:
+        asked = ask.question
+        found = [(t, d) for t, d in self._running() if (t.namespace, t.replica) == (ask.namespace, ask.replica)]
+        if not found:
+            await self._tell(ask, [{"error": f"{ask.replica} does not run on {self._node}"}], end=True)
+            return
+        task, driver = found[0]
+        log.info("command_executed", task=task.id, command=asked.command[:8])
+        try:
+            done = await driver.execute(
+                task.id, asked.command, min(asked.timeout_seconds, limits.ASK_EXEC_MAX_S), limits.ASK_OUTPUT_BYTES
+            )
+        except TimeoutError:
+            await self._tell(ask, [{"error": f"it did not end within {asked.timeout_seconds:g} s"}], end=True)
+            return
+        await self._tell(ask, [ExecOutput(code=done.code, output=done.output)], end=True)
+
+    async def _usage(self, ask: Ask) -> None:
+        """CPU is what was used within a short window, in thousandths."""
+        before = {task.id: driver.usage(task.id) for task, driver in self._running()}
+        began = self._ports.clock.monotonic()
+        await self._ports.clock.sleep(_USAGE_WINDOW_S)
+        took_s = max(0.001, self._ports.clock.monotonic() - began)
+        rows = []
+        for task, driver in self._running():
+            was, now = before.get(task.id), driver.usage(task.id)
+            cpu = int((now.cpu_s - was.cpu_s) / took_s * 1000) if was is not None and now is not None else 0
+            rows.append(UsageRow(
+                namespace=task.namespace, workload=task.workload, replica=task.replica, cpu=max(0, cpu),
+                cpu_requested=task.resources.get(CPU, 0), memory=now.memory_bytes if now is not None else 0,
+                memory_requested=task.resources.get(MEMORY, 0), processes=now.processes if now is not None else 0,
+            ))  # fmt: skip
+        await self._tell(ask, rows, end=True)
+
+
+async def _quietly(work: Coroutine[Any, Any, None], ask: Ask) -> None:
+    try:
+        await work
+    except (Fault, OSError, TimeoutError) as fault:
+        log.info("ask_unanswered", id=ask.id, kind=ask.question.kind, error=str(fault))

@@ -1,0 +1,214 @@
+"""Artifacts: files and archives that work needs, fetched once per node and kept by digest.
+
+A source is a path, a `file:` URL or an `http(s):` URL. Archives (tar, zip) are unpacked; the work finds each artifact
+under its name in its working directory. Always: what lies in the store under a digest has that digest; a half-fetched
+thing is never found there; what a task uses is not evicted. Never trusts a name inside an archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tarfile
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import IO
+
+from holdfast.agent.drivers.contract import StartFailed
+from holdfast.model import limits
+from holdfast.model.reasons import Reason
+from holdfast.model.template import Artifact
+
+_CHUNK_BYTES = 1024 * 1024
+_SUMS = "sha256:"
+
+
+class Artifacts:
+    """The node's store. `place` runs in threads; one lock per store keeps two from fetching the same thing."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = Lock()
+        self._used: dict[str, tuple[str, ...]] = {}
+        root.mkdir(parents=True, exist_ok=True)
+        for part in root.glob("part-*"):
+            _remove(part)
+
+    def warm(self) -> tuple[str, ...]:
+        """Digests that are here: a hint for the scheduler, newest first and bounded."""
+        known = [path for path in self._root.iterdir() if path.name.startswith("sha256-")]
+        newest = sorted(known, key=lambda path: (-_used_at(path), path.name))
+        return tuple(path.name.replace("-", ":", 1) for path in newest[: limits.ARTIFACTS_TOLD])
+
+    def place(self, task_id: str, artifacts: Sequence[Artifact], work: Path) -> None:
+        """Puts each artifact into the working directory. Raises StartFailed with the reason, or OSError."""
+        work.mkdir(parents=True, exist_ok=True)
+        digests = []
+        for artifact in artifacts:
+            with self._lock:
+                digest = artifact.digest if self._has(artifact.digest) else self._fetch(artifact)
+                os.utime(self._path(digest))
+            digests.append(digest)
+            link = work / artifact.name
+            if link.is_symlink() or link.exists():
+                _remove(link)
+            link.symlink_to(self._content(digest))
+        self._used[task_id] = tuple(digests)
+        self._evict()
+
+    def let_go(self, task_id: str) -> None:
+        self._used.pop(task_id, None)
+
+    def _path(self, digest: str) -> Path:
+        return self._root / digest.replace(":", "-", 1)
+
+    def _content(self, digest: str) -> Path:
+        """The file, or the folder an archive was unpacked to."""
+        return self._path(digest) / "content"
+
+    def _has(self, digest: str) -> bool:
+        return bool(digest) and self._content(digest).exists()
+
+    def _fetch(self, artifact: Artifact) -> str:
+        part = self._root / f"part-{os.getpid()}-{hashlib.sha256(artifact.source.encode()).hexdigest()[:16]}"
+        _remove(part)
+        part.mkdir()
+        try:
+            digest = self._download(artifact, part / "fetched")
+            if artifact.digest and digest != artifact.digest:
+                raise StartFailed(
+                    Reason.ARTIFACT_MISMATCH,
+                    f"artifact {artifact.name} from {artifact.source} has {digest}, expected {artifact.digest}",
+                )
+            if not self._has(digest):
+                _unpack(artifact, part)
+                part.rename(self._path(digest))
+            return digest
+        finally:
+            _remove(part)
+
+    def _download(self, artifact: Artifact, target: Path) -> str:
+        try:
+            with _opened(artifact.source) as source, target.open("wb") as out:
+                return _copied(artifact, source, out)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+            raise _missing(artifact, error.strerror or str(error)) from error
+        except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError) as error:
+            raise _missing(artifact, str(error)) from error
+
+    def _evict(self) -> None:
+        """Oldest use first, until the store is within its bound; what a task uses stays whatever the bound says."""
+        with self._lock:
+            kept = {digest for digests in self._used.values() for digest in digests}
+            there = sorted((p for p in self._root.iterdir() if p.name.startswith("sha256-")), key=_used_at)
+            sizes = {path: _size(path) for path in there}
+            total = sum(sizes.values())
+            for path in there:
+                if total <= limits.ARTIFACT_STORE_BYTES:
+                    return
+                if path.name.replace("-", ":", 1) not in kept:
+                    total -= sizes[path]
+                    _remove(path)
+
+
+def _missing(artifact: Artifact, why: str) -> StartFailed:
+    return StartFailed(Reason.ARTIFACT_MISSING, f"artifact {artifact.name} cannot be had from {artifact.source}: {why}")
+
+
+def _opened(source: str) -> IO[bytes]:
+    scheme = urllib.parse.urlsplit(source).scheme
+    if scheme in ("http", "https"):
+        answer: IO[bytes] = urllib.request.urlopen(source, timeout=limits.ARTIFACT_TIMEOUT_S)
+        return answer
+    return open(urllib.parse.urlsplit(source).path if scheme == "file" else source, "rb")
+
+
+def _copied(artifact: Artifact, source: IO[bytes], out: IO[bytes]) -> str:
+    sums = hashlib.sha256()
+    size = 0
+    while data := source.read(_CHUNK_BYTES):
+        size += len(data)
+        if size > limits.ARTIFACT_BYTES_MAX:
+            raise _missing(artifact, f"it is larger than {limits.ARTIFACT_BYTES_MAX} bytes")
+        sums.update(data)
+        out.write(data)
+    out.flush()
+    os.fsync(out.fileno())
+    return f"{_SUMS}{sums.hexdigest()}"
+
+
+def _unpack(artifact: Artifact, part: Path) -> None:
+    """Turns `fetched` into `content`: a folder for an archive, the file itself otherwise."""
+    fetched, content = part / "fetched", part / "content"
+    name = urllib.parse.urlsplit(artifact.source).path.lower()
+    try:
+        if name.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")):
+            content.mkdir()
+            _untar(fetched, content)
+            fetched.unlink()
+        elif name.endswith(".zip"):
+            content.mkdir()
+            _unzip(fetched, content)
+            fetched.unlink()
+        else:
+            fetched.rename(content)
+            content.chmod(0o555)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise StartFailed(Reason.ARTIFACT_MISMATCH, f"artifact {artifact.name} cannot be unpacked: {error}") from error
+
+
+def _untar(fetched: Path, content: Path) -> None:
+    """Plain files, folders, and links that stay inside. Owners and special bits of the archive are not taken over."""
+    with tarfile.open(fetched) as archive:
+        members = archive.getmembers()
+        for member in members:
+            inside = os.path.normpath(member.name)
+            target = os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname))
+            linked = member.linkname if member.islnk() else target if member.issym() else ""
+            if not (member.isreg() or member.isdir() or linked) or _leaves(inside) or (linked and _leaves(linked)):
+                raise tarfile.TarError(f"{member.name} is no plain file, or leaves the archive's folder")
+            member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+            member.mode &= 0o755
+        archive.extractall(content, members)
+
+
+def _leaves(path: str) -> bool:
+    return os.path.isabs(path) or path == ".." or path.startswith("../")
+
+
+def _unzip(fetched: Path, content: Path) -> None:
+    with zipfile.ZipFile(fetched) as archive:
+        for item in archive.infolist():
+            archive.extract(item, content)
+            mode = item.external_attr >> 16
+            if mode & 0o111 and not item.is_dir():
+                (content / item.filename).chmod(0o755)
+
+
+def _used_at(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,146 @@
+"""OCI bundles, run by crun or runc where one is installed, under the very same shims as plain processes.
+
+The runtime is the shim's child and stays in the foreground, so logs, exit evidence, adoption and the watchdog are the
+process driver's own. Always: the bundle itself is never written to; the container shares the node's network, as ports
+are the node's, and has everything else to itself. Never starts anything where no runtime is installed: it says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.drivers.records import MARK
+from holdfast.agent.groups import Usage
+from holdfast.model import limits
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Exit
+
+RUNTIMES = ("crun", "runc")
+_SHARED = ("network", "cgroup")
+_SYS = {
+    "destination": "/sys",
+    "type": "none",
+    "source": "/sys",
+    "options": ["rbind", "nosuid", "noexec", "nodev", "ro"],
+}
+
+
+def find_runtime() -> str:
+    """The path of the first runtime there is, or an empty string."""
+    return next((path for name in RUNTIMES if (path := shutil.which(name))), "")
+
+
+class OciDriver(Driver):
+    """`processes` is a process driver with a folder of its own: every run of the runtime is one of its runs."""
+
+    def __init__(self, processes: ProcessDriver, root: Path, runtime: str) -> None:
+        self._processes = processes
+        self._root = root
+        self._runtime = runtime
+
+    @property
+    def name(self) -> str:
+        return "oci"
+
+    async def inspect(self) -> list[Found]:
+        return await self._processes.inspect()
+
+    async def start(self, task: Task) -> Started:
+        if not self._runtime:
+            raise StartFailed(Reason.DRIVER_MISSING, f"none of {', '.join(RUNTIMES)} is installed on this node")
+        try:
+            bundle = await asyncio.to_thread(self._prepare, task)
+        except (OSError, ValueError, KeyError) as error:
+            raise StartFailed(Reason.START_ERROR, f"bundle {task.template.bundle} cannot be used: {error}") from error
+        await self._delete(task.id)  # what an earlier run may have left
+        command = (*self._base(), "run", "--bundle", str(bundle), _container(task.id))
+        template = msgspec.structs.replace(task.template, command=command, args=(), user="", working_dir="")
+        return await self._processes.start(msgspec.structs.replace(task, template=template))
+
+    def _base(self) -> tuple[str, ...]:
+        own = ("--cgroup-manager=disabled",) if Path(self._runtime).name == "crun" else ()
+        return (self._runtime, *own, "--root", str(self._root / "containers"))
+
+    def _prepare(self, task: Task) -> Path:
+        """The task's own bundle: the configuration of the given one, made fit for this node, around the same files."""
+        given = Path(task.template.bundle)
+        config: dict[str, Any] = json.loads((given / "config.json").read_text())
+        folder = self._root / "bundles" / task.id
+        folder.mkdir(parents=True, exist_ok=True)
+        process, linux = config["process"], config.setdefault("linux", {})
+        process["terminal"] = False
+        if task.template.command:
+            process["args"] = [*task.template.command, *task.template.args]
+        process["env"] = [
+            *process.get("env", []),
+            *(f"{key}={value}" for key, value in task.env.items()),
+            f"{MARK}={task.id}",
+        ]
+        if task.template.working_dir:
+            process["cwd"] = task.template.working_dir
+        config["root"]["path"] = str((given / config["root"]["path"]).resolve())
+        linux["namespaces"] = [n for n in linux.get("namespaces", []) if n.get("type") not in _SHARED]
+        mounts = [m for m in config.get("mounts", []) if m.get("type") not in ("cgroup", "sysfs")]
+        config["mounts"] = [*mounts, _SYS]
+        linux.pop("resources", None)  # the task's own control groups hold it to what it asked for
+        linux["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    async def stop(self, task_id: str, grace_s: float) -> Exit:
+        """Both runtimes pass signals on to the container, and end when it does; force ends the whole namespace."""
+        exit_ = await self._processes.stop(task_id, grace_s)
+        await self._delete(task_id)
+        return exit_
+
+    async def _delete(self, task_id: str) -> None:
+        if self._runtime:
+            command = (*self._base(), "delete", "--force", _container(task_id))
+            await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, timeout=limits.AGENT_CALL_TIMEOUT_S, check=False
+            )
+
+    def permit(self, epoch: int, until_mono_s: float) -> None:
+        self._processes.permit(epoch, until_mono_s)
+
+    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
+        self._processes.run_until(task_id, until_mono_s)
+
+    async def next_exit(self) -> Ended:
+        ended = await self._processes.next_exit()
+        await self._delete(ended.task_id)
+        return ended
+
+    async def forget(self, task_id: str) -> None:
+        await self._delete(task_id)
+        await asyncio.to_thread(shutil.rmtree, self._root / "bundles" / task_id, True)
+        await self._processes.forget(task_id)
+
+    async def execute(
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES
+    ) -> ExecResult:
+        inside = (*self._base(), "exec", _container(task_id), *command)
+        return await self._processes.execute(task_id, inside, timeout_s, output_bytes)
+
+    def usage(self, task_id: str) -> Usage | None:
+        return self._processes.usage(task_id)
+
+    def logs(self, task_id: str) -> Path | None:
+        return self._processes.logs(task_id)
+
+    async def close(self) -> None:
+        await self._processes.close()
+
+
+def _container(task_id: str) -> str:
+    """Runtimes allow fewer characters than tasks have; the uid at the end keeps it unique."""
+    return task_id.rpartition("_")[2][:64] or task_id

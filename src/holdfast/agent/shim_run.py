@@ -1,0 +1,435 @@
+"""One run, as its shim sees it: launch, output, stop, deadline, end. See `shim` for what always holds."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
+from holdfast.agent.shim_guard import NEVER, Deadline, Timer, boottime, kill_all, libc, start_guard
+from holdfast.agent.shim_output import Output
+
+STATUS_FD = 3
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+READ_BYTES = 65536
+IDLE_FLUSH_MS = 1000
+SWEEP_S = 5.0
+READS_PER_TURN = 16
+EXIT_RECORD_BYTES = 2048
+LOCK_TRIES = 200
+LOCK_PAUSE_S = 0.01
+SET_DEFAULT = (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1)
+
+
+class Launch:
+    """The `launch` file: NUL-separated words, as neither commands nor environments can hold a NUL.
+
+    First `key=value` settings up to an empty word, then the count of the command's words, those, and the environment.
+    """
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as f:
+            words = f.read().split(b"\0")
+        end = words.index(b"")
+        self.groups: list[str] = []
+        settings: dict[str, str] = {}
+        for word in words[:end]:
+            key, _, value = os.fsdecode(word).partition("=")
+            if key == "group":
+                self.groups.append(value)
+            settings[key] = value
+        self.cwd, self.user, self.mark = settings["cwd"], settings["user"], settings["mark"].encode()
+        self.log_bytes, self.log_files = int(settings["log_bytes"]), int(settings["log_files"])
+        self.lease, self.epoch = settings.get("lease", ""), int(settings.get("epoch", "0"))
+        self.lead_s, self.force_s = float(settings.get("lead", "0")), float(settings.get("force", "0"))
+        self.uid = int(settings.get("uid", "0"))
+        self.processes_max, self.memory_bytes = int(settings.get("processes", "0")), int(settings.get("memory", "0"))
+        count = int(words[end + 1])
+        self.argv = words[end + 2 : end + 2 + count]
+        pairs = (word.partition(b"=") for word in words[end + 2 + count :])
+        self.env = {key: value for key, _, value in pairs}
+
+
+def child_main(launch: Launch, gate: int, streams: tuple[int, int], failed: int) -> None:
+    """Becomes the work. Leads its own session, so that a signal to its group reaches all of it."""
+    stage = "start"
+    try:
+        os.setsid()
+        for number in SET_DEFAULT:
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(streams[0], 1)
+        os.dup2(streams[1], 2)
+        if os.read(gate, 1) != b"g":
+            os._exit(127)
+        for group in launch.groups:
+            stage = f"enter the control group {group}"
+            with open(f"{group}/cgroup.procs", "w", encoding="ascii") as f:
+                f.write("0")
+        stage = "set its limits"
+        restrict(launch)
+        if launch.user or launch.uid:
+            stage = f"become user {launch.user or launch.uid}"
+            become(launch.user, launch.uid)
+        stage = f"enter the working directory {launch.cwd}"
+        os.chdir(launch.cwd)
+        stage = "execute"
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setuid, which would clear it
+        os.execvpe(launch.argv[0], launch.argv, launch.env)
+    except (OSError, KeyError, ValueError) as error:
+        code = getattr(error, "errno", 0) or 0
+        why = getattr(error, "strerror", None) or str(error)
+        os.write(failed, f"{code} cannot {stage}: {why}".encode(errors="replace")[:4000])
+    finally:
+        os._exit(127)
+
+
+def restrict(launch: Launch) -> None:
+    """Resource limits, where there are no control groups to do better. No core files: they fill disks."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if launch.memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (launch.memory_bytes, launch.memory_bytes))
+    if launch.processes_max:
+        resource.setrlimit(resource.RLIMIT_NPROC, (launch.processes_max, launch.processes_max))
+
+
+def become(user: str, uid: int) -> None:
+    if not user:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        return
+    import pwd
+
+    entry = pwd.getpwnam(user)
+    if os.geteuid() == entry.pw_uid:
+        return
+    os.initgroups(entry.pw_name, entry.pw_gid)
+    os.setgid(entry.pw_gid)
+    os.setuid(entry.pw_uid)
+
+
+class Shim:
+    def __init__(self, run: int) -> None:
+        self.run = run
+        self.dir = f"run-{run}"
+        self.child = 0
+        self.status: int | None = None
+        self.kill_at: float | None = None
+        self.forced = False
+        self.asked_grace_s = 0.0
+        self.lapsed = ""
+        self.guard = 0
+        self.guard_fd = -1
+
+    def begin(self) -> str:
+        """Empty when the work runs, else why it does not."""
+        started = read_record(f"{self.dir}/started")
+        if started is not None:
+            return "already started"
+        if os.path.exists(f"{self.dir}/stop"):
+            return "withdrawn"
+        self.launch = launch = Launch(f"{self.dir}/launch")
+        self.deadline = Deadline(launch.lease, launch.epoch, f"{self.dir}/until")
+        reserve_record(f"{self.dir}/exit", EXIT_RECORD_BYTES)
+        end_s, reason = self.deadline.read()
+        if end_s - launch.lead_s <= boottime():
+            self._record_exit(None, "", "NeverStarted", f"its time was over before it could be started ({reason})")
+            return "too late"
+        self._keep_guard()
+        self.output = Output("output.log", launch.log_bytes, launch.log_files)
+        return self._start(launch)
+
+    def _start(self, launch: Launch) -> str:
+        gate_r, gate_w = os.pipe()
+        failed_r, failed_w = os.pipe()
+        (out_r, out_w), (err_r, err_w) = os.pipe(), os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            os.close(gate_w)
+            child_main(launch, gate_r, (out_w, err_w), failed_w)
+        for fd in (gate_r, failed_w, out_w, err_w):
+            os.close(fd)
+        self.streams = {out_r: 0, err_r: 1}
+        self.started_at = time.time()
+        record = {"run": str(self.run), "pid": str(self.child), "ticks": str(start_ticks(self.child)),
+                  "shim": str(os.getpid()), "boot": boot_id(), "at": repr(self.started_at)}  # fmt: skip
+        write_record(f"{self.dir}/started", record)
+        os.write(gate_w, b"g")
+        os.close(gate_w)
+        words = os.read(failed_r, 4096).decode(errors="replace")  # ends when exec closes the other side, or it fails
+        os.close(failed_r)
+        if words:
+            os.waitpid(self.child, 0)
+            number, _, message = words.partition(" ")
+            absent = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
+            missing = message.startswith("cannot execute") and int(number) in absent
+            command = os.fsdecode(launch.argv[0])
+            self._leave()
+            self._record_exit(127, "", "CommandNotFound" if missing else "StartError", f"{command}: {message}")
+            return "failed"
+        return ""
+
+    def _keep_guard(self) -> None:
+        """Exclusive work, and work with an end, is never without one."""
+        if not self.launch.lease and not os.path.exists(self.deadline.until):
+            return
+        if self.guard_fd >= 0:
+            os.close(self.guard_fd)
+        self.guard, self.guard_fd = start_guard(
+            self.deadline, force_s=self.launch.force_s / 2, groups=self.launch.groups, mark=self.launch.mark
+        )
+
+    def serve(self, wake: int) -> None:
+        """Until the work has ended and nothing of it is left."""
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        timer = Timer()
+        poll.register(timer.fd, select.POLLIN)
+        timer.set(self.deadline.read()[0] - self.launch.lead_s)
+        for fd in self.streams:
+            os.set_blocking(fd, False)
+            poll.register(fd, select.POLLIN)
+        while self.status is None:
+            events = poll.poll(self._patience_ms())
+            if not events:
+                self.output.flush()
+            for fd, _ in events:
+                if fd == wake:
+                    self._woken(wake)
+                elif fd == timer.fd:
+                    timer.clear()
+                    timer.set(self._look_at_deadline())
+                elif not self._drain(fd, READS_PER_TURN):
+                    poll.unregister(fd)
+                    os.close(fd)
+                    del self.streams[fd]
+            if self.kill_at is not None and boottime() >= self.kill_at and not self.forced:
+                self.forced = True
+                self._kill_everything()
+        self._sweep()
+        for fd in list(self.streams):
+            self._drain(fd, READS_PER_TURN)
+        self.output.flush()
+        self._record_end()
+
+    def _patience_ms(self) -> int:
+        timeout_ms = IDLE_FLUSH_MS if any(self.output.pending) else -1
+        if self.kill_at is not None and not self.forced:
+            left_ms = max(0, int((self.kill_at - boottime()) * 1000) + 1)
+            timeout_ms = left_ms if timeout_ms < 0 else min(timeout_ms, left_ms)
+        return timeout_ms
+
+    def _look_at_deadline(self) -> float:
+        """Ends the work when its time is nearly over; the moment to look again otherwise."""
+        end_s, reason = self.deadline.read()
+        if boottime() < end_s - self.launch.lead_s:
+            return end_s - self.launch.lead_s
+        self.lapsed = reason
+        self._end_by(max(boottime(), end_s - self.launch.force_s))
+        return NEVER
+
+    def _end_by(self, kill_at: float) -> None:
+        """The first request asks politely if there is time for it; later ones can only bring the end nearer."""
+        if self.kill_at is None:
+            self.kill_at, self.asked_grace_s = kill_at, kill_at - boottime()
+            if self.asked_grace_s > 0:
+                self._signal_group(signal.SIGTERM)
+        elif kill_at < self.kill_at:
+            self.kill_at, self.asked_grace_s = kill_at, max(0.0, kill_at - boottime())
+
+    def _woken(self, wake: int) -> None:
+        os.read(wake, 4096)
+        self._reap()
+        asked = read_record(f"{self.dir}/stop")
+        if asked is None or self.status is not None:
+            return
+        grace_s = float(asked.get("grace", "0"))
+        first = self.kill_at is None
+        self._end_by(boottime() + grace_s)
+        if first:
+            self.asked_grace_s = grace_s
+
+    def _drain(self, fd: int, reads: int) -> bool:
+        """Reads what is there, up to a bound; False when the stream has ended."""
+        for _ in range(reads):
+            try:
+                data = os.read(fd, READ_BYTES)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self.output.feed(self.streams[fd], data)
+        return True
+
+    def _reap(self) -> None:
+        """Orphans of the work come to this process as their subreaper and are reaped with it."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child:
+                self.status = status
+            elif pid == self.guard:
+                self._keep_guard()
+
+    def _signal_group(self, number: int) -> None:
+        try:
+            os.killpg(self.child, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            os.kill(self.child, number)
+
+    def _children(self) -> list[int]:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as f:
+            return [pid for pid in map(int, f.read().split()) if pid != self.guard]
+
+    def _kill_everything(self) -> None:
+        self._signal_group(signal.SIGKILL)
+        for pid in self._children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+
+    def _sweep(self) -> None:
+        """Ends what the work left behind, in other sessions too; killing a parent brings its children here."""
+        give_up = time.monotonic() + SWEEP_S
+        while self._children() and time.monotonic() < give_up:
+            self._kill_everything()
+            if self.launch.groups:
+                kill_all(self.launch.groups, self.launch.mark)
+            self._reap()
+            time.sleep(0.002)
+
+    def _record_end(self) -> None:
+        status = self.status or 0
+        killed_by = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+        how = f"was ended by {killed_by}" if killed_by else f"exited with code {code}"
+        if self.forced and killed_by == "SIGKILL":
+            how = f"did not end within {self.asked_grace_s:.3g} s of being asked to and was killed"
+            if self.asked_grace_s <= 0:
+                how = "was killed at once, as asked"
+        reason = "StoppedAsAsked" if self.kill_at is not None else "Killed" if killed_by else "Exited"
+        if self.lapsed:
+            reason, how = self.lapsed, f"{how}, as its time was over"
+        elif self.kill_at is None and code != 0:
+            reason, how = self._evidence(reason, how)
+        if self.output.lost_bytes:
+            how += f"; {self.output.lost_bytes} bytes of its output were lost: {self.output.why_lost}"
+        self._leave()
+        self._record_exit(code, killed_by, reason, f"process {self.child} {how}")
+
+    def _evidence(self, reason: str, how: str) -> tuple[str, str]:
+        """What the control groups say of an end in failure."""
+        for group in self.launch.groups:
+            if count_of(group, ("memory.events", "memory.oom_control"), b"oom_kill"):
+                return "OutOfMemory", f"{how}: its control group ran out of memory"
+        for group in self.launch.groups:
+            if count_of(group, ("pids.events",), b"max"):
+                return "TooManyProcesses", f"{how}: it could not start more processes"
+        return reason, how
+
+    def _leave(self) -> None:
+        """Dismisses the guard and removes the control groups. Those still in use are removed by the agent later."""
+        if self.guard_fd >= 0:
+            try:  # noqa: SIM105 - the shim imports as little as it can
+                os.write(self.guard_fd, b"d")
+            except OSError:
+                pass
+            guard, self.guard = self.guard, 0
+            os.close(self.guard_fd)
+            try:  # noqa: SIM105 - the same
+                os.waitpid(guard, 0)
+            except ChildProcessError:
+                pass
+        for group in self.launch.groups:
+            try:
+                os.rmdir(group)
+            except OSError:
+                continue
+
+    def _record_exit(self, code: int | None, killed_by: str, reason: str, message: str) -> None:
+        record = {"run": str(self.run), "code": "" if code is None else str(code), "signal": killed_by,
+                  "reason": reason, "message": message[:1500], "at": repr(time.time())}  # fmt: skip
+        write_record(f"{self.dir}/exit", record)
+
+
+def count_of(group: str, names: tuple[str, ...], key: bytes) -> int:
+    """A counter of a control group's event file; 0 when there is none."""
+    for name in names:
+        try:
+            with open(f"{group}/{name}", "rb") as f:
+                for line in f:
+                    word, _, count = line.partition(b" ")
+                    if word == key:
+                        return int(count)
+        except (OSError, ValueError):
+            continue
+    return 0
+
+
+def tell_agent(words: str) -> None:
+    try:
+        os.write(STATUS_FD, words.encode())
+        os.close(STATUS_FD)
+    except OSError:
+        return  # the agent is gone; it will find the records
+
+
+def watch_signals() -> int:
+    """A descriptor that becomes readable on a signal. SIGUSR1 means that the `stop` file was written."""
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_r, False)
+    os.set_blocking(wake_w, False)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return wake_r
+
+
+def take_lock(run_dir: str) -> bool:
+    """Whether this process is the task's shim now. A late shim of an earlier run may hold it for a moment."""
+    lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if os.path.exists(f"{run_dir}/started"):
+                return False
+            time.sleep(LOCK_PAUSE_S)
+            continue
+        return True
+    return False
+
+
+def main() -> int:
+    os.set_inheritable(STATUS_FD, False)
+    os.chdir(sys.argv[1])
+    if not take_lock(f"run-{sys.argv[2]}"):
+        tell_agent("already started")
+        return 0
+    wake = watch_signals()
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    shim = Shim(int(sys.argv[2]))
+    try:
+        why_not = shim.begin()
+    except OSError as error:
+        why_not = f"refused {error.errno} {error}"
+    tell_agent(why_not or f"started {shim.child} {shim.started_at!r}")
+    if not why_not:
+        shim.serve(wake)
+    return 0

@@ -1,0 +1,50 @@
+"""Evidence that a node cannot start work, gathered by its agent: several failures, of several workloads, none between.
+
+One workload that fails again and again is that workload's own trouble and proves nothing about the node. Pure: time
+comes in. Always: the evidence has an end, and one successful start ends it at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from holdfast.model import limits, times
+from holdfast.model.node import Quarantine
+from holdfast.model.reasons import Reason
+
+NODES_FAULT = frozenset({Reason.START_ERROR, Reason.DISK_FULL})
+
+
+class StartFailures:
+    def __init__(self) -> None:
+        self._failed: deque[tuple[float, str, str]] = deque(maxlen=limits.START_FAILURES_MAX)
+        self._until_mono_s = 0.0
+        self._quarantine: Quarantine | None = None
+
+    def failed(self, workload: str, reason: str, message: str, *, mono_s: float, wall_s: float) -> None:
+        if reason not in NODES_FAULT:
+            return
+        self._failed.append((mono_s, workload, message))
+        recent = [f for f in self._failed if mono_s - f[0] <= limits.START_FAILURES_WINDOW_S]
+        workloads = sorted({f[1] for f in recent})
+        if len(recent) < limits.START_FAILURES_MAX or len(workloads) < limits.START_FAILURES_WORKLOADS:
+            return
+        self._until_mono_s = mono_s + limits.QUARANTINE_S
+        self._quarantine = Quarantine(
+            reason=reason,
+            message=f"{len(recent)} starts of {', '.join(workloads)} failed in a row; the last: {message}"[:500],
+            until=times.seconds_text(wall_s + limits.QUARANTINE_S),
+        )
+
+    def started(self) -> None:
+        self._failed.clear()
+        self._quarantine = None
+
+    def quarantine(self, mono_s: float) -> Quarantine | None:
+        """None once it is over: the node gets another chance, and fails again at once if it must."""
+        if self._quarantine is not None and mono_s >= self._until_mono_s:
+            self._quarantine = None
+        return self._quarantine
+
+    def look_again_in_s(self, mono_s: float) -> float | None:
+        return max(0.0, self._until_mono_s - mono_s) if self._quarantine is not None else None

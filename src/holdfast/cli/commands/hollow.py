@@ -1,0 +1,134 @@
+"""`holdfast hollow`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.commands.agent import pairs
+from holdfast.cli.exits import Exit, Stop
+
+if TYPE_CHECKING:
+    from holdfast.agent.hollow import HollowConfig, Span
+
+FILE = click.Path(dir_okay=False)
+
+
+@click.command()
+@click.option("--count", type=click.IntRange(1, 50_000), required=True, help="How many nodes to pretend to be.")
+@click.option("--region", required=True, help="The region they belong to.")
+@click.option("--prefix", default="hollow-", show_default=True, help="How every node's name begins.")
+@click.option("--zone", "zones", multiple=True, required=True, help="A zone to spread them over; repeat for each.")
+@click.option("--pool", default="default", show_default=True, help="The node pool.")
+@click.option("--url", required=True, help="The address of the region's API.")
+@click.option("--ca", type=FILE, required=True, help="The authority that signed the API's certificate.")
+@click.option("--cert", type=FILE, required=True, help="A certificate of holdfast:hollow:REGION:PREFIX.")
+@click.option("--key", type=FILE, required=True, help="Its key.")
+@click.option(
+    "--capacity",
+    multiple=True,
+    metavar="RESOURCE=AMOUNT",
+    default=("cpu=4", "memory=32Gi"),
+    show_default=True,
+    help="What each node declares.",
+)
+@click.option("--gpus", type=click.IntRange(0, 64), default=0, show_default=True, help="GPUs of each node.")
+@click.option("--gpu-model", default="", help="Their model.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label of every node.")
+@click.option("--start-delay", default="0.2-1", show_default=True, metavar="S|S-S", help="Seconds until work runs.")
+@click.option("--probe-delay", default="0.2-1", show_default=True, metavar="S|S-S", help="From running to ready.")
+@click.option("--stop-delay", default="0.1-0.5", show_default=True, metavar="S|S-S", help="Until stopped work is gone.")
+@click.option("--work-delay", default="5-15", show_default=True, metavar="S|S-S", help="How long batch work takes.")
+def hollow(
+    *,
+    count: int,
+    region: str,
+    prefix: str,
+    zones: tuple[str, ...],
+    pool: str,
+    url: str,
+    ca: str,
+    cert: str,
+    key: str,
+    capacity: tuple[str, ...],
+    gpus: int,
+    gpu_model: str,
+    labels: tuple[str, ...],
+    start_delay: str,
+    probe_delay: str,
+    stop_delay: str,
+    work_delay: str,
+) -> None:
+    """Pretend to be thousands of nodes, for benchmarks and drills.
+
+    They register, hold leases, take bindings and report as real nodes do; the work itself is a delay. SIGTERM ends
+    them all at once, as a power cut would.
+
+    \b
+    Example:
+      holdfast hollow --count 5000 --region eu-west --zone eu-west-a --zone eu-west-b \\
+        --url https://cell:7403 --ca ca.crt --cert hollow.crt --key hollow.key
+    """
+    import uvloop
+
+    from holdfast.agent.hollow import Delays, HollowConfig
+    from holdfast.model.node import Device
+    from holdfast.runtime.log import configure
+
+    config = HollowConfig(
+        region=region,
+        prefix=prefix,
+        count=count,
+        zones=zones,
+        pool=pool,
+        capacity=dict(pairs("--capacity", capacity)),
+        devices=tuple(Device(id=f"gpu-{number}", model=gpu_model) for number in range(gpus)),
+        labels=pairs("--label", labels),
+        delays=Delays(
+            start=span("--start-delay", start_delay),
+            probe=span("--probe-delay", probe_delay),
+            stop=span("--stop-delay", stop_delay),
+            work=span("--work-delay", work_delay),
+        ),
+    )
+    configure(cell=region, component=f"hollow/{prefix}")
+    uvloop.run(run(config, url=url, ca=ca, cert=cert, key=key))
+
+
+async def run(config: HollowConfig, *, url: str, ca: str, cert: str, key: str) -> None:
+    """Until a signal."""
+    import asyncio
+    import contextlib
+    import gc
+    import signal
+
+    from holdfast.agent.hollow import HollowHost
+    from holdfast.client.http import HttpClient
+    from holdfast.runtime.ports import SystemPorts
+
+    gc.set_threshold(50_000, 20, 100)
+    ports = SystemPorts()
+    client = HttpClient(url, ports, cell=config.region, ca=ca, cert=cert, key=key)
+    running = asyncio.ensure_future(HollowHost(config, client, ports).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+    finally:
+        await client.close()
+
+
+def span(option: str, text: str) -> Span:
+    from holdfast.agent.hollow import Span
+
+    low, sign, high = text.partition("-")
+    try:
+        found = Span(float(low), float(high if sign else low))
+    except ValueError:
+        found = Span(-1.0, -1.0)
+    if not 0 <= found.low_s <= found.high_s:
+        why = "it is written in seconds: 0.5, or 0.2-1 for something in between"
+        raise Stop(f"{option} {text!r} cannot be used", why=why, code=Exit.USAGE)
+    return found

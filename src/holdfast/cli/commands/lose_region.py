@@ -1,0 +1,127 @@
+"""`holdfast plan --lose-region`: who would recover where, what would make way, and what would stay short."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import print_json, table
+
+if TYPE_CHECKING:
+    from holdfast.cli.drills.world import Watcher
+    from holdfast.fleet.backing import Foreseen
+    from holdfast.runtime.cache import Cache
+
+READS = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "PriorityClass")
+
+
+def lose(state: str, region: str, zone: str, output: str) -> int:
+    """Prints the whole picture of one loss. Exits with 4 when a promise would be broken."""
+    from holdfast.cli.drills.outage import region_of
+    from holdfast.cli.drills.world import Watcher
+    from holdfast.cli.exits import Stop
+    from holdfast.cli.platform.layout import Layout
+    from holdfast.fleet.backing import Loss, foresee
+    from holdfast.model.recovery_budget import RecoveryBudget
+
+    layout = Layout(state)
+    platform = layout.load()
+    plan = region_of(platform, region)
+    if zone and zone not in plan.zones:
+        known = ", ".join(plan.zones)
+        raise Stop(f"region {region} has no zone {zone!r}", next_step=f"choose one of {known}", code=Exit.USAGE)
+    watcher = Watcher(layout, platform)
+    try:
+        view = _view(watcher)
+        seen = foresee(Loss(region, zone), view, view.list(RecoveryBudget))
+        told = _told(seen, watcher, region, zone)
+    finally:
+        watcher.close()
+    if output == "json":
+        print_json(told)
+    else:
+        click.echo(_as_text(told))
+    return Exit.PLAN_NOT_PLACEABLE if told["short"] else Exit.OK
+
+
+def _view(watcher: Watcher) -> Cache:
+    import msgspec
+
+    from holdfast.model.kinds import BY_NAME
+    from holdfast.runtime.cache import Cache
+
+    cache = Cache()
+    for name in READS:
+        kind = BY_NAME[name]
+        for item in watcher.list(kind.plural):
+            cache.put(msgspec.convert(item, kind.type))
+    return cache
+
+
+def _told(seen: Foreseen, watcher: Watcher, region: str, zone: str) -> dict[str, Any]:
+    recovers: list[dict[str, Any]] = [
+        {"tenant": item.tenant, "workload": item.name, "region": target, "replicas": count}
+        for item, target, count in seen.fit.chosen
+    ]
+    targets = sorted({row["region"] for row in recovers})
+    lost = [a for a in watcher.list("assignments") if a["spec"]["region"] == region and a["spec"].get("replicas")]
+    promised = {(w["metadata"]["namespace"], w["metadata"]["name"]) for w in watcher.critical()}
+    return {
+        "lost": {"region": region, "zone": zone},
+        "recovers": recovers,
+        "safe": [{"tenant": c.tenant, "workload": c.name} for c in seen.safe],
+        "short": [
+            {"tenant": s.item.tenant, "workload": s.item.name, "why": s.message} for s in seen.fit.short
+        ],
+        "decided": seen.fit.decided,
+        "evicts": [line for target in targets for line in _evicts(watcher, target)],
+        "unprotected": [
+            {
+                "tenant": a["metadata"]["namespace"],
+                "workload": a["spec"]["workload"],
+                "replicas": a["spec"]["replicas"],
+            }
+            for a in lost
+            if (a["metadata"]["namespace"], a["spec"]["workload"]) not in promised and not zone
+        ],
+    }  # fmt: skip
+
+
+def _evicts(watcher: Watcher, target: str) -> list[dict[str, str]]:
+    """Reclaimable work on nodes that keep recovery places: the first to make way when those are drawn."""
+    holds = watcher.try_list("holds", target) or []
+    bindings = watcher.try_list("bindings", target) or []
+    nodes = {h["spec"]["node"] for h in holds}
+    return [
+        {
+            "region": target,
+            "node": b["spec"]["node"],
+            "tenant": b["metadata"]["namespace"],
+            "replica": b["spec"]["replica"],
+        }
+        for b in bindings
+        if b["spec"].get("capacityClass") == "Reclaimable" and b["spec"]["node"] in nodes
+    ]
+
+
+def _as_text(told: dict[str, Any]) -> str:
+    where = told["lost"]
+    parts = [f"if {'zone ' + where['zone'] + ' of ' if where['zone'] else ''}region {where['region']} is lost:"]
+    if told["recovers"]:
+        rows = [(r["tenant"], r["workload"], r["region"], r["replicas"]) for r in told["recovers"]]
+        parts.append(table(("TENANT", "RECOVERS", "IN", "REPLICAS"), rows))
+    for row in told["safe"]:
+        parts.append(f"{row['tenant']}/{row['workload']} still serves enough elsewhere")
+    for row in told["short"]:
+        parts.append(f"STAYS SHORT: {row['tenant']}/{row['workload']}: {row['why']}")
+    if told["evicts"]:
+        rows = [(e["region"], e["node"], e["tenant"], e["replica"]) for e in told["evicts"]]
+        parts.append(table(("REGION", "NODE", "TENANT", "MAKES WAY IF THE PLACE IS NEEDED"), rows))
+    if told["unprotected"]:
+        waiting = [(u["tenant"], u["workload"], u["replicas"]) for u in told["unprotected"]]
+        parts.append(table(("TENANT", "WAITS FOR THE REGION (NO PROMISE)", "REPLICAS"), waiting))
+    if not told["decided"]:
+        parts.append("the search was cut short: a plan for everyone may exist that was not found")
+    return "\n\n".join(parts)

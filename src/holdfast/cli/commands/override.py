@@ -1,0 +1,227 @@
+"""`holdfast override`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.output import note, output_option, print_json, state_option, table
+
+if TYPE_CHECKING:
+    from holdfast.cli.drills.world import Watcher
+
+KINDS = (
+    "AvoidZone", "AvoidRegion", "DeclareRegionLost", "PauseAutoscaler", "PauseRepair", "ApproveRepair",
+    "EmergencyQuota", "RaisePriority", "PinPolicy", "ShrinkBudget",
+)  # fmt: skip
+PATH = "/apis/holdfast.dev/v1/overrides"
+MERGE = "application/merge-patch+json"
+
+
+@click.group()
+def override() -> None:
+    """Tell the platform what to do for a while, on record.
+
+    An override has a scope, a reason, someone who asked, and an end. It ends by itself, and its effect is verified to
+    be gone. A longer time is another override.
+
+    \b
+    Examples:
+      holdfast override create AvoidZone --region eu-west --zone eu-west-a --reason "cooling failed"
+      holdfast override list
+    """
+
+
+def _watcher(state: str) -> Watcher:
+    from holdfast.cli.drills.world import Watcher
+    from holdfast.cli.platform.layout import Layout
+
+    layout = Layout(state)
+    return Watcher(layout, layout.load())
+
+
+@override.command("create")
+@click.argument("kind", type=click.Choice(KINDS))
+@click.option("--name", default="", help="Its name; made up when left out.")
+@click.option("--reason", required=True, help="Why, for whoever reads this after the incident.")
+@click.option("--ttl", "ttl_s", type=float, default=3600.0, show_default=True, help="Seconds it lasts.")
+@click.option("--region", default="", help="The region it is about.")
+@click.option("--zone", default="", help="The zone it is about.")
+@click.option("--tenant", default="", help="The tenant it is about.")
+@click.option("--workload", default="", help="The workload it is about.")
+@click.option("--quota", multiple=True, metavar="RESOURCE=AMOUNT", help="EmergencyQuota: how much is added.")
+@click.option("--rank", type=int, default=0, help="RaisePriority: the rank to queue with.")
+@click.option("--policy-revision", default="", help="PinPolicy: the revision to stay on.")
+@click.option("--yes", is_flag=True, help="Do not ask after showing what it would touch.")
+@state_option
+@output_option
+def create(kind: str, *, state: str, output: str, yes: bool, **given: Any) -> None:
+    """Ask for an override. Shows what it would touch before it is accepted.
+
+    \b
+    Examples:
+      holdfast override create AvoidZone --region eu-west --zone eu-west-a --reason "cooling failed" --ttl 1800
+      holdfast override create EmergencyQuota --tenant payments --quota cpu=4 --reason "sale" --yes
+    """
+    import uuid
+
+    watcher = _watcher(state)
+    try:
+        scope = {key: given[key] for key in ("region", "zone", "tenant", "workload") if given[key]}
+        touched = _blast_radius(watcher, kind, scope)
+        for line in touched:
+            note(line)
+        if not yes and not click.confirm(f"Create this {kind} for {given['ttl_s']:g} s?", default=False, err=True):
+            raise Stop("nothing was created", code=Exit.INTERRUPTED)
+        spec: dict[str, Any] = {"kind": kind, "scope": scope, "reason": given["reason"], "ttlSeconds": given["ttl_s"]}
+        if given["quota"]:
+            spec["quota"] = dict(_pair(text) for text in given["quota"])
+        if given["rank"]:
+            spec["rank"] = given["rank"]
+        if given["policy_revision"]:
+            spec["policyRevision"] = given["policy_revision"]
+        name = given["name"] or f"{kind.lower()}-{uuid.uuid4().hex[:8]}"
+        body = {
+            "apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": name}, "spec": spec,
+        }  # fmt: skip
+        made = watcher.api().request("POST", PATH, body)
+        made = _until_seen(watcher, made)
+    finally:
+        watcher.close()
+    if output == "json":
+        print_json(made)
+        return
+    phase = made.get("status", {}).get("phase", "")
+    click.echo(f"override {name}: {phase or 'asked for'}")
+    if phase == "Pending":
+        note(f"a second person approves it: holdfast override approve {name}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, amount = text.partition("=")
+    if not equals or not name or not amount:
+        raise Stop(f"--quota {text!r} is not RESOURCE=AMOUNT", next_step="for example --quota cpu=4", code=Exit.USAGE)
+    return name, amount
+
+
+def _until_seen(watcher: Watcher, made: dict[str, Any]) -> dict[str, Any]:
+    """A moment later the platform has said whether it acts."""
+    import time
+
+    for _ in range(20):
+        if made.get("status", {}).get("phase"):
+            break
+        time.sleep(0.1)
+        made = watcher.get("overrides", made["metadata"]["name"])
+    return made
+
+
+def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str]) -> list[str]:
+    """What the override would touch, in words, from the state at this moment."""
+    held = []
+    for item in watcher.list("assignments"):
+        spec = item["spec"]
+        if scope.get("region") and spec["region"] != scope["region"]:
+            continue
+        if scope.get("tenant") and item["metadata"]["namespace"] != scope["tenant"]:
+            continue
+        if scope.get("workload") and spec["workload"] != scope["workload"]:
+            continue
+        held.append(item)
+    workloads = sorted({f"{a['metadata']['namespace']}/{a['spec']['workload']}" for a in held})
+    replicas = sum(a["spec"].get("replicas", 0) for a in held)
+    serving = sum(a.get("status", {}).get("serving", 0) for a in held)
+    where = " ".join(f"{name}={value}" for name, value in scope.items()) or "everything"
+    lines = [f"{kind} on {where} touches {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"]
+    lines += [f"  {name}" for name in workloads[:10]]
+    if len(workloads) > 10:
+        lines.append(f"  and {len(workloads) - 10} more")
+    return lines
+
+
+@override.command("approve")
+@click.argument("name")
+@click.option("--token", envvar="HOLDFAST_TOKEN", default="", show_envvar=True, help="Approve as this token's person.")
+@state_option
+@output_option
+def approve(name: str, token: str, state: str, output: str) -> None:
+    """Agree to someone else's override. Whoever asked for it cannot.
+
+    \b
+    Examples:
+      HOLDFAST_TOKEN=$(cat my-token) holdfast override approve emergencyquota-1a2b3c4d
+    """
+    done = _patch(state, name, {"approver": "me"}, token=token)
+    print_json(done) if output == "json" else click.echo(f"override {name}: approved")
+
+
+@override.command("revoke")
+@click.argument("name")
+@state_option
+@output_option
+def revoke(name: str, state: str, output: str) -> None:
+    """End an override before its time. It stays on record.
+
+    \b
+    Examples:
+      holdfast override revoke avoidzone-1a2b3c4d
+    """
+    done = _patch(state, name, {"revoked": True})
+    print_json(done) if output == "json" else click.echo(f"override {name}: revoked")
+
+
+def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "") -> dict[str, Any]:
+    from holdfast.cli.http import Api
+    from holdfast.cli.platform.credentials import Credentials
+    from holdfast.cli.platform.layout import Layout
+    from holdfast.cli.platform.survey import connect
+
+    layout = Layout(state)
+    platform = layout.load()
+    if token:
+        api = Api(platform.global_url, name="global", ca=Credentials(layout).operator().ca, token=token)
+    else:
+        api = connect(layout, platform, "global")
+    try:
+        done: dict[str, Any] = api.request("PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE)
+        return done
+    finally:
+        api.close()
+
+
+@override.command("list")
+@click.option("--all", "everything", is_flag=True, help="Also those that have ended.")
+@state_option
+@output_option
+def list_overrides(everything: bool, state: str, output: str) -> None:
+    """List overrides: what, where, why, who, and how long they still act.
+
+    \b
+    Examples:
+      holdfast override list
+      holdfast override list --all -o json
+    """
+    import time
+
+    from holdfast.model.times import parse_time
+
+    watcher = _watcher(state)
+    try:
+        found = watcher.list("overrides")
+    finally:
+        watcher.close()
+    shown = [o for o in found if everything or o.get("status", {}).get("phase", "") in ("", "Pending", "Active")]
+    if output == "json":
+        print_json(shown)
+        return
+    rows = []
+    for item in shown:
+        spec, status = item["spec"], item.get("status", {})
+        ends = status.get("expiresAt", "")
+        left = f"{max(0.0, parse_time(ends) - time.time()):.0f} s" if ends and status.get("phase") == "Active" else ""
+        where = " ".join(f"{k}={v}" for k, v in spec.get("scope", {}).items())
+        rows.append((item["metadata"]["name"], spec["kind"], where, status.get("phase", ""), left,
+                     spec.get("requester", ""), spec.get("approver", ""), spec["reason"]))  # fmt: skip
+    click.echo(table(("NAME", "KIND", "SCOPE", "PHASE", "LEFT", "BY", "APPROVED BY", "REASON"), rows))

@@ -1,0 +1,234 @@
+"""`holdfast rollout`: how a new revision makes its way, its history, and the ways to stop or reverse it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+
+from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.output import note, output_option, print_json, state_option, table
+
+if TYPE_CHECKING:
+    from holdfast.cli.http import Api
+
+LOOK_EVERY_S = 0.5
+OVER = ("Complete", "RolledBack", "Failed")
+_HEADERS = ("REGION", "REVISION", "WANTED", "BOUND", "STARTED", "READY", "SERVING", "UPDATED", "WAITING FOR")
+
+
+@click.group()
+def rollout() -> None:
+    """Follow, pause and undo rollouts.
+
+    \b
+    Examples:
+      holdfast rollout status payments/risk-api
+      holdfast rollout undo payments/risk-api
+    """
+
+
+@rollout.command()
+@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it until it ends.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0), default=900.0, show_default=True,
+    help="How many seconds to follow it at most.",
+)  # fmt: skip
+@state_option
+@output_option
+def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: str) -> None:
+    """Show how far a rollout is: bound, started, ready and serving in each region.
+
+    Ends with code 0 when the wanted revision serves everywhere, with 1 when it failed or was rolled back.
+
+    \b
+    Example:
+      holdfast rollout status payments/risk-api
+    """
+    import time
+
+    api, tenant, name = connected(state, workload)
+    deadline, shown = time.monotonic() + timeout_s, ""
+    while True:
+        found = read(api, tenant, name)
+        text = f"{found['phase'] or 'Waiting'}: {found['message']}\n{progress(found)}"
+        if output == "text" and wait and text != shown:
+            note(text)
+            shown = text
+        if not wait or found["phase"] in OVER:
+            break
+        if time.monotonic() >= deadline:
+            raise Stop(f"the rollout of {workload} goes on", why=found["message"], code=Exit.TIMED_OUT)
+        time.sleep(LOOK_EVERY_S)
+    if output == "json":
+        print_json(found)
+    elif not wait:
+        click.echo(text)
+    else:
+        click.echo(f"{workload} {found['revision']}: {found['phase']}")
+    if wait and found["phase"] != "Complete":
+        raise Stop(f"the rollout of {workload} ended as {found['phase']}", why=found["message"])
+
+
+@rollout.command()
+@click.argument("workload", metavar="TENANT/WORKLOAD")
+@state_option
+@output_option
+def history(workload: str, state: str, output: str) -> None:
+    """List the revisions a workload had, the newest first.
+
+    \b
+    Example:
+      holdfast rollout history payments/risk-api
+    """
+    api, tenant, name = connected(state, workload)
+    block = block_of(get(api, tenant, name))
+    entries = block.get("history", [])
+    if output == "json":
+        print_json({"workload": workload, "lastGood": block.get("lastGoodRevision", ""), "history": entries})
+        return
+    rows = [
+        (e["revision"], e.get("generation", 0), e.get("at", "")[:19], e.get("outcome", ""), marks(block, e), command(e))
+        for e in entries
+    ]
+    click.echo(table(("REVISION", "GENERATION", "AT", "OUTCOME", "IS", "COMMAND"), rows))
+
+
+@rollout.command()
+@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.option("--to", "revision", default="", help="The revision to go back to; the last good one when not given.")
+@state_option
+@output_option
+def undo(workload: str, revision: str, state: str, output: str) -> None:
+    """Put an earlier revision back, as a rollout of its own.
+
+    \b
+    Examples:
+      holdfast rollout undo payments/risk-api
+      holdfast rollout undo payments/risk-api --to 3f2a91bc04
+    """
+    api, tenant, name = connected(state, workload)
+    item = get(api, tenant, name)
+    block = block_of(item)
+    entries: list[dict[str, Any]] = block.get("history", [])
+    good = block.get("lastGoodRevision", "")
+    older = [e["revision"] for e in entries[1:] if e.get("outcome") == "Complete"]
+    back = revision or (good if good != block.get("revision") else next(iter(older), ""))
+    entry = next((e for e in entries if e["revision"] == back), None)
+    if entry is None:
+        raise Stop(
+            f"{workload} has no revision {back or 'to go back to'}",
+            why=f"known are {', '.join(e['revision'] for e in entries) or 'none'}",
+            next_step=f"holdfast rollout history {workload}",
+        )
+    replaced = [{"op": "replace", "path": "/spec/template", "value": entry["template"]}]
+    api.request("PATCH", path_of(tenant, name), replaced, content_type="application/json-patch+json")
+    told(output, workload, "undone", revision=back)
+
+
+@rollout.command()
+@click.argument("workload", metavar="TENANT/WORKLOAD")
+@state_option
+@output_option
+def pause(workload: str, state: str, output: str) -> None:
+    """Hold a rollout where it is; its deadline waits as well.
+
+    \b
+    Example:
+      holdfast rollout pause payments/risk-api
+    """
+    set_paused(state, workload, paused=True)
+    told(output, workload, "paused")
+
+
+@rollout.command()
+@click.argument("workload", metavar="TENANT/WORKLOAD")
+@state_option
+@output_option
+def resume(workload: str, state: str, output: str) -> None:
+    """Let a paused rollout go on.
+
+    \b
+    Example:
+      holdfast rollout resume payments/risk-api
+    """
+    set_paused(state, workload, paused=False)
+    told(output, workload, "resumed")
+
+
+def connected(state: str, workload: str) -> tuple[Api, str, str]:
+    from holdfast.cli.platform.layout import Layout
+    from holdfast.cli.platform.survey import connect
+
+    tenant, _, name = workload.partition("/")
+    if not tenant or not name:
+        raise Stop(f"{workload!r} names no workload", why="it is written TENANT/WORKLOAD", code=Exit.USAGE)
+    layout = Layout(state)
+    return connect(layout, layout.load(), "global"), tenant, name
+
+
+def path_of(tenant: str, name: str) -> str:
+    return f"/apis/holdfast.dev/v1/namespaces/{quote(tenant)}/workloads/{quote(name)}"
+
+
+def get(api: Api, tenant: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = api.get(path_of(tenant, name))
+    return found
+
+
+def block_of(item: dict[str, Any]) -> dict[str, Any]:
+    return item.get("status", {}).get("rollout") or {}
+
+
+def read(api: Api, tenant: str, name: str) -> dict[str, Any]:
+    """Where the rollout stands, with each region's own count."""
+    import msgspec
+
+    from holdfast.model.template import Template, template_hash
+
+    item = get(api, tenant, name)
+    block = block_of(item)
+    wanted = template_hash(msgspec.convert(item["spec"].get("template", {}), Template))
+    regions = [
+        {"region": a["spec"]["region"], "revision": a["spec"]["revision"], "wanted": a["spec"].get("replicas", 0),
+         **{k: a.get("status", {}).get(k, 0) for k in ("bound", "started", "ready", "serving", "updatedServing")},
+         "waitingFor": next((p["reason"] for p in a.get("status", {}).get("pending", [])), "")}
+        for a in api.list("assignments", tenant) if a["spec"]["workload"] == name
+    ]  # fmt: skip
+    settled = block.get("revision", "") == wanted  # until then the block is about an earlier rollout
+    return {
+        "workload": f"{tenant}/{name}", "revision": block.get("revision", ""),
+        "phase": block.get("phase", "") if settled else "", "message": block.get("message", ""),
+        "lastGood": block.get("lastGoodRevision", ""), "regions": sorted(regions, key=lambda r: str(r["region"])),
+    }  # fmt: skip
+
+
+def progress(found: dict[str, Any]) -> str:
+    keys = ("region", "revision", "wanted", "bound", "started", "ready", "serving", "updatedServing", "waitingFor")
+    return table(_HEADERS, [tuple(r[key] for key in keys) for r in found["regions"]])
+
+
+def marks(block: dict[str, Any], entry: dict[str, Any]) -> str:
+    said = [word for word, key in (("wanted", "revision"), ("good", "lastGoodRevision")) if
+            block.get(key) == entry["revision"]]  # fmt: skip
+    return ",".join(said)
+
+
+def command(entry: dict[str, Any]) -> str:
+    template = entry["template"]
+    return " ".join([*template.get("command", []), *template.get("args", [])])[:60]
+
+
+def set_paused(state: str, workload: str, *, paused: bool) -> None:
+    api, tenant, name = connected(state, workload)
+    body = {"spec": {"rollout": {"paused": paused}}}
+    api.request("PATCH", path_of(tenant, name), body, content_type="application/merge-patch+json")
+
+
+def told(output: str, workload: str, result: str, **more: str) -> None:
+    if output == "json":
+        print_json({"workload": workload, "result": result, **more})
+    else:
+        click.echo(f"rollout of {workload} {result}{' to ' + more['revision'] if more else ''}")

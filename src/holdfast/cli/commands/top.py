@@ -1,0 +1,74 @@
+"""`holdfast top`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from holdfast.cli.exits import Stop
+from holdfast.cli.output import note, output_option, print_json, state_option, table
+
+_AMOUNTS = ("cpu", "cpuRequested", "memory", "memoryRequested", "processes")
+MIB = 1024 * 1024
+
+
+@click.command()
+@click.option("--by", type=click.Choice(("node", "workload", "replica")), default="node", show_default=True,
+              help="What to add up.")  # fmt: skip
+@state_option
+@output_option
+def top(by: str, state: str, output: str) -> None:
+    """Show what work uses beside what it asked for.
+
+    Each node's agent measures its own: CPU within the last half second, memory and processes now. Nodes that cannot
+    be asked are named.
+
+    \b
+    Examples:
+      holdfast top
+      holdfast top --by workload
+    """
+    from holdfast.cli.platform.asking import ask_node, regions
+
+    rows: list[dict[str, Any]] = []
+    silent: list[str] = []
+    for region, api in regions(state):
+        try:
+            nodes = [item["metadata"]["name"] for item in api.list("nodes")]
+        except Stop as stop:
+            silent.append(f"{region}: {stop.what}")
+            continue
+        for node in nodes:
+            try:
+                rows += [{"region": region, "node": node, **row} for row in ask_node(api, node, kind="Usage")]
+            except Stop as stop:
+                silent.append(f"{node}: {stop.why or stop.what}")
+    summed = add_up(rows, by)
+    if output == "json":
+        print_json({"by": by, "rows": summed, "silent": silent})
+        return
+    headers = ("NAME", "REPLICAS", "CPU", "OF", "MEMORY", "OF", "PROCESSES")
+    click.echo(table(headers, [shown(row) for row in summed]))
+    for line in silent:
+        note(f"not known: {line}")
+
+
+def add_up(rows: Iterable[dict[str, Any]], by: str) -> list[dict[str, Any]]:
+    sums: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        own = {"node": row["node"], "workload": f"{row['namespace']}/{row['workload']}"}
+        name = own.get(by) or f"{row['namespace']}/{row['replica']}"
+        into = sums.setdefault(name, {"name": name, "replicas": 0, **dict.fromkeys(_AMOUNTS, 0)})
+        into["replicas"] += 1
+        for key in _AMOUNTS:
+            into[key] += row.get(key, 0)
+    return [sums[name] for name in sorted(sums)]
+
+
+def shown(row: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        row["name"], row["replicas"], f"{row['cpu']}m", f"{row['cpuRequested']}m", f"{row['memory'] // MIB}Mi",
+        f"{row['memoryRequested'] // MIB}Mi", row["processes"],
+    )  # fmt: skip

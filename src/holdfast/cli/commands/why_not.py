@@ -1,0 +1,80 @@
+"""`holdfast why-not`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.output import output_option, print_json, state_option
+
+if TYPE_CHECKING:
+    from holdfast.flow.why_not import Verdict
+
+
+@click.command(name="why-not")
+@click.argument("replica", metavar="TENANT/REPLICA")
+@click.argument("node")
+@state_option
+@output_option
+def why_not(replica: str, node: str, state: str, output: str) -> int:
+    """Say why a replica is not on a node: all that stands in the way, or how it scores.
+
+    Asks the planner about the region as it is now, without the replica's own claim.
+
+    \b
+    Examples:
+      holdfast why-not payments/risk-api-us-east-0 us-east-a1
+    """
+    import msgspec
+
+    from holdfast.cli.platform.regions import Regions, now_s, parse_subject
+    from holdfast.flow.ask import ask_of
+    from holdfast.model.meta import ObjectMeta
+    from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+
+    key = parse_subject(replica, "REPLICA")
+    found = Regions(state).replica(key)
+    if found is None:
+        raise Stop(f"there is no replica {replica}", next_step="kubectl get replicas -A lists them")
+    region, item = found
+    spec = item.spec
+    request = SchedulingRequest(
+        ObjectMeta(name="why-not", namespace=key.namespace),
+        SchedulingRequestSpec(
+            workload=spec.workload, assignment=spec.assignment, revision=spec.revision, template=spec.template,
+            placement=spec.placement, rank=spec.rank, reclaimable=spec.reclaimable, dedicated=spec.dedicated,
+            purpose=spec.purpose, members=(Member(key.name, item.uid, item.status.placement.attempt),),
+        ),
+    )  # fmt: skip
+    for name in (item.status.placement.binding, item.status.placement.reservation):
+        for kind in ("Binding", "Reservation"):
+            claim = next((c for c in region.every(kind) if c.metadata.name == name and name), None)
+            if claim is not None and claim.metadata.namespace == key.namespace:
+                region.builder().delete(claim)
+    verdict = region.question(ask_of(request), now_s()).verdict(node)
+    if verdict is None:
+        raise Stop(f"region {region.name} has no node {node}", next_step="kubectl get nodes lists them")
+    if output == "json":
+        print_json(msgspec.to_builtins(verdict))
+    else:
+        click.echo(as_text(replica, item.status.placement.node, verdict))
+    return Exit.OK
+
+
+def as_text(replica: str, where: str, verdict: Verdict) -> str:
+    now = f" (it is on {where})" if where else ""
+    if verdict.obstacles:
+        lines = [f"{replica} cannot go to node {verdict.node}{now}:"]
+        for obstacle in verdict.obstacles:
+            lines += [f"  {obstacle.reason}: {obstacle.message}", f"    to fit: {obstacle.cure}"]
+        return "\n".join(lines)
+    parts = ", ".join(f"{s.name} {s.value} by {s.weight}" for s in verdict.scores)
+    lines = [
+        f"{replica} could go to node {verdict.node}{now}: place {verdict.place} of {verdict.feasible} feasible nodes",
+        f"  score {verdict.score}: {parts}",
+    ]
+    if verdict.best != verdict.node:
+        lines.append(f"  node {verdict.best} has {verdict.best_score}")
+    return "\n".join(lines)

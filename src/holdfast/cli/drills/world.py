@@ -1,0 +1,182 @@
+"""What a drill sees of a platform: every cell's objects through its API, and the promises checked on them.
+
+Nothing here trusts the parts under test: the sums are made anew from the stored objects.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.http import Api
+from holdfast.cli.platform.layout import Layout, Platform
+from holdfast.cli.platform.survey import connect
+from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
+
+Item = dict[str, Any]
+T = TypeVar("T")
+
+
+class Watcher:
+    """Reads cells; one that does not answer is simply not seen."""
+
+    def __init__(self, layout: Layout, platform: Platform) -> None:
+        self._apis: dict[str, Api] = {name: connect(layout, platform, name) for name, _ in platform.cells}
+
+    def close(self) -> None:
+        for api in self._apis.values():
+            api.close()
+
+    def api(self, cell: str = "global") -> Api:
+        return self._apis[cell]
+
+    def list(self, plural: str, cell: str = "global") -> builtins.list[Item]:
+        return self._again(lambda: self._apis[cell].list(plural))
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """Once more on a new connection: the old one may have been closed while nobody used it."""
+        try:
+            return ask()
+        except Stop as stop:
+            if stop.code is not Exit.UNREACHABLE:
+                raise
+            return ask()
+
+    def try_list(self, plural: str, cell: str) -> builtins.list[Item] | None:
+        try:
+            return self.list(plural, cell)
+        except Stop as stop:
+            if stop.code is Exit.UNREACHABLE:
+                return None
+            raise
+
+    @property
+    def regions(self) -> builtins.list[str]:
+        return [name for name in self._apis if name != "global"]
+
+    def get(self, plural: str, name: str, namespace: str = "", cell: str = "global") -> Item:
+        where = f"namespaces/{namespace}/{plural}" if namespace else plural
+        found: Item = self._again(lambda: self._apis[cell].get(f"/apis/holdfast.dev/v1/{where}/{name}"))
+        return found
+
+    def critical(self) -> builtins.list[Item]:
+        """Workloads with a recovery promise."""
+        return [w for w in self.list("workloads") if w["spec"].get("recovery")]
+
+    def serving_in(self, workload: Item) -> dict[str, int]:
+        """Serving replicas by region, as the global cell counts them."""
+        rows = workload.get("status", {}).get("summary", {}).get("regions", [])
+        found: dict[str, int] = {}
+        for row in rows:
+            found[row["region"]] = found.get(row["region"], 0) + row.get("serving", 0)
+        return found
+
+
+def violations(watcher: Watcher) -> list[str]:
+    """Promises that the stored objects break at this moment."""
+    found = violations_in_regions(watcher)
+    found += _grants(watcher.list("quotas"), watcher.list("grants"), watcher.list("overrides"))
+    return found
+
+
+def violations_in_regions(watcher: Watcher) -> list[str]:
+    """Those that need no word of the global cell."""
+    found: list[str] = []
+    for region in watcher.regions:
+        bindings = watcher.try_list("bindings", region)
+        if bindings is None:
+            continue
+        found += _unique(region, bindings)
+        found += _capacity(region, bindings, watcher.list("nodes", region))
+        found += _limits(region, bindings, watcher.list("grantcopies", region))
+    return found
+
+
+def _live(binding: Item) -> bool:
+    return binding["spec"].get("desired", "Run") == "Run" and not binding["spec"].get("quotaReleased")
+
+
+def _unique(region: str, bindings: list[Item]) -> list[str]:
+    """S1: one live binding per replica identity."""
+    seen: dict[str, str] = {}
+    found = []
+    for binding in bindings:
+        uid = binding["spec"]["intent"]["replicaUid"]
+        name = binding["metadata"]["name"]
+        if _live(binding):
+            if uid in seen:
+                found.append(f"S1: replica {uid} is bound twice in {region}: {seen[uid]} and {name}")
+            seen[uid] = name
+    return found
+
+
+def _capacity(region: str, bindings: list[Item], nodes: list[Item]) -> list[str]:
+    """S2: claims within capacity, one owner per whole device."""
+    found = []
+    for node in nodes:
+        name = node["metadata"]["name"]
+        mine = [b for b in bindings if b["spec"]["node"] == name]
+        claimed: Amounts = {}
+        owners: dict[str, int] = {}
+        for binding in mine:
+            add(claimed, amounts(binding["spec"].get("resources", {})))
+            for device in binding["spec"].get("devices", []):
+                owners[device["id"]] = owners.get(device["id"], 0) + device.get("milli", 1000)
+        claimed.pop("gpu", None)
+        over = shortfall(claimed, amounts(node["spec"].get("capacity", {})))
+        if over:
+            found.append(f"S2: node {region}/{name} is claimed beyond its capacity by {amounts_text(over)}")
+        found += [f"S2: device {d} of {region}/{name} has {m}m owners" for d, m in owners.items() if m > 1000]
+    return found
+
+
+def _limits(region: str, bindings: list[Item], copies: list[Item]) -> list[str]:
+    """S3, in the region: what is spent is within the limit it enforces."""
+    spent: dict[tuple[str, str], Amounts] = {}
+    for binding in bindings:
+        if binding["spec"].get("quotaReleased"):
+            continue
+        which = "Recovery" if binding["spec"].get("capacityClass") == "Recovery" else "Normal"
+        key = (binding["metadata"]["namespace"], which)
+        add(spent.setdefault(key, {}), amounts(binding["spec"].get("resources", {})))
+    found = []
+    for (tenant, which), used in sorted(spent.items()):
+        limit: Amounts = {}
+        for copy in copies:
+            if copy["metadata"]["namespace"] != tenant:
+                continue
+            if copy["spec"]["grantClass"] == which or (which == "Normal" and copy["spec"]["grantClass"] == "Emergency"):
+                add(limit, amounts(copy["spec"].get("limit", {})))
+        over = shortfall(used, limit)
+        if over:
+            found.append(f"S3: {tenant} spends {amounts_text(over)} beyond its {which} limit in {region}")
+    return found
+
+
+def _grants(quotas: list[Item], grants: list[Item], overrides: list[Item]) -> list[str]:
+    """S3, over all regions: grants of a class within the quota."""
+    found = []
+    for quota in quotas:
+        tenant = quota["metadata"]["namespace"]
+        emergency: Amounts = {}
+        for override in overrides:
+            spec = override["spec"]
+            about = spec["kind"] == "EmergencyQuota" and spec.get("scope", {}).get("tenant") == tenant
+            if about and override.get("status", {}).get("phase") == "Active":
+                add(emergency, amounts(spec.get("quota", {})))
+        totals = {
+            "Normal": amounts(quota["spec"].get("hard", {})),
+            "Recovery": amounts(quota["spec"].get("recoveryAllowance", {})),
+            "Emergency": emergency,
+        }
+        for which, total in totals.items():
+            given: Amounts = {}
+            for grant in grants:
+                if grant["metadata"]["namespace"] == tenant and grant["spec"]["grantClass"] == which:
+                    add(given, amounts(grant["spec"].get("limit", {})))
+            over = shortfall(given, total)
+            if over:
+                found.append(f"S3: {which} grants of {tenant} exceed the quota by {amounts_text(over)}")
+    return found

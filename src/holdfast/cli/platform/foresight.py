@@ -1,0 +1,175 @@
+"""What would happen: assignment, replication and planning of the real controllers, on copies. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.platform.regions import Region, Regions, now_s, pages
+from holdfast.fleet import assign
+from holdfast.flow import replicate
+from holdfast.flow.ask import ask_of
+from holdfast.flow.plan import AskPlan, plan
+from holdfast.flow.why_not import Question
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Binding
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import Key, Object, ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import Rules
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.workload import Workload, default_workload, validate_workload
+from holdfast.model.writes import Create, Update
+from holdfast.runtime.cache import Cache
+
+GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery")
+SEED = 1
+
+
+class Placing(msgspec.Struct, frozen=True, rename="camel"):
+    """Where one replica would go, whom it would evict, or why it would wait."""
+
+    region: str
+    replica: str
+    node: str = ""
+    victims: tuple[str, ...] = ()
+    reason: str = ""
+    message: str = ""
+    to_fit: str = ""
+
+
+def placings_of_file(regions: Regions, workloads: Sequence[Workload], *, rules: Rules | None = None) -> list[Placing]:
+    """Each workload as the global cell would assign it and the regions would place it, in the order given."""
+    now = now_s()
+    view = Cache()
+    for kind in GLOBAL_KINDS:
+        entry = BY_NAME[kind]
+        for item in pages(regions.global_api, f"/apis/holdfast.dev/v1/{entry.plural}", {}):
+            view.put(msgspec.convert(item, entry.type))
+    found: list[Placing] = []
+    for given in workloads:
+        workload = _as_stored(
+            default_workload(given), view.get(Workload, given.metadata.name, given.metadata.namespace)
+        )
+        view.put(workload)
+        outcome = assign.decide(workload.key, view, now)
+        wishes = [
+            w.object for w in outcome.writes if isinstance(w, Create | Update) and isinstance(w.object, Assignment)
+        ]
+        if not wishes and not [a for a in view.list(Assignment) if a.spec.workload == workload.metadata.name]:
+            found.append(_no_region(workload, view.list(BY_NAME["Region"].type)))
+        for wish in wishes:
+            assert isinstance(wish, Assignment)
+            region = next((r for r in regions.all if r.name == wish.spec.region), None)
+            if region is not None:
+                found += _in_region(region, wish, rules, now)
+    return found
+
+
+def placings_of_drain(region: Region, node: str, *, rules: Rules | None = None) -> list[Placing]:
+    """Where everything on a node would go if it were drained now."""
+    now = now_s()
+    builder = region.builder()
+    there: Node | None = region.one("Node", Key("", node))
+    assert there is not None
+    builder.upsert(msgspec.structs.replace(there, spec=msgspec.structs.replace(there.spec, drain=True)))
+    bound: list[Binding] = [b for b in region.every("Binding") if b.spec.node == node and not b.spec.quota_released]
+    replicas = {(r.metadata.namespace, r.metadata.name): r for r in region.every("Replica")}
+    found: list[Placing] = []
+    for binding in bound:
+        replica = replicas.get((binding.metadata.namespace, binding.spec.replica))
+        if replica is None:
+            continue
+        builder.delete(binding)
+        found += _planned(region, _request_of(replica), rules, now)
+    return found
+
+
+def workloads_in(documents: Iterable[Any]) -> list[Workload]:
+    """The workloads of a manifest; other kinds in it change nothing here."""
+    kept = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Workload"]
+    return [msgspec.convert(d, Workload) for d in kept]
+
+
+def problems(workload: Workload) -> list[str]:
+    return [f"{c.field}: {c.message}" for c in validate_workload(default_workload(workload), None)]
+
+
+def _as_stored(workload: Workload, stored: Workload | None) -> Workload:
+    """As the server would store it, so that the controllers take it for real."""
+    given = workload.metadata
+    old = stored.metadata if stored is not None else None
+    meta = msgspec.structs.replace(
+        given,
+        uid=old.uid if old is not None else f"planned-{given.namespace}-{given.name}",
+        generation=(old.generation if old is not None else 0) + 1,
+        resource_version=str(2**53),
+        creation_timestamp=old.creation_timestamp if old is not None else "2026-01-01T00:00:00Z",
+        finalizers=("holdfast.dev/assignments",),
+    )
+    status = stored.status if stored is not None else workload.status
+    return msgspec.structs.replace(workload, metadata=meta, status=status)
+
+
+def _no_region(workload: Workload, regions: Sequence[Any]) -> Placing:
+    why = [f"{r.metadata.name}: {text}" for r in regions if (text := assign.why_not(workload, r))]
+    message = "; ".join(why) or "no region takes it now"
+    return Placing("", workload.metadata.name, reason="NoRegionAllowed", message=message)
+
+
+def _in_region(region: Region, wish: Assignment, rules: Rules | None, now: float) -> list[Placing]:
+    key = wish.key
+    view = Cache()
+    meta = wish.metadata
+    uid = meta.uid or f"planned-{meta.name}"
+    wish = msgspec.structs.replace(wish, metadata=msgspec.structs.replace(meta, uid=uid, resource_version="1"))
+    view.put(wish)
+    for kind in ("Replica", "SchedulingRequest"):
+        for item in region.every(kind):
+            view.put(item)
+    outcome = replicate.decider(region.name)(key, view, now)
+    made: list[Object] = [w.object for w in outcome.writes if isinstance(w, Create | Update)]
+    requests = [item for item in made if isinstance(item, SchedulingRequest)]
+    return [placing for request in requests for placing in _planned(region, request, rules, now)]
+
+
+def _planned(region: Region, request: SchedulingRequest, rules: Rules | None, now: float) -> list[Placing]:
+    """Plans one request and takes its places, so that the next one sees them taken."""
+    from holdfast.flow.snapshot import ClaimKey
+
+    used = rules or region.policy(now).rules
+    members = tuple(m for m in request.spec.members if not region.builder().has_claim(m.uid))
+    ask = region.ask_for(request, members)
+    snapshot = region.snapshot()
+    made: AskPlan = plan(snapshot, [ask], used, now, SEED).asks[0]
+    found = [Placing(region.name, p.member.name, p.node, p.victims) for p in made.proposals]
+    for p in made.proposals:
+        key = ClaimKey(ask.namespace, f"{p.member.name}.{p.member.attempt}")
+        region.builder().assume(key, ask.claim(p.node, p.member, p.devices, p.victims))
+    if made.unplaced:
+        main = made.refusals[0] if made.refusals else None
+        cure = Question(region.snapshot(), ask_of(request, made.unplaced[:1]), used, now).cure()
+        found += [
+            Placing(
+                region.name, m.name, reason=main.reason if main else "", message=main.message if main else "",
+                to_fit=cure.text,
+            )
+            for m in made.unplaced
+        ]  # fmt: skip
+    return found
+
+
+def _request_of(replica: Replica) -> SchedulingRequest:
+    spec = replica.spec
+    return SchedulingRequest(
+        ObjectMeta(name=f"drain-{replica.metadata.name}", namespace=replica.metadata.namespace),
+        SchedulingRequestSpec(
+            workload=spec.workload, assignment=spec.assignment, revision=spec.revision, template=spec.template,
+            placement=spec.placement, rank=spec.rank, reclaimable=spec.reclaimable, dedicated=spec.dedicated,
+            purpose=spec.purpose,
+            members=(Member(replica.metadata.name, replica.uid, replica.status.placement.attempt + 1),),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,149 @@
+"""backing: whether every recovery promise holds, for the loss of any one region or zone. Owns Workload.status.backing.
+
+Only what is really kept counts: places that regions report as kept and undrawn, and the tenants' recovery allowances.
+All critical workloads are lost together and must fit together. The same function answers `holdfast plan --lose-region`,
+and admission asks it before a budget shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.fleet.fit import Fit, Group, Item, fit
+from holdfast.fleet.recovery_plan import Critical, criticals, may_take
+from holdfast.model.meta import Key
+from holdfast.model.quantity import Amounts, amounts
+from holdfast.model.quota import Quota
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.region import Region
+from holdfast.model.view import View
+from holdfast.model.workload import BackingBlock, Workload
+from holdfast.model.writes import Outcome, SetStatus, Write
+
+PROMISES = Key("", "promises")
+
+
+class Loss(msgspec.Struct, frozen=True, order=True):
+    region: str
+    zone: str = ""
+
+    def __str__(self) -> str:
+        return f"zone {self.zone} of region {self.region}" if self.zone else f"region {self.region}"
+
+
+class Foreseen(msgspec.Struct, frozen=True):
+    """What would happen: `safe` need nothing, `fit` says who recovers where and who stays short."""
+
+    loss: Loss
+    safe: tuple[Critical, ...]
+    fit: Fit
+
+
+def losses(view: View) -> list[Loss]:
+    """Every single region, and every single zone."""
+    found = []
+    for region in view.list(Region):
+        found.append(Loss(region.metadata.name))
+        found += [Loss(region.metadata.name, zone) for zone in region.spec.zones]
+    return found
+
+
+def foresee(loss: Loss, view: View, budgets: Sequence[RecoveryBudget]) -> Foreseen:
+    """The whole picture of one loss."""
+    safe: list[Critical] = []
+    items: list[Item] = []
+    regions = view.list(Region)
+    for critical in criticals(view):
+        options = _options(critical, regions, loss)
+        if any(not need for _, need in options):
+            safe.append(critical)
+        else:
+            items.append(Item(critical.tenant, critical.name, critical.shape, options))
+    groups = [g for region in regions for g in places_left(region, budgets, loss)]
+    allowance = {q.metadata.namespace: amounts(q.spec.recovery_allowance) for q in view.list(Quota)}
+    return Foreseen(loss, tuple(safe), fit(items, groups, allowance))
+
+
+def _options(critical: Critical, regions: Sequence[Region], loss: Loss) -> tuple[tuple[str, int], ...]:
+    """Regions that may take it, and what it lacks there. Where a zone is lost, all it has may be in that zone."""
+    found = []
+    for region in regions:
+        name = region.metadata.name
+        if (name == loss.region and not loss.zone) or may_take(critical, region):
+            continue
+        need = critical.promise.min_serving if name == loss.region else critical.need(name)
+        found.append((name, need))
+    return tuple(sorted(found, key=lambda option: (option[1], option[0])))
+
+
+def places_left(region: Region, budgets: Sequence[RecoveryBudget], loss: Loss) -> list[Group]:
+    """Kept, undrawn places that survive the loss; no more of a shape than its budget asks for."""
+    report = region.status.report
+    name = region.metadata.name
+    if report is None or (name == loss.region and not loss.zone):
+        return []
+    found: list[Group] = []
+    for budget in budgets:
+        if budget.spec.region != name:
+            continue
+        for index, slot in enumerate(budget.spec.slots):
+            mine = [p for p in report.places if p.budget == budget.metadata.name and p.slot == index]
+            left = [p for p in mine if not (name == loss.region and p.zone == loss.zone)]
+            free = sum(p.kept - p.drawn for p in left)
+            shape = _smaller(amounts(slot.resources), left and amounts(left[0].resources))
+            found.append(Group(name, shape, budget.spec.tenants, min(free, slot.count)))
+    return found
+
+
+def _smaller(asked: Amounts, kept: object) -> Amounts:
+    """What a place is good for: what is asked for and what is kept, whichever is less while a change is under way."""
+    if not isinstance(kept, dict):
+        return asked
+    return {name: min(amount, kept.get(name, 0)) for name, amount in asked.items()}
+
+
+def unbacked(view: View, budgets: Sequence[RecoveryBudget] | None = None) -> dict[Key, str]:
+    """Every promise that some single loss would break, with the loss and the bottleneck."""
+    known = view.list(RecoveryBudget) if budgets is None else budgets
+    found: dict[Key, str] = {}
+    for loss in losses(view):
+        for shortage in foresee(loss, view, known).fit.short:
+            key = Key(shortage.item.tenant, shortage.item.name)
+            found.setdefault(key, f"if {loss} is lost: {shortage.message}")
+    return found
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """The decision about all promises together."""
+    short = unbacked(view)
+    writes: list[Write] = []
+    for workload in view.list(Workload):
+        block: BackingBlock | None = None
+        if workload.spec.recovery is not None and not workload.metadata.terminating:
+            why = short.get(workload.key, "")
+            reason = Reason.NOT_BACKED if why else Reason.BACKED
+            said = why or "kept places and allowances cover the loss of any one region or zone"
+            block = BackingBlock(backed=not why, reason=reason, message=said)
+        if block != workload.status.backing:
+            writes.append(SetStatus("Workload", workload.key, workload.uid, blocks={"backing": block}))
+    return Outcome(writes=tuple(writes[:256]))
+
+
+def keys(view: View) -> Iterable[Key]:
+    return (PROMISES,)
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
+    if new is not None and old is not None:
+        places = [r.status.report.places if r.status.report is not None else () for r in (new, old)]
+        if places[0] == places[1] and new.status.health.state is old.status.health.state and new.spec == old.spec:
+            return ()
+    return (PROMISES,)
+
+
+def woken_by_spec(new: object, old: object, view: View) -> Iterable[Key]:
+    """Budgets, quotas and workloads: only what was asked for matters here."""
+    return () if getattr(new, "spec", None) == getattr(old, "spec", None) else (PROMISES,)

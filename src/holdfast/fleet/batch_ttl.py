@@ -1,0 +1,39 @@
+"""batch-ttl: removes batch workloads a stated time after they ended. Owns nothing but that deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.model.meta import Key, find_condition
+from holdfast.model.reasons import Reason
+from holdfast.model.times import parse_time
+from holdfast.model.view import View
+from holdfast.model.workload import Workload
+from holdfast.model.writes import NOTHING, Delete, Outcome
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """The decision for one workload."""
+    workload: Workload | None = view.get(Workload, key.name, key.namespace)
+    if workload is None or workload.metadata.terminating or workload.spec.batch is None:
+        return NOTHING
+    ttl_s = workload.spec.batch.ttl_after_finished_seconds
+    ended = find_condition(workload.status.conditions, "Complete")
+    if ttl_s is None or ended is None or not ended.last_transition_time:
+        return NOTHING
+    if ended.status != "True" and ended.reason != Reason.BACKOFF_LIMIT_EXCEEDED:
+        return NOTHING
+    left_s = parse_time(ended.last_transition_time) + ttl_s - now
+    if left_s > 0:
+        return Outcome(again_in_s=left_s)
+    return Outcome(writes=(Delete("Workload", workload.key, workload.uid),))
+
+
+def keys(view: View) -> Iterable[Key]:
+    return [w.key for w in view.list(Workload) if w.spec.batch is not None]
+
+
+def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
+    if new is None or new.spec.batch is None or new.spec.batch.ttl_after_finished_seconds is None:
+        return ()
+    return (new.key,)

@@ -1,0 +1,203 @@
+"""Whether replicas fit into kept places: an exact matching, and an exact search for who goes to which region.
+
+Places of one shape and audience are one group. Within a region replicas are matched to groups by augmenting paths, so
+"does not fit" is a proof. Over regions a greedy choice by rank comes first; where it fails, a bounded search decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.quantity import Amounts, add, scaled, shortfall
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Free places of one shape; `tenants` may use them, everyone if empty."""
+
+    region: str
+    shape: Amounts
+    tenants: tuple[str, ...]
+    count: int
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A workload that must go to one region: `options` are (region, replicas it lacks there), the best first."""
+
+    tenant: str
+    name: str
+    shape: Amounts
+    options: tuple[tuple[str, int], ...]
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    item: Item
+    message: str
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """`chosen` is (item, region, replicas); `short` could not be placed. `decided` is False if the search gave up."""
+
+    chosen: tuple[tuple[Item, str, int], ...]
+    short: tuple[Shortage, ...]
+    decided: bool = True
+
+
+class _Matching:
+    """Replicas of items in the groups of one region. `take` is all or nothing."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = list(groups)
+        self._left = [g.count for g in groups]
+        self._used: list[dict[int, int]] = [{} for _ in groups]
+        self._items: list[Item] = []
+
+    def copy(self) -> _Matching:
+        twin = _Matching(self._groups)
+        twin._left = list(self._left)
+        twin._used = [dict(used) for used in self._used]
+        twin._items = list(self._items)
+        return twin
+
+    def take(self, item: Item, count: int) -> bool:
+        before = (list(self._left), [dict(used) for used in self._used])
+        self._items.append(item)
+        number = len(self._items) - 1
+        for _ in range(count):
+            if not self._augment(number, set()):
+                self._left, self._used = before
+                self._items.pop()
+                return False
+        return True
+
+    def room(self, item: Item) -> int:
+        """How many replicas of the item fit beside what is there."""
+        twin = self.copy()
+        count = 0
+        while twin.take(item, 1):
+            count += 1
+        return count
+
+    def _suits(self, number: int, group: int) -> bool:
+        item, place = self._items[number], self._groups[group]
+        return (not place.tenants or item.tenant in place.tenants) and not shortfall(item.shape, place.shape)
+
+    def _augment(self, number: int, seen: set[int]) -> bool:
+        """One more replica of an item, moving others to places that suit them as well."""
+        for group in range(len(self._groups)):
+            if group in seen or not self._suits(number, group):
+                continue
+            seen.add(group)
+            if self._left[group] > 0:
+                self._left[group] -= 1
+                self._used[group][number] = self._used[group].get(number, 0) + 1
+                return True
+            for other in sorted(self._used[group]):
+                if self._used[group][other] and other != number and self._augment(other, seen):
+                    self._used[group][other] -= 1
+                    self._used[group][number] = self._used[group].get(number, 0) + 1
+                    return True
+        return False
+
+
+class _Search:
+    def __init__(self, groups: Sequence[Group], allowance: dict[str, Amounts]) -> None:
+        self._by_region: dict[str, list[Group]] = {}
+        for group in groups:
+            self._by_region.setdefault(group.region, []).append(group)
+        self.allowance = allowance
+        self.steps = 0
+
+    def matching(self, region: str) -> _Matching:
+        return _Matching(self._by_region.get(region, []))
+
+    def allowed(self, spent: dict[str, Amounts], item: Item, count: int) -> Amounts:
+        """By how much the tenant's allowance would be exceeded."""
+        after = dict(spent.get(item.tenant, {}))
+        add(after, scaled(item.shape, count))
+        return shortfall(after, self.allowance.get(item.tenant, {}))
+
+    def greedy(self, items: Sequence[Item]) -> Fit:
+        matchings: dict[str, _Matching] = {}
+        spent: dict[str, Amounts] = {}
+        chosen, short = [], []
+        for item in items:
+            for region, count in item.options:
+                matching = matchings.setdefault(region, self.matching(region))
+                if not self.allowed(spent, item, count) and matching.take(item, count):
+                    add(spent.setdefault(item.tenant, {}), scaled(item.shape, count))
+                    chosen.append((item, region, count))
+                    break
+            else:
+                short.append(Shortage(item, self._why(item, matchings, spent)))
+        return Fit(tuple(chosen), tuple(short))
+
+    def _why(self, item: Item, matchings: dict[str, _Matching], spent: dict[str, Amounts]) -> str:
+        if not item.options:
+            return "no other region may hold it"
+        parts = []
+        for region, count in item.options:
+            over = self.allowed(spent, item, count)
+            if over:
+                named = ", ".join(sorted(over))
+                parts.append(f"{region}: the recovery allowance of {item.tenant} is short of {named} for {count} more")
+                continue
+            fits = matchings.setdefault(region, self.matching(region)).room(item)
+            parts.append(f"{region}: {fits} of {count} recovery places that suit it are left")
+        return "; ".join(parts)
+
+    def all_of(self, items: Sequence[Item]) -> tuple[tuple[Item, str, int], ...] | None:
+        """Every item in some region, or None when that is impossible, or not decided within the steps allowed."""
+        order = sorted(
+            items, key=lambda i: (len(i.options), -max((c for _, c in i.options), default=0), i.tenant, i.name)
+        )
+        return self._place(order, 0, {}, {}, ())
+
+    def _place(
+        self,
+        order: Sequence[Item],
+        at: int,
+        matchings: dict[str, _Matching],
+        spent: dict[str, Amounts],
+        chosen: tuple[tuple[Item, str, int], ...],
+    ) -> tuple[tuple[Item, str, int], ...] | None:
+        if at == len(order):
+            return chosen
+        item = order[at]
+        twin = chosen[-1] if chosen and _alike(chosen[-1][0], item) else None
+        for region, count in item.options:
+            if twin is not None and item.options.index((region, count)) < item.options.index((twin[1], twin[2])):
+                continue  # of workloads that are alike, the order among themselves does not matter
+            self.steps += 1
+            if self.steps > limits.BACKING_STEPS:
+                return None
+            if self.allowed(spent, item, count):
+                continue
+            matching = matchings.get(region, self.matching(region)).copy()
+            if not matching.take(item, count):
+                continue
+            more = {**spent, item.tenant: dict(spent.get(item.tenant, {}))}
+            add(more[item.tenant], scaled(item.shape, count))
+            placed = (*chosen, (item, region, count))
+            found = self._place(order, at + 1, {**matchings, region: matching}, more, placed)
+            if found is not None:
+                return found
+        return None
+
+
+def _alike(one: Item, other: Item) -> bool:
+    return (one.tenant, one.shape, one.options) == (other.tenant, other.shape, other.options)
+
+
+def fit(items: Sequence[Item], groups: Sequence[Group], allowance: dict[str, Amounts]) -> Fit:
+    """Everyone if that is possible; else who goes where by rank, who stays short, and why."""
+    search = _Search(groups, allowance)
+    quick = search.greedy(items)
+    if not quick.short or len(items) > limits.BACKING_ITEMS:
+        return quick
+    whole = search.all_of(items)
+    if whole is not None:
+        return Fit(whole, ())
+    return msgspec.structs.replace(quick, decided=search.steps <= limits.BACKING_STEPS)

@@ -1,0 +1,153 @@
+"""override: accepts people's instructions, ends them in time, and verifies that their effect is gone. Owns
+Override.status.
+
+The deadline is set here, by this cell's clock, when the override becomes active; it is never moved. Whoever acts on an
+override asks `override_rules.acts`, so the end needs no message: the effect stops by itself, and this controller only
+says so and checks it (S8). A longer time is another override, asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.fleet.override_rules import (
+    ACTIVE,
+    EXPIRED,
+    PENDING,
+    REVOKED,
+    RULES,
+    deadline_s,
+    in_force,
+    needs_approval,
+)
+from holdfast.model import limits
+from holdfast.model.meta import Condition, Key
+from holdfast.model.override import Override, OverrideKind
+from holdfast.model.quantity import amounts
+from holdfast.model.quota import Grant, GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.region import Region
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import NOTHING, Delete, Notice, Outcome, SetStatus
+
+VERIFY_EVERY_S = 1.0
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """The decision for one override."""
+    override = view.get(Override, key.name)
+    if override is None or override.metadata.terminating:
+        return NOTHING
+    phase, expires_at, next_s = _phase(override, now)
+    ended = phase in (EXPIRED, REVOKED)
+    left = still_acting(override, view, now) if ended else ""
+    conditions = _conditions(override, phase, expires_at, left, ended=ended)
+    if ended and not left and now - parse_time(expires_at) > limits.OVERRIDES_KEPT_S:
+        return Outcome(writes=(Delete("Override", override.key, override.uid),))
+    again_s = VERIFY_EVERY_S if left else next_s
+    status = override.status
+    known = {c.type: (c.status, c.reason, c.message) for c in status.conditions}
+    same = all(known.get(c.type) == (c.status, c.reason, c.message) for c in conditions)
+    if (status.phase, status.expires_at) == (phase, expires_at) and same:
+        return Outcome(again_in_s=again_s)
+    write = SetStatus(
+        "Override",
+        override.key,
+        override.uid,
+        blocks={"phase": phase, "expiresAt": expires_at},
+        conditions=tuple(conditions),
+        observed_generation=override.metadata.generation,
+    )
+    notices: tuple[Notice, ...] = ()
+    if status.phase != phase:
+        said = f"{override.spec.kind} by {override.spec.requester}: {status.phase or 'new'} → {phase}"
+        notices = (Notice(override, conditions[0].reason, said, warning=phase == ACTIVE),)
+    return Outcome(writes=(write,), notices=notices, again_in_s=again_s)
+
+
+def _phase(override: Override, now: float) -> tuple[str, str, float | None]:
+    """Phase, deadline, and when to look again. What ended stays ended."""
+    status = override.status
+    if status.phase in (EXPIRED, REVOKED):
+        return status.phase, status.expires_at, limits.OVERRIDES_KEPT_S
+    deadline = parse_time(status.expires_at) if status.expires_at else _deadline(override, now)
+    if override.spec.revoked:
+        return REVOKED, micro_text(min(now, deadline)), None
+    if now >= deadline:
+        return EXPIRED, micro_text(deadline), None
+    if needs_approval(override):
+        return PENDING, "", deadline - now
+    return ACTIVE, micro_text(deadline), deadline - now
+
+
+def _deadline(override: Override, now: float) -> float:
+    """Its whole time from the moment it can act; one that nobody approves lapses a TTL after it was asked for."""
+    if needs_approval(override):
+        return deadline_s(override)
+    rule = RULES[override.spec.kind]
+    return now + min(override.spec.ttl_seconds, rule.max_ttl_s)
+
+
+def _conditions(override: Override, phase: str, expires_at: str, left: str, *, ended: bool) -> list[Condition]:
+    says = {
+        PENDING: (Reason.APPROVAL_NEEDED, "waits for a second person: holdfast override approve"),
+        ACTIVE: (Reason.OVERRIDE_ACTIVE, f"{RULES[override.spec.kind].does}, until {expires_at}"),
+        EXPIRED: (Reason.OVERRIDE_EXPIRED, f"ended at {expires_at}"),
+        REVOKED: (Reason.OVERRIDE_REVOKED, f"taken back at {expires_at}"),
+    }
+    reason, message = says[phase]
+    generation = override.metadata.generation
+    found = [
+        Condition(
+            type="Active",
+            status="True" if phase == ACTIVE else "False",
+            reason=reason,
+            message=message,
+            observed_generation=generation,
+        )
+    ]
+    if ended:
+        found.append(
+            Condition(
+                type="Reverted",
+                status="False" if left else "True",
+                reason=Reason.EFFECT_REMAINS if left else Reason.EFFECT_GONE,
+                message=left or "verified: nothing of it acts any more",
+                observed_generation=generation,
+            )
+        )
+    return found
+
+
+def still_acting(override: Override, view: View, now: float) -> str:
+    """What is left of an ended override's effect, or an empty string: found in the objects it acted on."""
+    spec = override.spec
+    twins = [o for o in in_force(view, spec.kind, now) if o.spec.scope == spec.scope]
+    if twins:
+        return ""  # another one asks for the same: what remains is its effect
+    match spec.kind:
+        case OverrideKind.DECLARE_REGION_LOST:
+            region = view.get(Region, spec.scope.region)
+            if region is not None and region.status.health.reason == Reason.DECLARED_LOST:
+                return f"region {spec.scope.region} still counts as lost by declaration"
+        case OverrideKind.EMERGENCY_QUOTA:
+            held = [
+                g.spec.region
+                for g in view.list(Grant, spec.scope.tenant)
+                if g.spec.grant_class is GrantClass.EMERGENCY
+                and (amounts(g.spec.limit) or amounts(g.status.limit) or amounts(g.status.used))
+            ]
+            if held:
+                return f"emergency quota of {spec.scope.tenant} is still held in {', '.join(sorted(held))}"
+        case _:
+            pass  # these act only while they are in force: whoever reads them asks for the time
+    return ""
+
+
+def keys(view: View) -> Iterable[Key]:
+    return [o.key for o in view.list(Override)]
+
+
+def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
+    return (new.key,) if new is not None else ()

@@ -1,0 +1,274 @@
+"""recover: one incident on the clock. Owns Recovery, recovery Assignments, `suspended`, and RecoveryBudget.status.
+
+A lost region's Assignments are suspended (kept, and nothing new made from them). Every critical workload gets what it
+lacks in one healthy region, in waves by rank at the pace the region's budget allows. When the region is back for a
+stable while everything is given back, and the recovery closes only after a check that nothing is left over.
+
+Level-triggered: each pass compares what is with what is needed, over all open recoveries. A crash, a second lost region
+or a target that is lost itself only changes what the next pass finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.fleet import recovery_back
+from holdfast.fleet.assign import meta_for, spec_for
+from holdfast.fleet.pace import Pace
+from holdfast.fleet.recovery_plan import Critical, Targets, criticals, may_take, reported_room
+from holdfast.fleet.recovery_rows import budget_writes, clock_of, row_of, suspensions, write_status
+from holdfast.fleet.region_health import CAPACITY_LOST, lost_zones
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment, Purpose, assignment_name
+from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery import (
+    Recovery,
+    RecoveryPhase,
+    RecoverySpec,
+    RecoveryStatus,
+    WorkloadProgress,
+    is_open,
+)
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.region import HealthState, Region
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.workload import Workload
+from holdfast.model.writes import NOTHING, Create, Notice, Outcome, Update, Write
+
+LABEL_RECOVERY = "holdfast.dev/recovery"
+
+
+def decide(key: Key, view: View, now: float) -> Outcome:
+    """The decision for one region."""
+    region = view.get(Region, key.name)
+    if region is None:
+        return NOTHING
+    budgets = budget_writes(region, view)
+    mine = open_recovery(view, key.name)
+    if mine is None:
+        outcome = _open(region, view, now)
+    elif mine.status.phase is RecoveryPhase.FAILING_BACK:
+        outcome = recovery_back.decide(mine, region, view, now)
+    else:
+        outcome = _recover(mine, region, view, now)
+    return msgspec.structs.replace(outcome, writes=(*outcome.writes, *budgets))
+
+
+def open_recovery(view: View, region: str) -> Recovery | None:
+    return next((r for r in view.list(Recovery) if r.spec.region == region and is_open(r)), None)
+
+
+# Opening
+
+
+class Incident(msgspec.Struct, frozen=True, gc=False):
+    cause: str
+    since: str
+    lost_at: str
+    zone: str
+    evidence: tuple[str, ...]
+
+
+def incident_of(region: Region, view: View, now: float) -> Incident | None:
+    """What has happened to the region, if it is worth a recovery."""
+    health = region.status.health
+    if health.state is HealthState.LOST:
+        evidence = (f"region-health: {health.reason}: {health.message}", f"last heard {health.heard_at}")
+        return Incident(health.reason, health.since, health.heard_at or health.since, "", evidence)
+    found = next((c for c in region.status.conditions if c.type == CAPACITY_LOST and c.status == "True"), None)
+    if found is None or health.state is not HealthState.HEALTHY:
+        return None
+    since = found.last_transition_time
+    if not since or now - parse_time(since) < limits.CAPACITY_LOST_FOR_S:
+        return None
+    short = [c for c in criticals(view) if c.at(region.metadata.name).assigned and _best_need(c, view)]
+    if not short:
+        return None
+    zones = lost_zones(region)
+    said = (f"the region's own report: {found.message}",)
+    return Incident(Reason.CAPACITY_LOST.value, since, since, zones[0] if len(zones) == 1 else "", said)
+
+
+def _best_need(critical: Critical, view: View) -> int:
+    able = [r.metadata.name for r in view.list(Region) if not may_take(critical, r)]
+    return min((critical.need(name) for name in able), default=critical.promise.min_serving)
+
+
+def recovery_name(region: str, since: str) -> str:
+    """The same incident has the same name, however often it is found."""
+    digits = "".join(ch for ch in since if ch.isdigit())[:14]
+    return f"{region}-{digits}"
+
+
+def _open(region: Region, view: View, now: float) -> Outcome:
+    incident = incident_of(region, view, now)
+    if incident is None:
+        pending = any(c.type == CAPACITY_LOST and c.status == "True" for c in region.status.conditions)
+        return Outcome(again_in_s=limits.RECOVERY_LOOK_EVERY_S) if pending else NOTHING
+    deadline_s = min((c.promise.deadline_seconds for c in criticals(view)), default=300.0)
+    spec = RecoverySpec(
+        region=region.metadata.name,
+        zone=incident.zone,
+        cause=incident.cause,
+        started_at=incident.lost_at,
+        deadline_seconds=deadline_s,
+        evidence=incident.evidence,
+    )
+    name = recovery_name(region.metadata.name, incident.since)
+    stored = view.get(Recovery, name)
+    if stored is not None:
+        return NOTHING  # this incident was closed; a new one has a new beginning
+    recovery = Recovery(metadata=ObjectMeta(name=name), spec=spec)
+    notice = Notice(region, Reason.RECOVERY_OPENED, f"recovery {name}: {incident.evidence[0]}", warning=True)
+    return Outcome(writes=(Create(recovery),), notices=(notice,), again_in_s=0.0)
+
+
+# Recovering
+
+
+def _recover(recovery: Recovery, region: Region, view: View, now: float) -> Outcome:
+    name = region.metadata.name
+    lost = region.status.health.state is HealthState.LOST
+    writes: list[Write] = list(suspensions(name, view, suspended=True)) if lost else []
+    pace = Pace.of(recovery.status.lanes, _rates(view), now)
+    rows, made = _wave(recovery, name, view, pace)
+    writes += made
+    status = _progress(recovery, rows, pace, now)
+    back_since = _back_since(recovery, region, view, now)
+    status = msgspec.structs.replace(status, stable_since=back_since)
+    notices: list[Notice] = []
+    if back_since and now - parse_time(back_since) >= limits.RECOVERY_STABLE_S:
+        status = msgspec.structs.replace(status, phase=RecoveryPhase.FAILING_BACK)
+        notices.append(Notice(recovery, Reason.FAILING_BACK, f"region {name} is back since {back_since}"))
+    elif status.phase is RecoveryPhase.RECOVERED and recovery.status.phase is not RecoveryPhase.RECOVERED:
+        took_s = parse_time(status.recovered_at) - parse_time(recovery.spec.started_at)
+        said = f"{len(rows)} critical workload(s) serve elsewhere, {took_s:.1f} s after region {name} was last heard"
+        notices.append(Notice(recovery, Reason.RECOVERED, said))
+    write = write_status(recovery, status, now)
+    if write is not None:
+        writes.append(write)
+    return Outcome(writes=tuple(writes), notices=tuple(notices), again_in_s=limits.RECOVERY_LOOK_EVERY_S)
+
+
+def _rates(view: View) -> dict[str, float]:
+    rates: dict[str, float] = {}
+    for budget in view.list(RecoveryBudget):
+        known = rates.get(budget.spec.region, 0.0)
+        rates[budget.spec.region] = known + budget.spec.starts_per_second
+    return rates
+
+
+def _wave(recovery: Recovery, lost: str, view: View, pace: Pace) -> tuple[tuple[WorkloadProgress, ...], list[Write]]:
+    """How every critical workload stands, and the Assignments whose turn it is."""
+    known = {(row.tenant, row.workload): row for row in recovery.status.workloads}
+    regions = view.list(Region)
+    by_name = {r.metadata.name: r for r in regions}
+    targets = Targets(regions, reported_room)
+    rows: list[WorkloadProgress] = []
+    writes: list[Write] = []
+    for critical in criticals(view):
+        row = known.get((critical.tenant, critical.name))
+        if row is None and not critical.at(lost).assigned and not _best_need(critical, view):
+            continue
+        target = row.target if row is not None else ""
+        if not target or target not in by_name or may_take(critical, by_name[target]):
+            target = targets.choose(critical)
+        need = critical.need(target) if target else critical.promise.min_serving
+        reason = ""
+        if target and need:
+            targets.take(critical, target, need)
+            if len(writes) < limits.RECOVERY_WAVE and pace.may_start(target, need):
+                write = _assignment(recovery, critical, target, need, view)
+                if write is not None:
+                    pace.started(target, need)
+                    writes.append(write)
+                    need = 0
+            reason = Reason.WAITING_FOR_TURN.value if need else ""
+        rows.append(row_of(critical, target, view, reason=reason))
+    return tuple(rows), writes
+
+
+def _assignment(recovery: Recovery, critical: Critical, target: str, need: int, view: View) -> Write | None:
+    """The recovery Assignment that adds what is missing. It only grows while a recovery is open."""
+    workload = critical.workload
+    name = assignment_name(critical.name, target, Purpose.RECOVERY)
+    stored = view.get(Assignment, name, critical.tenant)
+    if stored is not None and stored.metadata.terminating:
+        return None  # the last one is on its way out; its end wakes us
+    have = stored.spec.replicas if stored is not None else 0
+    reason = f"recovery {recovery.metadata.name}: {need} more to serve {critical.promise.min_serving} in {target}"
+    epoch = stored.spec.epoch + 1 if stored is not None else 1
+    spec = spec_for(workload, target, have + need, view, epoch=epoch, purpose=Purpose.RECOVERY, reason=reason)
+    if spec is None:
+        return None
+    if stored is None:
+        meta = meta_for(workload, target, Purpose.RECOVERY)
+        labels = {**meta.labels, LABEL_RECOVERY: recovery.metadata.name}
+        return Create(Assignment(metadata=msgspec.structs.replace(meta, labels=labels), spec=spec))
+    return Update(msgspec.structs.replace(stored, spec=spec))
+
+
+def _progress(recovery: Recovery, rows: Sequence[WorkloadProgress], pace: Pace, now: float) -> RecoveryStatus:
+    old = recovery.status
+    done = all(row.serving >= row.wanted for row in rows)
+    clock = clock_of(old.clock, rows, now)
+    return msgspec.structs.replace(
+        old,
+        phase=RecoveryPhase.RECOVERED if done else RecoveryPhase.OPEN,
+        workloads=tuple(rows),
+        clock=clock,
+        lanes=pace.lanes(),
+        recovered_at=old.recovered_at or (micro_text(now) if done else ""),
+    )
+
+
+def _back_since(recovery: Recovery, region: Region, view: View, now: float) -> str:
+    """Since when the region has been well again without a break; empty while it is not."""
+    health = region.status.health
+    well = health.state is HealthState.HEALTHY and incident_of(region, view, now) is None
+    short = any(c.type == CAPACITY_LOST and c.status == "True" for c in region.status.conditions)
+    if not well or short:
+        return ""
+    return recovery.status.stable_since or micro_text(now)
+
+
+# Waking
+
+
+def keys(view: View) -> Iterable[Key]:
+    return [r.key for r in view.list(Region)]
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
+    if new is None:
+        return ()
+    if old is not None:
+        same = new.status.health.state is old.status.health.state and new.status.conditions == old.status.conditions
+        places = (new.status.report.places if new.status.report else ()) == (
+            old.status.report.places if old.status.report else ()
+        )
+        if same and places:
+            return ()
+    return (new.key,)
+
+
+def woken_by_recovery(new: Recovery | None, old: Recovery | None, view: View) -> Iterable[Key]:
+    item = new or old
+    if item is None or (new is not None and old is not None):
+        return ()  # its own writes; the clock looks again by itself
+    return (Key("", item.spec.region),)
+
+
+def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
+    if new is not None and old is not None and new.metadata.generation == old.metadata.generation:
+        return ()
+    return [Key("", r.spec.region) for r in view.list(Recovery) if is_open(r)]
+
+
+def woken_by_budget(new: RecoveryBudget | None, old: RecoveryBudget | None, view: View) -> Iterable[Key]:
+    item = new or old
+    return (Key("", item.spec.region),) if item is not None else ()

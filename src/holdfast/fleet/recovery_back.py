@@ -1,0 +1,135 @@
+"""Failback: the region is well again, and everything the recovery borrowed is given back, gradually and with a check.
+
+Make before break: a recovery Assignment shrinks only when the workload's ordinary replicas serve where they belong and
+no other open recovery counts on it. The recovery closes when nothing it used is left (`leftovers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.fleet.recovery_rows import suspensions, write_status
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.quantity import amounts
+from holdfast.model.quota import Grant, GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
+from holdfast.model.region import HealthState, Region
+from holdfast.model.times import micro_text
+from holdfast.model.view import View
+from holdfast.model.workload import Workload
+from holdfast.model.writes import Delete, Notice, Outcome, Update, Write
+
+RETURNS_PER_PASS = 16
+
+
+def decide(recovery: Recovery, region: Region, view: View, now: float) -> Outcome:
+    if region.status.health.state is HealthState.LOST:
+        status = msgspec.structs.replace(recovery.status, phase=RecoveryPhase.OPEN, stable_since="")
+        again = write_status(recovery, status, now)
+        said = f"region {region.metadata.name} is lost again: recovering further, from what there is"
+        notice = Notice(recovery, Reason.RECOVERING, said, warning=True)
+        return Outcome(writes=(again,) if again is not None else (), notices=(notice,), again_in_s=0.0)
+    writes: list[Write] = list(suspensions(region.metadata.name, view, suspended=False))
+    writes += give_back(recovery, view)
+    left = leftovers(recovery, view)
+    status = msgspec.structs.replace(recovery.status, leftovers=left)
+    notices: tuple[Notice, ...] = ()
+    if not writes and not left:
+        status = msgspec.structs.replace(status, phase=RecoveryPhase.CLOSED, closed_at=micro_text(now))
+        notices = (Notice(recovery, Reason.RECOVERY_CLOSED, "everything was given back; nothing is left over"),)
+    write = write_status(recovery, status, now)
+    if write is not None:
+        writes.append(write)
+    again_s = None if status.phase is RecoveryPhase.CLOSED else limits.RECOVERY_LOOK_EVERY_S
+    return Outcome(writes=tuple(writes), notices=notices, again_in_s=again_s)
+
+
+def borrowed(view: View) -> list[Assignment]:
+    return [a for a in view.list(Assignment) if a.spec.purpose is Purpose.RECOVERY]
+
+
+def give_back(recovery: Recovery, view: View) -> list[Write]:
+    """Recovery Assignments that nobody counts on any more: emptied a few at a time, deleted when they are drained."""
+    writes: list[Write] = []
+    counted_on = {
+        (row.tenant, row.workload, row.target)
+        for other in view.list(Recovery)
+        if is_open(other) and other.metadata.name != recovery.metadata.name
+        and other.status.phase is not RecoveryPhase.FAILING_BACK
+        for row in other.status.workloads
+    }  # fmt: skip
+    for item in borrowed(view):
+        if item.metadata.terminating:
+            continue
+        spec = item.spec
+        if not spec.replicas:
+            if item.status.observed_epoch >= spec.epoch and not item.status.replicas:
+                writes.append(Delete("Assignment", item.key, item.uid))
+            continue
+        if (item.metadata.namespace, spec.workload, spec.region) in counted_on or not _home_again(item, view):
+            continue
+        if len(writes) < RETURNS_PER_PASS:
+            emptied = msgspec.structs.replace(
+                spec, replicas=0, epoch=spec.epoch + 1, reason=f"recovery {recovery.metadata.name} is given back"
+            )
+            writes.append(Update(msgspec.structs.replace(item, spec=emptied)))
+    return writes
+
+
+def _home_again(item: Assignment, view: View) -> bool:
+    """Whether the workload's ordinary replicas serve everywhere they should, or it is not wanted any more."""
+    workload = view.get(Workload, item.spec.workload, item.metadata.namespace)
+    if workload is None or workload.metadata.terminating or workload.spec.recovery is None:
+        return True
+    normal = [a for a in view.by(Assignment, "workload", str(workload.key)) if a.spec.purpose is Purpose.NORMAL]
+    return bool(normal) and all(_settled(a, view) for a in normal)
+
+
+def _settled(item: Assignment, view: View) -> bool:
+    region = view.get(Region, item.spec.region)
+    if region is not None and region.status.health.state is not HealthState.HEALTHY:
+        return False
+    current = item.status.observed_epoch >= item.spec.epoch and not item.spec.suspended
+    return current and item.status.serving >= item.spec.replicas
+
+
+def leftovers(recovery: Recovery, view: View) -> tuple[str, ...]:
+    """What the recovery still holds: recovery assignments, suspensions, recovery grants and drawn places."""
+    others = [
+        r for r in view.list(Recovery)
+        if is_open(r) and r.metadata.name != recovery.metadata.name
+    ]  # fmt: skip
+    found: list[str] = []
+    if not others:
+        found += [f"assignment {a.key}: {a.spec.replicas} recovery replica(s)" for a in borrowed(view)]
+        found += _grants_left(view)
+        found += _draws_left(view)
+    found += [
+        f"assignment {a.key} is suspended"
+        for a in view.by(Assignment, "region", recovery.spec.region)
+        if a.spec.suspended
+    ]
+    return tuple(found)
+
+
+def _grants_left(view: View) -> Sequence[str]:
+    return [
+        f"grant {g.key}: recovery quota {'in use' if amounts(g.status.used) else 'not given back'}"
+        for g in view.list(Grant)
+        if g.spec.grant_class is GrantClass.RECOVERY
+        and (amounts(g.spec.limit) or amounts(g.status.limit) or amounts(g.status.used))
+    ]
+
+
+def _draws_left(view: View) -> Sequence[str]:
+    return [
+        f"region {region.metadata.name}: {place.drawn} recovery place(s) of budget {place.budget} still drawn"
+        for region in view.list(Region)
+        if region.status.report is not None and region.status.health.state is HealthState.HEALTHY
+        for place in region.status.report.places
+        if place.drawn
+    ]

@@ -1,0 +1,160 @@
+"""Who recovers where: the need of every critical workload, and the region that takes it. Pure.
+
+The same for the real recovery, for the proof that a promise is backed, and for `holdfast plan --lose-region`.
+
+Need is computed over everything a workload has in a region, whoever asked for it; so a second failure adds what is
+missing and never doubles what is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from holdfast.fleet.assign import why_not
+from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.priority_class import PriorityClass
+from holdfast.model.quantity import Amounts, add, amounts, scaled
+from holdfast.model.region import HealthState, Region
+from holdfast.model.template import requests
+from holdfast.model.view import View
+from holdfast.model.workload import RecoveryPromise, Workload, WorkloadType
+
+
+class Standing(msgspec.Struct, frozen=True, gc=False):
+    """What a workload has in one region: `counted` serves or is on its way, `serving` serves."""
+
+    counted: int = 0
+    assigned: int = 0
+    bound: int = 0
+    ready: int = 0
+    serving: int = 0
+
+
+class Critical(msgspec.Struct, frozen=True):
+    """A workload with a promise, and how it stands where."""
+
+    workload: Workload
+    promise: RecoveryPromise
+    rank: int
+    shape: Amounts
+    standing: dict[str, Standing]
+
+    @property
+    def tenant(self) -> str:
+        return self.workload.metadata.namespace
+
+    @property
+    def name(self) -> str:
+        return self.workload.metadata.name
+
+    def at(self, region: str) -> Standing:
+        return self.standing.get(region, Standing())
+
+    def need(self, region: str) -> int:
+        return max(0, self.promise.min_serving - self.at(region).counted)
+
+
+def criticals(view: View) -> list[Critical]:
+    """Every workload with a recovery promise, the highest rank first."""
+    found = []
+    for workload in view.list(Workload):
+        promise = workload.spec.recovery
+        if promise is None or workload.metadata.terminating or workload.spec.type is not WorkloadType.SERVICE:
+            continue
+        found.append(critical_of(workload, promise, view))
+    return sorted(found, key=lambda c: (-c.rank, c.tenant, c.name))
+
+
+def critical_of(workload: Workload, promise: RecoveryPromise, view: View) -> Critical:
+    priority = view.get(PriorityClass, workload.spec.priority_class_name)
+    parts: dict[str, list[Assignment]] = {}
+    for item in view.by(Assignment, "workload", str(workload.key)):
+        parts.setdefault(item.spec.region, []).append(item)
+    return Critical(
+        workload=workload,
+        promise=promise,
+        rank=priority.spec.rank if priority is not None else 0,
+        shape=requests(workload.spec.template),
+        standing={region: _standing(items) for region, items in sorted(parts.items())},
+    )
+
+
+def _standing(items: Sequence[Assignment]) -> Standing:
+    """A replica that waits for a place counts only once it has one, unless recovery itself asked for it."""
+    counted = 0
+    for item in items:
+        waiting = item.status.queued if item.spec.purpose is Purpose.NORMAL else 0
+        counted += max(item.status.serving, item.spec.replicas - waiting - item.status.unknown)
+    return Standing(
+        counted=counted,
+        assigned=sum(i.spec.replicas for i in items),
+        bound=sum(i.status.bound for i in items),
+        ready=sum(i.status.ready for i in items),
+        serving=sum(i.status.serving for i in items),
+    )
+
+
+def may_take(critical: Critical, region: Region) -> str:
+    """Why a region may not be the one that recovers the workload, or an empty string."""
+    name = region.metadata.name
+    if critical.promise.regions and name not in critical.promise.regions:
+        return "not among the promise's regions"
+    why = why_not(critical.workload, region)
+    if why:
+        return why
+    if region.status.health.state is not HealthState.HEALTHY:
+        return f"it is {region.status.health.state.value}"
+    return ""
+
+
+class Targets:
+    """Chooses targets one after another; what was chosen counts before the next choice, so that no herd forms."""
+
+    def __init__(self, regions: Iterable[Region], room: Callable[[Region, Amounts], int]) -> None:
+        """`room` says how many replicas of a shape a region could take by what it last reported."""
+        self._regions = {r.metadata.name: r for r in regions}
+        self._room = room
+        self._taken: dict[str, Amounts] = {}
+
+    def take(self, critical: Critical, region: str, count: int) -> None:
+        add(self._taken.setdefault(region, {}), scaled(critical.shape, count))
+
+    def choose(self, critical: Critical) -> str:
+        """The region that needs to start least; of equals the one with most room left, then the cheapest."""
+        able = [r for r in self._regions.values() if not may_take(critical, r)]
+        if not able:
+            return ""
+
+        def order(region: Region) -> tuple[object, ...]:
+            name = region.metadata.name
+            need = critical.need(name)
+            left = self._left(region, critical) - need
+            return (left < 0, need, -left if left < 0 else 0, region.spec.cost, name)
+
+        return min(able, key=order).metadata.name
+
+    def _left(self, region: Region, critical: Critical) -> int:
+        fits = self._room(region, critical.shape)
+        taken = self._taken.get(region.metadata.name, {})
+        used = max((-(-taken.get(name, 0) // amount) for name, amount in critical.shape.items() if amount), default=0)
+        return fits - used
+
+
+def reported_room(region: Region, shape: Amounts) -> int:
+    """How many replicas of a shape fit by the region's report: kept places of that shape first, then what is free."""
+    report = region.status.report
+    if report is None:
+        return 0
+    places = 0
+    for place in report.places:
+        held = amounts(place.resources)
+        if all(held.get(name, 0) >= amount for name, amount in shape.items()):
+            places += place.kept - place.drawn
+    capacity, used, kept = amounts(report.capacity), amounts(report.used), amounts(report.held)
+    free = min(
+        ((capacity.get(n, 0) - used.get(n, 0) - kept.get(n, 0)) // amount for n, amount in shape.items() if amount),
+        default=0,
+    )
+    return places + max(0, free)

@@ -1,0 +1,169 @@
+"""What a Recovery says of itself: each workload's row, the clock by stage, its condition; and the budgets' status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.fleet.recovery_plan import Critical
+from holdfast.model.assignment import Assignment, Purpose, assignment_name
+from holdfast.model.meta import Condition
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery import Recovery, RecoveryPhase, RecoveryStatus, StageClock, WorkloadProgress
+from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.region import Region
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import SetStatus, Update, Write
+
+SUSPENSIONS_PER_PASS = 256
+
+
+def row_of(critical: Critical, target: str, view: View, *, reason: str) -> WorkloadProgress:
+    standing = critical.at(target)
+    own = view.get(Assignment, assignment_name(critical.name, target, Purpose.RECOVERY), critical.tenant)
+    message = ""
+    if not target:
+        reason, message = Reason.NO_TARGET.value, "no healthy region may hold it"
+    elif not reason and standing.serving < critical.promise.min_serving:
+        reason = Reason.RECOVERING.value
+        if own is not None and own.status.pending:
+            reason, message = own.status.pending[0].reason, own.status.pending[0].message
+    return WorkloadProgress(
+        tenant=critical.tenant,
+        workload=critical.name,
+        target=target,
+        rank=critical.rank,
+        wanted=critical.promise.min_serving,
+        drawn=own.spec.replicas if own is not None else 0,
+        assigned=standing.assigned,
+        bound=standing.bound,
+        ready=standing.ready,
+        serving=standing.serving,
+        reason=reason,
+        message=message,
+    )
+
+
+def clock_of(old: StageClock, rows: Sequence[WorkloadProgress], now: float) -> StageClock:
+    """A stage is reached when every workload has; once reached it stays, as the clock is about this incident."""
+    at = micro_text(now)
+
+    def reached(known: str, stage: str) -> str:
+        return known or (at if all(getattr(row, stage) >= row.wanted for row in rows) else "")
+
+    return StageClock(
+        detected_at=old.detected_at or at,
+        assigned_at=reached(old.assigned_at, "assigned"),
+        bound_at=reached(old.bound_at, "bound"),
+        ready_at=reached(old.ready_at, "ready"),
+        serving_at=reached(old.serving_at, "serving"),
+    )
+
+
+_SAYS = {
+    RecoveryPhase.OPEN: Reason.RECOVERING,
+    RecoveryPhase.RECOVERED: Reason.RECOVERED,
+    RecoveryPhase.FAILING_BACK: Reason.FAILING_BACK,
+    RecoveryPhase.CLOSED: Reason.RECOVERY_CLOSED,
+}
+
+
+def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> Condition:
+    short = [row for row in status.workloads if row.serving < row.wanted]
+    message = f"{len(status.workloads) - len(short)} of {len(status.workloads)} critical workload(s) serve elsewhere"
+    reason = _SAYS[status.phase]
+    if status.phase is RecoveryPhase.OPEN:
+        started_s = parse_time(recovery.spec.started_at) if recovery.spec.started_at else now
+        if now - started_s > recovery.spec.deadline_seconds:
+            reason = Reason.PROMISE_MISSED
+        first = next((row for row in short if row.reason), None)
+        if first is not None:
+            message += f"; {first.tenant}/{first.workload}: {first.reason}"
+    return Condition(
+        type="Recovered",
+        status="False" if status.phase is RecoveryPhase.OPEN else "True",
+        reason=reason,
+        message=message,
+        observed_generation=recovery.metadata.generation,
+    )
+
+
+def write_status(recovery: Recovery, status: RecoveryStatus, now: float) -> SetStatus | None:
+    """The write that brings the status up to date, or None when it is."""
+    condition = phase_condition(recovery, status, now)
+    known = next((c for c in recovery.status.conditions if c.type == condition.type), None)
+    same = known is not None and (known.status, known.reason, known.message) == (
+        condition.status, condition.reason, condition.message,
+    )  # fmt: skip
+    if status == recovery.status and same:
+        return None
+    blocks = {
+        field.encode_name: getattr(status, field.name)
+        for field in msgspec.structs.fields(RecoveryStatus)
+        if field.name not in ("conditions", "observed_generation")
+        and getattr(status, field.name) != getattr(recovery.status, field.name)
+    }
+    return SetStatus(
+        "Recovery",
+        recovery.key,
+        recovery.uid,
+        blocks=blocks,
+        conditions=(condition,),
+        observed_generation=recovery.metadata.generation,
+    )
+
+
+def suspensions(region: str, view: View, *, suspended: bool) -> Iterable[Write]:
+    """Assignments of the region that are not yet as they should be. Suspended: keep what there is, make nothing new."""
+    found = 0
+    for item in view.by(Assignment, "region", region):
+        if item.spec.suspended == suspended or item.metadata.terminating or item.spec.purpose is not Purpose.NORMAL:
+            continue
+        if found == SUSPENSIONS_PER_PASS:
+            return
+        found += 1
+        spec = msgspec.structs.replace(item.spec, suspended=suspended, epoch=item.spec.epoch + 1)
+        yield Update(msgspec.structs.replace(item, spec=spec))
+
+
+def budget_writes(region: Region, view: View) -> list[Write]:
+    """What the region says it keeps, on each of its budgets."""
+    report = region.status.report
+    if report is None:
+        return []
+    writes: list[Write] = []
+    for budget in view.list(RecoveryBudget):
+        if budget.spec.region != region.metadata.name:
+            continue
+        mine = [p for p in report.places if p.budget == budget.metadata.name]
+        kept, drawn = sum(p.kept for p in mine), sum(p.drawn for p in mine)
+        wanted = sum(slot.count for slot in budget.spec.slots)
+        zones = len({p.zone for p in mine if p.kept})
+        fewest = max((slot.min_zones for slot in budget.spec.slots), default=1)
+        whole = kept >= wanted and zones >= min(fewest, wanted)
+        condition = Condition(
+            type="Kept",
+            status="True" if whole else "False",
+            reason=Reason.PLACES_KEPT if whole else Reason.PLACES_MISSING,
+            message=f"{kept} of {wanted} places in {zones} zone(s), {drawn} drawn",
+            observed_generation=budget.metadata.generation,
+        )
+        known = next((c for c in budget.status.conditions if c.type == "Kept"), None)
+        same = known is not None and (known.status, known.message) == (condition.status, condition.message)
+        current = budget.status.observed_generation == budget.metadata.generation
+        if same and current and (budget.status.held, budget.status.drawn) == (kept, drawn):
+            continue
+        blocks = {"held": kept, "drawn": drawn}
+        writes.append(
+            SetStatus(
+                "RecoveryBudget",
+                budget.key,
+                budget.uid,
+                blocks=blocks,
+                conditions=(condition,),
+                observed_generation=budget.metadata.generation,
+            )
+        )
+    return writes

@@ -1,0 +1,34 @@
+"""Looks at another region's cell over HTTPS: `/livez`, which needs no credentials, by a certificate of the same CA."""
+
+from __future__ import annotations
+
+import ssl
+
+import aiohttp
+
+from holdfast.model import limits
+
+
+class HttpsProbe:
+    """One session for all looks. Any answer counts: whether the cell is well is its own report's business."""
+
+    def __init__(self, ca: str) -> None:
+        self._ca = ca
+        self._tls: ssl.SSLContext | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def reachable(self, region: str, endpoint: str) -> bool:
+        if self._session is None:
+            self._tls = ssl.create_default_context(cafile=self._ca)
+            timeout = aiohttp.ClientTimeout(total=limits.PEER_PROBE_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(timeout=timeout)
+        try:
+            async with self._session.get(f"{endpoint.rstrip('/')}/livez", ssl=self._tls or True) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()

@@ -1,0 +1,68 @@
+"""witness: work that must never run twice at a time, and that keeps the evidence itself.
+
+Each process writes `<replica>.<pid>.<start>` into `WITNESS_DIR`, holding when it began and when it last ran, on a clock
+that all processes of the machine share and that nobody can step. Overlapping intervals of one replica are a breach.
+`WITNESS_FORK=1` does the same from a grandchild in a session of its own; `WITNESS_STUBBORN=1` ignores SIGTERM.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+
+BEAT_S = 0.02
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def beat_for_ever(folder: str, replica: str) -> None:
+    began = boottime()
+    epoch = os.environ.get("HOLDFAST_EPOCH", "0")
+    path = os.path.join(folder, f"{replica}.{os.getpid()}.{began:.6f}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+    while True:
+        os.pwrite(fd, f"{began:.6f} {boottime():.6f} {epoch}".encode().ljust(64), 0)
+        time.sleep(BEAT_S)
+
+
+def intervals(folder: str) -> dict[str, list[tuple[float, float]]]:
+    """Replica → when its processes ran, in order."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name), encoding="ascii") as f:
+            words = f.read().split()
+        if len(words) >= 2:
+            found.setdefault(name.rsplit(".", 3)[0], []).append((float(words[0]), float(words[1])))
+    return {replica: sorted(runs) for replica, runs in found.items()}
+
+
+def overlaps(folder: str) -> list[str]:
+    """Every pair of runs of one replica that ran at the same time, in words."""
+    return [
+        f"{replica}: {earlier} and {later}"
+        for replica, runs in intervals(folder).items()
+        for earlier, later in itertools.pairwise(runs)
+        if later[0] < earlier[1]
+    ]
+
+
+def main() -> int:
+    folder = os.environ["WITNESS_DIR"]
+    replica = os.environ.get("HOLDFAST_REPLICA", "work")
+    os.makedirs(folder, exist_ok=True)
+    if os.environ.get("WITNESS_STUBBORN"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.environ.get("WITNESS_FORK") and os.fork() == 0:
+        os.setsid()
+        beat_for_ever(folder, f"{replica}-child")
+    beat_for_ever(folder, replica)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

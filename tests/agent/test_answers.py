@@ -1,0 +1,105 @@
+"""Answers to people's questions, over a scripted stream; the work, its logs and commands are real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from agent_world import TENANT, eventually, task
+
+from holdfast.agent.answers import Answers
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.gate.authorize import authorize
+from holdfast.gate.principal import Principal
+from holdfast.model.asking import Ask, Kind, Question
+from holdfast.runtime.ports import SystemPorts
+
+
+class Wire:
+    """Questions put in come out of `asks`; answers are kept by id."""
+
+    def __init__(self) -> None:
+        self.questions: asyncio.Queue[Ask] = asyncio.Queue()
+        self.told: dict[str, list[dict[str, Any]]] = {}
+        self.ended: set[str] = set()
+        self.listening = True
+
+    async def asks(self, node: str) -> AsyncIterator[Ask]:
+        while True:
+            yield await self.questions.get()
+
+    async def answer(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
+        rows = self.told.setdefault(ask_id, [])
+        rows += [msgspec.json.decode(line) for line in data.splitlines() if line]
+        if end:
+            self.ended.add(ask_id)
+        return self.listening
+
+    async def ask(self, ask_id: str, **question: Any) -> list[dict[str, Any]]:
+        self.questions.put_nowait(Ask(id=ask_id, question=Question(**question), namespace=TENANT, replica="a"))
+        await eventually(lambda: ask_id in self.ended)
+        return self.told[ask_id]
+
+
+@pytest.fixture
+async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
+    ports = SystemPorts()
+    driver = ProcessDriver(tmp_path, ports.clock)
+    one = task(
+        "acme_a_1", "sh", "-c", "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.05; done", env={"WHO": "me"}
+    )
+    one = msgspec.structs.replace(one, replica="a")
+    made = Wire()
+    await driver.start(one)
+    answers = Answers("n1", made, (tmp_path,), ports, lambda: [(one, driver)])
+    running = asyncio.create_task(answers.run())
+    yield made
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await driver.stop(one.id, 0.0)
+    await driver.close()
+
+
+async def test_logs_are_the_last_lines(wire: Wire) -> None:
+    await asyncio.sleep(0.4)
+    rows = await wire.ask("1", kind=Kind.LOGS, tail=3)
+    assert len(rows) == 3 and all(row["text"].startswith("line ") and row["at"] for row in rows)
+
+
+async def test_followed_logs_go_on_until_nobody_listens(wire: Wire) -> None:
+    wire.questions.put_nowait(
+        Ask(id="2", question=Question(kind=Kind.LOGS, tail=0, follow=True), namespace=TENANT, replica="a")
+    )
+    await eventually(lambda: len(wire.told.get("2", [])) > 10)
+    texts = [row["text"] for row in wire.told["2"]]
+    numbers = [int(text.split()[1]) for text in texts]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "none lost, none twice"
+    wire.listening = False
+    await eventually(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "ask:2"])
+
+
+async def test_a_command_has_the_works_environment_and_its_own_code(wire: Wire) -> None:
+    (done,) = await wire.ask("3", kind=Kind.EXEC, command=("sh", "-c", "echo $WHO; exit 4"))
+    assert done == {"code": 4, "output": "me"}
+    (late,) = await wire.ask("4", kind=Kind.EXEC, command=("sleep", "30"), timeout_seconds=0.3)
+    assert "did not end within 0.3 s" in late["error"]
+
+
+async def test_what_is_not_there_is_said(wire: Wire) -> None:
+    wire.questions.put_nowait(Ask(id="5", question=Question(kind=Kind.LOGS), namespace=TENANT, replica="other"))
+    await eventually(lambda: "5" in wire.ended)
+    assert "was ever run on n1" in wire.told["5"][0]["error"]
+    (row,) = await wire.ask("6", kind=Kind.USAGE)
+    assert row["replica"] == "a" and row["cpu"] == 0
+
+
+def test_only_operators_may_run_commands() -> None:
+    user = Principal(name="dev", tenants=frozenset({TENANT}), roles=frozenset({"user"}))
+    assert authorize(user, "get", "replicas", "", TENANT, "a") is None
+    assert authorize(user, "create", "replicas", "exec", TENANT, "a") is not None
+    operator = Principal(name="op", groups=("holdfast:operators",), roles=frozenset({"operator"}))
+    assert authorize(operator, "create", "replicas", "exec", TENANT, "a") is None

@@ -1,0 +1,47 @@
+"""When a node is known to be unable to start work, and when that is over."""
+
+from __future__ import annotations
+
+from holdfast.agent.start_failures import StartFailures
+from holdfast.model import limits
+
+
+def failed(book: StartFailures, workload: str, at_s: float, reason: str = "StartError") -> None:
+    book.failed(workload, reason, "no", mono_s=at_s, wall_s=1_700_000_000.0 + at_s)
+
+
+def test_one_workload_proves_nothing_about_the_node():
+    book = StartFailures()
+    for n in range(20):
+        failed(book, "acme/a", float(n))
+    assert book.quarantine(20.0) is None
+
+
+def test_several_workloads_do_until_the_evidence_expires():
+    book = StartFailures()
+    for n, name in enumerate(("acme/a", "acme/b", "acme/a")):
+        failed(book, name, float(n), "DiskFull")
+    found = book.quarantine(3.0)
+    assert found is not None and found.reason == "DiskFull" and "acme/a, acme/b" in found.message and found.until
+    assert book.look_again_in_s(3.0) == limits.QUARANTINE_S - 1.0
+    assert book.quarantine(2.0 + limits.QUARANTINE_S) is None
+
+
+def test_a_success_ends_it_and_the_works_own_faults_do_not_count():
+    book = StartFailures()
+    for n, name in enumerate(("acme/a", "acme/b", "acme/c")):
+        failed(book, name, float(n), "CommandNotFound")
+    assert book.quarantine(3.0) is None
+    for n, name in enumerate(("acme/a", "acme/b", "acme/c")):
+        failed(book, name, float(n))
+    assert book.quarantine(3.0) is not None
+    book.started()
+    assert book.quarantine(3.0) is None
+
+
+def test_old_failures_are_forgotten():
+    book = StartFailures()
+    failed(book, "acme/a", 0.0)
+    failed(book, "acme/b", 1.0)
+    failed(book, "acme/a", limits.START_FAILURES_WINDOW_S + 2.0)
+    assert book.quarantine(limits.START_FAILURES_WINDOW_S + 3.0) is None

@@ -1,0 +1,280 @@
+"""What work can do to a node, and what the node then says: each trouble has a name, and the agent goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from agent_world import eventually, task
+
+from holdfast.agent import logs
+from holdfast.agent.artifacts import Artifacts
+from holdfast.agent.drivers.contract import StartFailed
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.drivers.records import kill_marked
+from holdfast.agent.groups import Groups2, Rlimits, confinement
+from holdfast.model import limits
+from holdfast.model.template import Artifact
+from holdfast.runtime.ports import SystemClock
+
+MIB = 1024 * 1024
+HOG = "x = []\nwhile True: x.append(bytearray(4 << 20))"
+BOMB = """
+import os, sys, time
+n = 0
+while n < 2000:
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if pid == 0:
+        time.sleep(300)
+        os._exit(0)
+    n += 1
+print("forked", n, flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[ProcessDriver]:
+    held = confinement(f"test-{os.getpid()}")
+    if isinstance(held, Rlimits):
+        pytest.skip(held.weakness)
+    made = ProcessDriver(
+        tmp_path / "tasks", SystemClock(), confinement=held, artifacts=Artifacts(tmp_path / "artifacts")
+    )
+    yield made
+    await end_all(made, tmp_path / "tasks")
+    held.close()
+
+
+async def end_all(driver: ProcessDriver, root: Path) -> None:
+    for path in root.iterdir():
+        if path.is_dir():
+            await driver.stop(path.name, 0.0)
+            await driver.forget(path.name)
+            kill_marked(path.name)
+    await driver.close()
+
+
+def python(name: str, script: str, *, memory_bytes: int = 0, run: int = 1, **more: Any) -> Any:
+    made = task(name, sys.executable, "-S", "-c", script, run=run, **more)
+    resources = {"cpu": 500, **({"memory": memory_bytes} if memory_bytes else {})}
+    return msgspec.structs.replace(made, resources=resources)
+
+
+async def is_well(driver: ProcessDriver, name: str = "well") -> None:
+    """The driver still starts and ends work."""
+    await driver.start(python(name, "print('well')"))
+    assert (await driver.next_exit()).exit.code == 0
+
+
+def text(driver: ProcessDriver, name: str) -> str:
+    path = driver.logs(name)
+    return "\n".join(line.text for line in logs.tail(path, 1000)) if path is not None else ""
+
+
+# --- control groups --------------------------------------------------------------------------------------------
+
+
+async def test_work_that_takes_too_much_memory_is_ended_by_that_name(driver: ProcessDriver) -> None:
+    await driver.start(python("hog", HOG, memory_bytes=64 * MIB))
+    ended = await driver.next_exit()
+    assert (ended.exit.reason, ended.exit.signal) == ("OutOfMemory", "SIGKILL")
+    assert "ran out of memory" in ended.exit.message
+    await is_well(driver)
+
+
+async def test_a_child_that_takes_too_much_memory_is_named_as_well(driver: ProcessDriver) -> None:
+    script = f"import os, sys\npid = os.fork()\nif pid == 0:\n    exec({HOG!r})\n_, s = os.waitpid(pid, 0)\nsys.exit(3)"
+    await driver.start(python("hog", script, memory_bytes=64 * MIB))
+    assert (await driver.next_exit()).exit.reason == "OutOfMemory"
+
+
+async def test_a_fork_bomb_reaches_its_limit_and_no_further(driver: ProcessDriver, tmp_path: Path) -> None:
+    await driver.start(python("bomb", BOMB))
+    await eventually(lambda: "forked" in text(driver, "bomb"), within_s=20)
+    forked = int(text(driver, "bomb").split("forked ")[1])
+    used = driver.usage("bomb")
+    assert forked < limits.TASK_PROCESSES_MAX and used is not None
+    assert used.processes <= limits.TASK_PROCESSES_MAX and used.refused_forks > 0 and used.memory_bytes > 0
+    await is_well(driver)
+    await driver.stop("bomb", 0.0)
+    assert not [p for p in Path("/proc").glob("[0-9]*/environ") if marked(p, b"HOLDFAST_TASK=bomb")]
+
+
+def marked(path: Path, mark: bytes) -> bool:
+    try:
+        return mark in path.read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+async def test_failing_for_want_of_processes_has_that_name(driver: ProcessDriver) -> None:
+    script = BOMB.replace("time.sleep(300)\n", "sys.exit(9)\n", 2).replace("sys.exit(9)", "time.sleep(300)", 1)
+    await driver.start(python("bomb", script))
+    assert (await driver.next_exit()).exit.reason == "TooManyProcesses"
+
+
+async def test_use_is_measured(driver: ProcessDriver) -> None:
+    await driver.start(python("busy", "x = bytearray(32 << 20)\nwhile True: pass"))
+    await eventually(lambda: (used := driver.usage("busy")) and used.cpu_s > 0.2 and used.memory_bytes > 30 * MIB)
+    assert driver.usage("unknown") is None
+
+
+def test_version_2_is_used_where_it_is_there(tmp_path: Path) -> None:
+    own = tmp_path / "self"
+    own.write_text("0::/system.slice/agent.service\n")
+    home = tmp_path / "fs" / "system.slice" / "agent.service"
+    home.mkdir(parents=True)
+    (tmp_path / "fs" / "cgroup.controllers").write_text("cpu memory pids\n")
+    found = confinement("n1", root=tmp_path / "fs", own=own)
+    assert isinstance(found, Groups2) and not found.weakness
+    ((key, folder),) = found.prepare("t", {"cpu": 1500, "memory": 64 * MIB})
+    assert key == "group" and Path(str(folder)) == home / "holdfast" / "n1" / "t"
+    assert (Path(str(folder)) / "memory.max").read_text() == str(64 * MIB)
+    assert (Path(str(folder)) / "pids.max").read_text() == str(limits.TASK_PROCESSES_MAX)
+    assert (home / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+
+
+def test_without_control_groups_it_says_what_it_cannot_do(tmp_path: Path) -> None:
+    found = confinement("n1", root=tmp_path / "nowhere", own=tmp_path / "missing")
+    assert isinstance(found, Rlimits) and "missing" in found.weakness and "use is not measured" in found.weakness
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give tasks users of their own")
+async def test_without_control_groups_tasks_have_users_and_limits_of_their_own(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    driver = ProcessDriver(tmp_path / "tasks", SystemClock(), confinement=confinement("n1", "rlimits"))
+    try:
+        await driver.start(python("bomb", "import os; print('uid', os.getuid(), flush=True)\n" + BOMB))
+        await driver.start(
+            python("hog", f"import os; print('uid', os.getuid(), flush=True)\n{HOG}", memory_bytes=64 * MIB)
+        )
+        ended = await driver.next_exit()
+        assert ended.task_id == "hog" and ended.exit.code == 1 and "MemoryError" in text(driver, "hog")
+        await eventually(lambda: "forked" in text(driver, "bomb"), within_s=20)
+        assert int(text(driver, "bomb").split("forked ")[1]) <= limits.TASK_PROCESSES_MAX
+        uids = {int(text(driver, name).split("uid ")[1].split()[0]) for name in ("bomb", "hog")}
+        assert len(uids) == 2 and min(uids) >= limits.TASK_UID_FIRST
+    finally:
+        await end_all(driver, tmp_path / "tasks")
+
+
+# --- disks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "disk"
+    where.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(where)], capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+async def test_a_full_disk_costs_log_lines_and_never_the_work(small_disk: Path) -> None:
+    driver = ProcessDriver(small_disk / "tasks", SystemClock())
+    script = (
+        "import sys\nfor i in range(40000): print('x' * 99)\nsys.stdout.flush()\nprint('end', flush=True)\nsys.exit(5)"
+    )
+    await driver.start(python("loud", script))
+    ended = await driver.next_exit()
+    assert ended.exit.code == 5, "its end is known although the disk is full"
+    assert "bytes of its output were lost: No space left" in ended.exit.message
+    with pytest.raises(StartFailed) as failure:
+        await driver.start(python("next", "pass"))
+    assert failure.value.reason == "DiskFull"
+    for part in (small_disk / "tasks" / "loud").glob("output.log*"):
+        part.unlink()
+    await is_well(driver)
+    await driver.close()
+
+
+# --- artifacts -------------------------------------------------------------------------------------------------
+
+
+def digest(path: Path) -> str:
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+async def test_artifacts_are_fetched_once_verified_and_kept(driver: ProcessDriver, tmp_path: Path) -> None:
+    model = tmp_path / "model.bin"
+    model.write_bytes(b"weights" * 1000)
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "run.py").write_text("print('unpacked and run')")
+    with tarfile.open(tmp_path / "bundle.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "bundle" / "run.py", "run.py")
+    wanted = (
+        Artifact(name="model.bin", source=str(model), digest=digest(model)),
+        Artifact(name="app", source=f"file://{tmp_path / 'bundle.tar.gz'}"),
+    )
+    script = "import runpy; print(len(open('model.bin','rb').read())); runpy.run_path('app/run.py')"
+    await driver.start(python("a", script, artifacts=wanted))
+    assert (await driver.next_exit()).exit.code == 0
+    assert text(driver, "a") == "7000\nunpacked and run"
+    warm = Artifacts(tmp_path / "artifacts").warm()
+    assert set(warm) == {digest(model), digest(tmp_path / "bundle.tar.gz")}
+    model.unlink()  # it is kept by digest: the source is not needed again
+    await driver.start(python("b", "print(len(open('model.bin','rb').read()))", artifacts=wanted[:1]))
+    assert (await driver.next_exit()).exit.code == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "claimed", "reason"),
+    [
+        ("missing.bin", "", "ArtifactMissing"),
+        ("http://127.0.0.1:9/nobody-listens", "", "ArtifactMissing"),
+        ("there.bin", "sha256:" + "0" * 64, "ArtifactMismatch"),
+        ("there.tar.gz", "", "ArtifactMismatch"),
+    ],
+)
+async def test_artifacts_that_cannot_be_used_say_so(
+    driver: ProcessDriver, tmp_path: Path, source: str, claimed: str, reason: str
+) -> None:
+    (tmp_path / "there.bin").write_bytes(b"other bytes")
+    (tmp_path / "there.tar.gz").write_bytes(b"no archive")
+    where = source if "://" in source else str(tmp_path / source)
+    with pytest.raises(StartFailed) as failure:
+        await driver.start(python("a", "pass", artifacts=(Artifact(name="x", source=where, digest=claimed),)))
+    assert failure.value.reason == reason
+    assert where in failure.value.message or "unpacked" in failure.value.message
+    await is_well(driver)
+
+
+def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "evil").write_text("evil")
+    with tarfile.open(tmp_path / "evil.tar", "w") as archive:
+        archive.add(tmp_path / "evil", "../../escaped")
+    store = Artifacts(tmp_path / "store")
+    with pytest.raises(StartFailed) as failure:
+        store.place("t", (Artifact(name="x", source=str(tmp_path / "evil.tar")),), tmp_path / "work")
+    assert failure.value.reason == "ArtifactMismatch"
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_the_store_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "ARTIFACT_STORE_BYTES", 3000)
+    store = Artifacts(tmp_path / "store")
+    kept = []
+    for index in range(5):
+        source = tmp_path / f"{index}.bin"
+        source.write_bytes(bytes([index]) * 1000)
+        os.utime(source)
+        store.place(f"t{index}", (Artifact(name="x", source=str(source)),), tmp_path / f"work{index}")
+        if index:
+            store.let_go(f"t{index}")
+        kept.append(digest(source))
+    assert kept[0] in store.warm(), "what a task uses is never evicted"
+    assert len(store.warm()) == 3

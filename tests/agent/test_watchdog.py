@@ -1,0 +1,198 @@
+"""Exclusive work ends before the lease it runs under, whoever is dead or stopped: counted by the work itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from agent_world import eventually, task
+
+from holdfast.agent.drivers.contract import StartFailed
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.drivers.records import TaskDir, kill_marked
+from holdfast.agent.groups import Confinement, Rlimits, Unconfined, confinement
+from holdfast.model import limits
+from holdfast.runtime.ports import SystemClock
+from holdfast.samples import witness
+
+LEASE_S = limits.WATCHDOG_LEAD_S + 2.0
+
+
+@pytest.fixture(params=["groups", "plain"])
+def held(request: pytest.FixtureRequest) -> Confinement:
+    found = confinement(f"test-{os.getpid()}") if request.param == "groups" else Unconfined()
+    if isinstance(found, Rlimits):
+        pytest.skip(found.weakness)
+    return found
+
+
+@pytest.fixture
+async def driver(tmp_path: Path, held: Confinement) -> AsyncIterator[ProcessDriver]:
+    made = ProcessDriver(tmp_path / "tasks", SystemClock(), confinement=held)
+    yield made
+    for path in (tmp_path / "tasks").iterdir():
+        if path.is_dir():
+            await made.stop(path.name, 0.0)
+            kill_marked(path.name)
+    await made.close()
+    held.close()
+
+
+def now() -> float:
+    return witness.boottime()
+
+
+def exclusive(tmp_path: Path, name: str = "only", **env: str) -> Any:
+    made = task(name, sys.executable, "-m", "holdfast.samples.witness",
+                env={"WITNESS_DIR": str(tmp_path / "seen"), "HOLDFAST_REPLICA": name, **env})  # fmt: skip
+    return msgspec.structs.replace(made, exclusive=True, node_epoch=7)
+
+
+def last_seen(tmp_path: Path) -> float:
+    seen = witness.intervals(str(tmp_path / "seen"))
+    return max((end for runs in seen.values() for _, end in runs), default=0.0)
+
+
+async def running(tmp_path: Path, count: int = 1) -> None:
+    await eventually(lambda: (tmp_path / "seen").exists() and len(list((tmp_path / "seen").iterdir())) >= count)
+
+
+def guard_of(driver: ProcessDriver, folder: TaskDir) -> int:
+    """The shim's other child."""
+    shim, work = folder.shim_pid(), folder.started(1)
+    assert work is not None
+    children = Path(f"/proc/{shim}/task/{shim}/children").read_text().split()
+    return next((int(pid) for pid in children if int(pid) != work.pid), 0)
+
+
+async def test_without_a_renewal_it_ends_before_the_lease(driver: ProcessDriver, tmp_path: Path) -> None:
+    end = now() + LEASE_S
+    driver.permit(7, end)
+    await driver.start(exclusive(tmp_path))
+    ended = await driver.next_exit()
+    assert ended.exit.reason == "LeaseLapsed" and ended.exit.signal == "SIGTERM"
+    assert last_seen(tmp_path) < end - limits.WATCHDOG_FORCE_S
+
+
+async def test_renewals_keep_it_running_and_a_later_one_is_found(driver: ProcessDriver, tmp_path: Path) -> None:
+    first = now() + LEASE_S
+    driver.permit(7, first)
+    started = await driver.start(exclusive(tmp_path))
+    driver.permit(7, first + 1.5)
+    ended = await driver.next_exit()
+    assert ended.exit.reason == "LeaseLapsed" and started.pid
+    assert first - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < first + 1.5
+
+
+async def test_the_lease_of_another_epoch_is_none(driver: ProcessDriver, tmp_path: Path) -> None:
+    driver.permit(7, now() + 600)
+    await driver.start(exclusive(tmp_path))
+    await running(tmp_path)
+    driver.permit(8, now() + 600)
+    # Nothing wakes the watchdog early: the agent that changes its epoch has stopped everything itself before.
+    with pytest.raises(StartFailed) as late:
+        await driver.start(exclusive(tmp_path, "late"))
+    assert late.value.reason == "NeverStarted"
+
+
+async def test_stubborn_work_is_killed_before_the_lease_ends(driver: ProcessDriver, tmp_path: Path) -> None:
+    end = now() + LEASE_S
+    driver.permit(7, end)
+    await driver.start(exclusive(tmp_path, WITNESS_STUBBORN="1"))
+    ended = await driver.next_exit()
+    assert (ended.exit.reason, ended.exit.signal) == ("LeaseLapsed", "SIGKILL")
+    assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end
+
+
+async def test_a_start_that_comes_too_late_does_not_begin(driver: ProcessDriver, tmp_path: Path) -> None:
+    """An agent that was stopped between its decision and its start must not start work of a lease that is over."""
+    driver.permit(7, now() - 1)
+    with pytest.raises(StartFailed) as failure:
+        await driver.start(exclusive(tmp_path))
+    assert failure.value.reason == "NeverStarted" and "LeaseLapsed" in failure.value.message
+    assert not (tmp_path / "seen").exists()
+
+
+async def test_a_stopped_shim_is_no_way_around(driver: ProcessDriver, tmp_path: Path) -> None:
+    end = now() + LEASE_S
+    driver.permit(7, end)
+    await driver.start(exclusive(tmp_path, WITNESS_FORK="1"))
+    await running(tmp_path, 2)
+    shim = TaskDir(tmp_path / "tasks" / "only").shim_pid()
+    os.kill(shim, signal.SIGSTOP)
+    await eventually(lambda: now() > end + 0.3)
+    assert last_seen(tmp_path) < end
+    os.kill(shim, signal.SIGCONT)
+    assert (await driver.next_exit()).exit.reason in ("LeaseLapsed", "Killed")
+
+
+async def test_killing_the_shim_kills_even_what_left_its_session(driver: ProcessDriver, tmp_path: Path) -> None:
+    """Nobody else is there to do it: the driver is not asked until long after."""
+    driver.permit(7, now() + 600)
+    await driver.start(exclusive(tmp_path, WITNESS_FORK="1"))
+    await running(tmp_path, 2)
+    folder = TaskDir(tmp_path / "tasks" / "only")
+    killed = now()
+    subprocess.run(["kill", "-9", str(folder.shim_pid())], check=True)
+    time.sleep(1.0)  # the event loop, and with it the driver, does nothing meanwhile
+    assert last_seen(tmp_path) < killed + 0.9
+    assert (await driver.next_exit()).exit.reason == "Killed"
+
+
+async def test_a_killed_guard_is_replaced(driver: ProcessDriver, tmp_path: Path) -> None:
+    driver.permit(7, now() + 600)
+    await driver.start(exclusive(tmp_path))
+    await running(tmp_path)
+    folder = TaskDir(tmp_path / "tasks" / "only")
+    for _ in range(3):
+        guard = guard_of(driver, folder)
+        os.kill(guard, signal.SIGKILL)
+        await eventually(lambda was=guard: guard_of(driver, folder) not in (0, was))
+    exit_ = await driver.stop("only", 5.0)
+    assert exit_.reason == "StoppedAsAsked" and not folder.shim_pid()
+
+
+async def test_provisional_work_ends_at_its_time(driver: ProcessDriver, tmp_path: Path) -> None:
+    end = now() + LEASE_S
+    provisional = msgspec.structs.replace(exclusive(tmp_path), exclusive=False, until_mono_s=end)
+    await driver.start(provisional)
+    driver.run_until("only", end + 1.0)
+    ended = await driver.next_exit()
+    assert ended.exit.reason == "Finished"
+    assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end + 1.0
+
+
+@pytest.mark.parametrize("step", ["+3600s", "-3600s"])
+async def test_a_stepped_wall_clock_changes_nothing(tmp_path: Path, step: str) -> None:
+    """The whole tree of shim, guard and work lives an hour off, as after a step of the node's clock."""
+    library = Path(__file__).parents[2] / ".tools" / "bin" / "libfaketime"
+    if not library.exists():
+        pytest.skip("libfaketime is missing; next: make tools")
+    script = f"""
+import asyncio, sys
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parent.parent)]!r}
+import test_watchdog as t
+from pathlib import Path
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.runtime.ports import SystemClock
+async def main():
+    driver = ProcessDriver(Path({str(tmp_path / "tasks")!r}), SystemClock())
+    driver.permit(7, t.now() + t.LEASE_S)
+    print(t.now() + t.LEASE_S, flush=True)
+    await driver.start(t.exclusive(Path({str(tmp_path)!r})))
+    print((await driver.next_exit()).exit.reason, flush=True)
+asyncio.run(main())
+"""
+    env = {**os.environ, "LD_PRELOAD": str(library), "FAKETIME": step, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=30)
+    end, reason = done.stdout.split()
+    assert reason == "LeaseLapsed", done.stderr
+    assert 0 < last_seen(tmp_path) < float(end)

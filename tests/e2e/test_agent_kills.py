@@ -1,0 +1,272 @@
+"""Agents, watchdogs and cells are killed, stopped and cut off under running work; the work itself says what it lived.
+
+`HOLDFAST_KILL_ROUNDS` is how often (`make prove` asks for 200).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_up import Up, free_port_base, holdfast, until
+
+from holdfast.agent.drivers.records import TaskDir
+from holdfast.cli.platform.credentials import Credentials
+from holdfast.cli.platform.layout import Layout
+from holdfast.cli.platform.supervisor import python_command, venv_path
+from holdfast.gate.certificates import issue
+from holdfast.gate.principal import NODES
+from holdfast.samples import witness
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600), pytest.mark.xdist_group("platform")]
+
+ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
+EXCLUSIVE, PLAIN = 3, 4
+MOVED_WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    state = tmp_path_factory.mktemp("kills") / "state"
+    try:
+        done = holdfast(
+            "up", "--detach", "--state", str(state), "--port-base", str(free_port_base()), "--regions", "us-east",
+            "--no-samples", "-o", "json", timeout_s=200,
+        )  # fmt: skip
+        up = Up(state, 0, json.loads(done.stdout), 0.0)
+        apply(up, *TENANCY, workload("only", up, EXCLUSIVE, exclusive={"scope": "Region"}), workload("many", up, PLAIN))
+        until(lambda: len(alive(up)) == EXCLUSIVE + PLAIN, within_s=90, what="all of it runs")
+        yield up
+    finally:
+        holdfast("down", "--state", str(state), check=False)
+
+
+TENANCY: tuple[dict[str, Any], ...] = (
+    {"apiVersion": "holdfast.dev/v1", "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {}},
+    {"apiVersion": "holdfast.dev/v1", "kind": "PriorityClass", "metadata": {"name": "standard"}, "spec": {"rank": 100}},
+    {"apiVersion": "holdfast.dev/v1", "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
+     "spec": {"hard": {"cpu": "8", "memory": "8Gi"}}},
+)  # fmt: skip
+
+
+def workload(name: str, up: Up, replicas: int, **spec: Any) -> dict[str, Any]:
+    template = {
+        "command": ["python3", "-m", "holdfast.samples.witness"],
+        "env": {"WITNESS_DIR": str(seen(up)), "WITNESS_FORK": "1" if spec else ""},
+        "resources": {"cpu": "10m", "memory": "64Mi"}, "terminationGraceSeconds": 1,
+    }  # fmt: skip
+    return {
+        "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "acme"},
+        "spec": {"replicas": replicas, "template": template, **spec},
+    }  # fmt: skip
+
+
+def apply(up: Up, *items: dict[str, Any]) -> None:
+    for index, item in enumerate(items):
+        path = up.state / f"apply-{index}.json"
+        path.write_text(json.dumps(item))
+        up.kubectl("--context", "global", "apply", "-f", str(path))
+
+
+def seen(up: Up) -> Path:
+    return up.state / "seen"
+
+
+def alive(up: Up) -> dict[str, list[int]]:
+    """Replica → the processes that beat right now, by the word of the kernel and of the files they write."""
+    found: dict[str, list[int]] = {}
+    for path in sorted(seen(up).iterdir()) if seen(up).exists() else ():
+        replica, pid, *_ = path.name.rsplit(".", 3)
+        if replica.endswith("-child"):
+            continue
+        with contextlib.suppress(OSError):
+            if b"holdfast.samples.witness" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.setdefault(replica, []).append(int(pid))
+    return found
+
+
+def tasks(up: Up) -> list[TaskDir]:
+    return [TaskDir(path) for path in sorted(up.state.glob("agents/*/tasks/*")) if path.is_dir()]
+
+
+def shims(up: Up) -> list[int]:
+    return [pid for folder in tasks(up) if (pid := folder.shim_pid())]
+
+
+def guards(up: Up) -> list[int]:
+    """Children of shims that are not the work."""
+    found = []
+    for shim in shims(up):
+        with contextlib.suppress(OSError):
+            for child in Path(f"/proc/{shim}/task/{shim}/children").read_text().split():
+                if b"shim.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    return found
+
+
+def processes(up: Up, kind: str) -> list[int]:
+    return [p["pid"] for p in up.status()["processes"] if p["name"].startswith(kind) and p["pid"]]
+
+
+def settled(up: Up) -> bool:
+    running = alive(up)
+    return len(running) == EXCLUSIVE + PLAIN and all(len(pids) == 1 for pids in running.values())
+
+
+def test_whatever_is_killed_nothing_is_lost_and_nothing_doubled(platform: Up) -> None:
+    chance = random.Random(5)
+    targets: dict[str, Callable[[], list[int]]] = {
+        "agent": lambda: processes(platform, "agent-"), "shim": lambda: shims(platform),
+        "guard": lambda: guards(platform), "cell": lambda: processes(platform, "cell-us-east"),
+    }  # fmt: skip
+    killed: dict[str, int] = {}
+    for index in range(ROUNDS):
+        # What the platform's supervisor must start again, after a pause that grows, is killed less often.
+        kind = ("shim", "guard", "agent", "shim", "guard", "cell")[index % 6]
+        pids = until(targets[kind], within_s=120, what=f"there is a {kind} to kill")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(chance.choice(pids), signal.SIGKILL)
+            killed[kind] = killed.get(kind, 0) + 1
+        time.sleep(chance.uniform(0.1, 1.5))
+        doubled = {replica: pids for replica, pids in alive(platform).items() if len(pids) > 1}
+        assert not doubled, f"round {index}, after {kind}"
+        assert not witness.overlaps(str(seen(platform))), f"round {index}, after {kind}"
+    until(lambda: settled(platform), within_s=120, what=f"everything runs once: {alive(platform)}")
+    assert not witness.overlaps(str(seen(platform)))
+    assert set(killed) == set(targets), killed
+    print(f"killed {killed}; {sum(len(runs) for runs in witness.intervals(str(seen(platform))).values())} runs")
+
+
+def breaches(up: Up) -> list[str]:
+    """Overlaps of exclusive work. Other work may be doubled for a moment once a node is fenced: that is the deal."""
+    return [words for words in witness.overlaps(str(seen(up))) if words.startswith("only-")]
+
+
+def moved(up: Up, replica: str, before: tuple[int, ...]) -> bool:
+    return bool([pid for pid in alive(up).get(replica, []) if pid not in before])
+
+
+def one_of(up: Up, agent: str) -> tuple[str, int]:
+    """An exclusive replica that runs on an agent, and its process."""
+    running = alive(up)
+    for folder in (up.state / "agents" / agent / "tasks").iterdir():
+        record = TaskDir(folder).read() if folder.is_dir() else None
+        if record is not None and not record.forgotten and record.task.exclusive and record.task.replica in running:
+            return record.task.replica, running[record.task.replica][0]
+    return "", 0
+
+
+def busiest(up: Up) -> tuple[str, str, int]:
+    for name in ("us-east-1", "us-east-2"):
+        replica, pid = one_of(up, name)
+        if replica:
+            return name, replica, pid
+    raise AssertionError("no exclusive work runs")
+
+
+def test_a_stopped_agent_loses_its_exclusive_work_before_it_runs_elsewhere(platform: Up) -> None:
+    until(lambda: settled(platform), within_s=150, what="everything runs")
+    name, replica, pid = busiest(platform)
+    agent = platform.pid(f"agent-{name}")
+    stopped_at = witness.boottime()
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    first = witness.intervals(str(seen(platform)))[replica]
+    assert any(stopped_at < end < stopped_at + 15 for _, end in first), "it ended before the lease could"
+    assert not breaches(platform)
+    until(lambda: settled(platform), within_s=90, what="the zombies of the stopped node are gone")
+    assert not breaches(platform)
+
+
+class Proxy:
+    """A TCP proxy that can be cut: what is open stays silent, what is new is not answered."""
+
+    def __init__(self, port: int) -> None:
+        self.target, self.cut, self.port = port, False, 0
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, daemon=True).start()
+        assert self._ready.wait(10)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await server.serve_forever()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_r, there_w = await asyncio.open_connection("127.0.0.1", self.target)
+        await asyncio.gather(self._pump(reader, there_w), self._pump(there_r, writer), return_exceptions=True)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            while self.cut:
+                await asyncio.sleep(0.05)
+            sink.write(data)
+            await sink.drain()
+        sink.close()
+
+
+def test_a_cut_off_agent_ends_its_exclusive_work_and_returns(platform: Up) -> None:
+    """A third agent, which reaches its region only through a proxy, takes the work; then the proxy is cut."""
+    layout = Layout(str(platform.state))
+    plan = layout.load().regions[0]
+    proxy = Proxy(plan.port)
+    name = "us-east-9"
+    files = Credentials(layout).agent("us-east", plan.agents[0].name)
+    issue(files.ca.parent, f"agent-us-east-{name}", f"holdfast:node:us-east:{name}", (NODES,), now_s=time.time())
+    files = Credentials(layout).agent("us-east", name)
+    command = python_command(
+        "agent", "--name", name, "--region", "us-east", "--zone", plan.agents[0].zone, "--url",
+        f"https://127.0.0.1:{proxy.port}", "--ca", str(files.ca), "--cert", str(files.cert), "--key", str(files.key),
+        "--state", str(layout.agent(name)), "--ports", "29900-29999", "--capacity", "cpu=4", "--capacity",
+        "memory=4Gi", "--stop-work-on-exit",
+    )  # fmt: skip
+    with (platform.state / "agent-9.log").open("wb") as log:
+        agent = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, "PATH": venv_path(os.environ["PATH"])}
+        )
+    try:
+        until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=30,
+              what="the agent registers")  # fmt: skip
+        for other in ("us-east-1", "us-east-2"):
+            holdfast("node", "cordon", other, "--state", str(platform.state))
+        old = busiest(platform)
+        platform.kubectl("--context", "us-east", "delete", "replica", "-n", "acme", old[1], "--wait=false")
+        until(lambda: one_of(platform, name)[0], within_s=60, what="exclusive work runs behind the proxy")
+        for other in ("us-east-1", "us-east-2"):
+            holdfast("node", "uncordon", other, "--state", str(platform.state))
+        replica, pid = one_of(platform, name)
+        proxy.cut = True
+        cut_at = witness.boottime()
+        until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
+        ends = [end for _, end in witness.intervals(str(seen(platform)))[replica]]
+        assert any(cut_at < end < cut_at + 15 for end in ends), "it ended before the lease could"
+        assert not breaches(platform)
+        proxy.cut = False
+        until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=60,
+              what="the agent is taken back under a new epoch")  # fmt: skip
+        assert not breaches(platform)
+    finally:
+        proxy.cut = False
+        agent.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(30)
+        agent.kill()

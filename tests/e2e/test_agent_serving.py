@@ -1,0 +1,231 @@
+"""Traffic through a real HAProxy while replicas are replaced, go bad, and are drained away: no request fails.
+
+`HOLDFAST_PROVE=1` runs it with forty replicas in three regions; otherwise a dozen.
+"""
+
+from __future__ import annotations
+
+import collections
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_up import ROOT, Up, free_port_base, holdfast, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("platform")]
+
+REPLICAS = 40 if os.environ.get("HOLDFAST_PROVE") else 12
+NAME = "payments/shop"
+MANIFEST: dict[str, Any] = {
+    "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "shop", "namespace": "payments"},
+    "spec": {
+        "replicas": REPLICAS,
+        "template": {
+            "command": ["python3", "-m", "holdfast.samples.risk_api"], "env": {"SHOP": "one"},
+            "resources": {"cpu": "20m", "memory": "64Mi"}, "ports": [{"name": "http"}],
+            "probes": {"readiness": {"http": {"path": "/readyz"}, "periodSeconds": 0.5}},
+        },
+        "disruption": {"maxUnavailable": 2},
+        "rollout": {"maxSurge": 2, "maxUnavailable": 0, "progressDeadlineSeconds": 25},
+    },
+}  # fmt: skip
+FRONT = """
+global
+    maxconn 2000
+    stats socket {folder}/admin.sock mode 600 level admin expose-fd listeners
+defaults
+    mode http
+    option idle-close-on-response
+    timeout connect 2s
+    timeout client 20s
+    timeout server 20s
+frontend shop
+    bind 127.0.0.1:{port}
+    default_backend payments-shop
+"""
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    state = tmp_path_factory.mktemp("serving") / "state"
+    try:
+        done = holdfast("up", "--detach", "--state", str(state), "--port-base", str(free_port_base()), "-o", "json",
+                        timeout_s=200)  # fmt: skip
+        yield Up(state, 0, json.loads(done.stdout), 0.0)
+    finally:
+        holdfast("down", "--state", str(state), check=False)
+
+
+class Load:
+    """Clients that ask without a pause. `failed` holds every answer that was not 200, in words."""
+
+    def __init__(self, port: int, clients: int = 4) -> None:
+        self.port = port
+        self.answered: collections.Counter[str] = collections.Counter()
+        self.failed: list[str] = []
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(n % 2 == 0,)) for n in range(clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, keeps: bool) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        while not self._over.is_set():
+            try:
+                connection.request("GET", "/")
+                answer = connection.getresponse()
+                body = answer.read()
+                if answer.status != 200:
+                    self.failed.append(f"{time.strftime('%X')} {answer.status} {body[:100]!r}")
+                else:
+                    self.answered[json.loads(body)["replica"]] += 1
+            except (OSError, http.client.HTTPException) as error:
+                self.failed.append(f"{time.strftime('%X')} {type(error).__name__} {error}")
+                connection.close()
+            if not keeps:
+                connection.close()
+            time.sleep(0.005)
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def shop(platform: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The workload, and HAProxy in front of it, kept current by `holdfast endpoints --follow`."""
+    tools = ROOT / ".tools" / "bin" / "haproxy"
+    program = shutil.which("haproxy") or (str(tools) if tools.exists() else None)
+    if program is None:
+        pytest.skip("haproxy is missing; next: make tools")
+    folder = tmp_path_factory.mktemp("proxy")
+    apply(platform, MANIFEST)
+    until(lambda: len(platform.addresses(NAME)) == REPLICAS, within_s=120, what=f"{REPLICAS} serve")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    (folder / "front.cfg").write_text(FRONT.format(folder=folder, port=port))
+    words = ("endpoints", NAME, "--state", str(platform.state), "--format", "haproxy", "--write",
+             str(folder / "back.cfg"))  # fmt: skip
+    holdfast(*words)
+    pid = folder / "pid"
+    subprocess.run(
+        [program, "-D", "-W", "-p", str(pid), "-f", str(folder / "front.cfg"), "-f", str(folder / "back.cfg")],
+        check=True, timeout=20,
+    )  # fmt: skip
+    reload_ = f"kill -USR2 $(cat {pid})"
+    command = [sys.executable, "-m", "holdfast.cli", *words, "--follow", "--on-change", reload_]
+    follower = subprocess.Popen(command, env={**os.environ, "CI": "true"})
+    try:
+        yield port
+    finally:
+        follower.terminate()
+        follower.wait(20)
+        os.kill(int(pid.read_text().split()[0]), signal.SIGTERM)
+
+
+def apply(platform: Up, manifest: dict[str, Any]) -> None:
+    path = platform.state / "shop.json"
+    path.write_text(json.dumps(manifest))
+    platform.kubectl("--context", "global", "apply", "-f", str(path))
+
+
+def changed(**env: str) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(MANIFEST))
+    made["spec"]["template"]["env"] = env
+    return made
+
+
+def rollout(platform: Up, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return holdfast("rollout", *words, "--state", str(platform.state), timeout_s=600, check=check)
+
+
+def revisions(platform: Up) -> set[str]:
+    told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
+    return {a["revision"] for a in json.loads(told)["addresses"]}
+
+
+def test_a_rollout_loses_no_request(platform: Up, shop: int) -> None:
+    with Load(shop) as load:
+        apply(platform, changed(SHOP="two"))
+        done = rollout(platform, "status", NAME)
+        time.sleep(1.0)
+    assert "Complete" in done.stdout
+    assert not load.failed, load.failed[:5]
+    assert sum(load.answered.values()) > 500
+    assert len(revisions(platform)) == 1
+
+
+def test_a_bad_revision_goes_back_by_itself_and_the_old_one_keeps_serving(platform: Up, shop: int) -> None:
+    good = revisions(platform)
+    least = REPLICAS
+    with Load(shop) as load:
+        apply(platform, changed(SHOP="three", WARM_UP_SECONDS="100000"))
+        began = time.monotonic()
+        while "RolledBack" not in rollout(platform, "status", NAME, "--no-wait", "-o", "json").stdout:
+            least = min(least, len(platform.addresses(NAME)))
+            assert time.monotonic() - began < 180, "it is rolled back in time"
+        took_s = time.monotonic() - began
+    assert not load.failed, load.failed[:5]
+    assert revisions(platform) == good
+    assert least >= REPLICAS, "never below its budget of no replica away"
+    assert took_s < 25 + 60
+    history = json.loads(rollout(platform, "history", NAME, "-o", "json").stdout)["history"]
+    assert history[0]["outcome"] == "RolledBack" and {history[1]["revision"]} == good
+
+
+def test_undo_makes_the_wanted_revision_the_good_one_again(platform: Up, shop: int) -> None:
+    good = revisions(platform)
+    assert "undone" in rollout(platform, "undo", NAME).stdout
+    assert "Complete" in rollout(platform, "status", NAME).stdout
+    assert revisions(platform) == good
+
+
+def test_a_drain_loses_no_request_and_keeps_to_the_budget(platform: Up, shop: int) -> None:
+    node = platform.status()["nodes"][0]["name"]
+    with Load(shop) as load:
+        done = holdfast("node", "drain", node, "--deadline", "120", "--state", str(platform.state), timeout_s=200)
+        time.sleep(1.0)
+    assert "drained" in done.stdout
+    assert not load.failed, load.failed[:5]
+    assert not [a for a in where(platform) if a == node]
+    holdfast("node", "uncordon", node, "--state", str(platform.state))
+
+
+def where(platform: Up) -> list[str]:
+    told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
+    return [a["node"] for a in json.loads(told)["addresses"]]
+
+
+def test_a_drain_that_cannot_end_says_who_blocks_it(platform: Up, shop: int) -> None:
+    stubborn = json.loads(json.dumps(MANIFEST))
+    stubborn["metadata"]["name"] = "stays"
+    stubborn["spec"].update(replicas=1, disruption={"maxUnavailable": 0})
+    path = platform.state / "stays.json"
+    path.write_text(json.dumps(stubborn))
+    platform.kubectl("--context", "global", "apply", "-f", str(path))
+    until(lambda: platform.addresses("payments/stays"), within_s=60, what="it serves")
+    told = holdfast("endpoints", "payments/stays", "--state", str(platform.state), "-o", "json").stdout
+    (address,) = json.loads(told)["addresses"]
+    done = holdfast("node", "drain", address["node"], "--deadline", "15", "--state", str(platform.state),
+                    timeout_s=120, check=False)  # fmt: skip
+    assert done.returncode == 5
+    assert f"payments/{address['replica']}: its budget lets none be away" in done.stderr
+    holdfast("node", "uncordon", address["node"], "--state", str(platform.state))
+    assert Path(platform.state).exists()

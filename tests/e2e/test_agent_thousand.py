@@ -1,0 +1,77 @@
+"""Many processes on one machine through six agents, and how long each stage of their start took.
+
+`HOLDFAST_PROVE=1` starts a thousand; otherwise sixty.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from test_up import Up, free_port_base, holdfast, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.xdist_group("platform")]
+
+REPLICAS = 1000 if os.environ.get("HOLDFAST_PROVE") else 60
+ITEMS: tuple[dict[str, Any], ...] = (
+    {"apiVersion": "holdfast.dev/v1", "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {}},
+    {"apiVersion": "holdfast.dev/v1", "kind": "PriorityClass", "metadata": {"name": "standard"}, "spec": {"rank": 100}},
+    {"apiVersion": "holdfast.dev/v1", "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
+     "spec": {"hard": {"cpu": "40", "memory": "64Gi"}}},
+    {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "crowd", "namespace": "acme"},
+     "spec": {"replicas": REPLICAS,
+              "template": {"command": ["sleep", "3600"], "resources": {"cpu": "10m", "memory": "8Mi"},
+                           "terminationGraceSeconds": 1}}},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    state = tmp_path_factory.mktemp("crowd") / "state"
+    try:
+        done = holdfast("up", "--detach", "--no-samples", "--state", str(state), "--port-base", str(free_port_base()),
+                        "-o", "json", timeout_s=200)  # fmt: skip
+        yield Up(state, 0, json.loads(done.stdout), 0.0)
+    finally:
+        holdfast("down", "--state", str(state), timeout_s=300, check=False)
+
+
+def seconds(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def test_all_of_them_start_and_serve(platform: Up, capsys: pytest.CaptureFixture[str]) -> None:
+    for index, item in enumerate(ITEMS):
+        path = platform.state / f"{index}.json"
+        path.write_text(json.dumps(item))
+        platform.kubectl("--context", "global", "apply", "-f", str(path))
+    began = time.monotonic()
+    until(lambda: platform.workload("crowd").get("serving") == REPLICAS, within_s=600, what=f"{REPLICAS} serve")
+    took_s = time.monotonic() - began
+    stages: dict[str, list[float]] = {}
+    nodes = set()
+    for region in ("us-east", "eu-central", "eu-west"):
+        told = json.loads(platform.kubectl("--context", region, "get", "replicas", "-n", "acme", "-o", "json"))
+        for item in told["items"]:
+            status = item["status"]
+            at = {
+                "created": seconds(item["metadata"]["creationTimestamp"]),
+                "bound": seconds(status["placement"]["boundAt"]),
+                "started": seconds(status["execution"]["startedAt"]), "serving": seconds(status["traffic"]["since"]),
+            }  # fmt: skip
+            nodes.add(status["placement"]["node"])
+            for earlier, later in itertools.pairwise(at):
+                stages.setdefault(f"{earlier} to {later}", []).append(max(0.0, at[later] - at[earlier]))
+    assert len(nodes) == 6 and all(len(times) == REPLICAS for times in stages.values())
+    with capsys.disabled():
+        print(f"\n{REPLICAS} processes serve through {len(nodes)} agents after {took_s:.1f} s")
+        for name, times in stages.items():
+            times.sort()
+            half, most = times[len(times) // 2], times[int(len(times) * 0.99)]
+            print(f"  {name:20} median {half:7.3f} s   99th percentile {most:7.3f} s")

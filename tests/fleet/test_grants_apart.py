@@ -1,0 +1,186 @@
+"""S3 under partitions: grants, limits and acknowledgements arrive late, in any order, or never; crashes lose nothing.
+
+The global decision and both halves of grant-sync are the real ones; the network is a few random choices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.fleet import grants
+from holdfast.link import grant_sync
+from holdfast.model.assignment import Purpose, assignment_name
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.meta import Key
+from holdfast.model.quantity import amounts
+from holdfast.model.quota import Grant, GrantClass, Quota, QuotaSpec, grant_name
+from holdfast.model.template import Template
+from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.runtime.cache import Cache
+from making import again, assignment, meta, region
+
+REGIONS = ("a", "b", "c")
+UNIT = Template(command=("x",), resources={"cpu": "1"})
+HARD = 10
+
+
+class Apart:
+    """`seen` is what each region last got of its grant: it may be old."""
+
+    def __init__(self) -> None:
+        self.home = Cache()
+        self.now = 1_800_000_000.0
+        quota = Quota(
+            metadata=meta("quota", "acme"), spec=QuotaSpec(hard={"cpu": str(HARD)}, recovery_allowance={"cpu": "4"})
+        )
+        for item in (quota, *(region(name) for name in REGIONS)):
+            self.home.put(item)
+        self.here = {name: Cache() for name in REGIONS}
+        self.seen = {name: Cache() for name in REGIONS}
+        self.used: dict[str, int] = dict.fromkeys(REGIONS, 0)
+
+    def want(self, where: str, replicas: int, purpose: Purpose) -> None:
+        item = assignment("api", where, replicas=replicas, template=UNIT, purpose=purpose)
+        named = msgspec.structs.replace(item.metadata, name=assignment_name("api", where, purpose))
+        self.home.put(msgspec.structs.replace(item, metadata=named))
+
+    def decide(self) -> None:
+        for write in grants.decide(Key("acme", "quota"), self.home, self.now).writes:
+            if isinstance(write, Create):
+                self.home.put(again(write.object, metadata=meta(write.object.metadata.name, "acme")))
+            elif isinstance(write, Update):
+                self.home.put(again(write.object))
+
+    def fetch(self, where: str) -> None:
+        """The region's watch catches up."""
+        for item in self.home.list(Grant):
+            if item.spec.region == where:
+                self.seen[where].put(item)
+
+    def enforce(self, where: str) -> None:
+        for cls in GrantClass:
+            key = Key("acme", grant_sync.copy_name(cls))
+            for write in grant_sync.copy_writes(key, self.seen[where], self.here[where], where, self.now):
+                item: Any = write.object  # type: ignore[union-attr]
+                old = self.here[where].get(GrantCopy, key.name, "acme")
+                generation = 1 if old is None else old.metadata.generation + (old.spec != item.spec)
+                stored = meta(key.name, "acme", generation=generation)
+                self.here[where].put(msgspec.structs.replace(item, metadata=stored))
+
+    def spend(self, where: str, wanted: int) -> None:
+        """The authority: use moves within the limit, and is then counted under it."""
+        copy = self.here[where].get(GrantCopy, "normal", "acme")
+        if copy is None:
+            return
+        limit = amounts(copy.spec.limit).get("cpu", 0) // 1000
+        self.used[where] = min(wanted, max(limit, 0)) if wanted > self.used[where] else wanted
+        used = {"cpu": str(self.used[where])} if self.used[where] else {}
+        status = msgspec.structs.replace(copy.status, used=used, observed_generation=copy.metadata.generation)
+        self.here[where].put(again(copy, status=status))
+
+    def acknowledge(self, where: str) -> None:
+        for cls in GrantClass:
+            key = Key("acme", grant_sync.copy_name(cls))
+            grant = self.home.get(Grant, grant_name(where, cls), "acme")
+            for write in grant_sync.acknowledgement(key, self.seen[where], self.here[where], where, self.now):
+                assert isinstance(write, SetStatus) and grant is not None
+                status = msgspec.structs.replace(
+                    grant.status,
+                    acknowledged_epoch=write.blocks["acknowledgedEpoch"],
+                    limit=write.blocks["limit"],
+                    used=write.blocks["used"],
+                    renewed_at=write.blocks["renewedAt"],
+                )
+                self.home.put(again(grant, status=status))
+
+    def check(self) -> None:
+        spendable = 0
+        for where in REGIONS:
+            copy = self.here[where].get(GrantCopy, "normal", "acme")
+            limit = amounts(copy.spec.limit).get("cpu", 0) if copy is not None else 0
+            assert self.used[where] * 1000 <= limit or not limit, f"{where} uses {self.used[where]} of {limit}"
+            spendable += max(limit, self.used[where] * 1000)
+        assert spendable <= HARD * 1000, f"regions may spend {spendable}m of {HARD}000m"
+        recovery = [c for w in REGIONS if (c := self.here[w].get(GrantCopy, "recovery", "acme")) is not None]
+        assert sum(amounts(c.spec.limit).get("cpu", 0) for c in recovery) <= 4000
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["want", "recover", "decide", "fetch", "enforce", "spend", "ack", "sync", "time"]),
+        st.sampled_from(REGIONS),
+        st.integers(0, 12),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_what_regions_may_spend_never_exceeds_the_quota(story):
+    world = Apart()
+    for act, where, number in story:
+        match act:
+            case "want":
+                world.want(where, number, Purpose.NORMAL)
+            case "recover":
+                world.want(where, number, Purpose.RECOVERY)
+            case "decide":
+                world.decide()
+            case "fetch":
+                world.fetch(where)
+            case "enforce":
+                world.enforce(where)
+            case "spend":
+                world.spend(where, number)
+            case "ack":
+                world.acknowledge(where)
+            case "sync":
+                world.decide()
+                world.fetch(where)
+                world.enforce(where)
+                world.spend(where, number)
+                world.acknowledge(where)
+            case "time":
+                world.now += number * 20
+        world.check()
+
+
+def test_a_raise_that_was_lost_on_the_way_still_counts_after_it_was_taken_back():
+    """The region may have got the higher limit although it never said so."""
+    world = Apart()
+    world.want("a", 8, Purpose.NORMAL)
+    world.decide()
+    world.fetch("a")
+    world.enforce("a")  # enforced, and the acknowledgement is lost
+    world.want("a", 0, Purpose.NORMAL)
+    world.want("b", 9, Purpose.NORMAL)
+    for _ in range(3):
+        world.decide()
+        world.fetch("b")
+        world.enforce("b")
+        world.check()
+    assert amounts(world.here["b"].get(GrantCopy, "normal", "acme").spec.limit).get("cpu", 0) <= 2000
+
+
+def test_a_region_that_stops_renewing_is_frozen_and_keeps_counting():
+    world = Apart()
+    world.want("a", 8, Purpose.NORMAL)
+    world.decide()
+    world.fetch("a")
+    world.enforce("a")
+    world.spend("a", 8)
+    world.acknowledge("a")
+    world.now += 1000
+    world.want("b", 8, Purpose.NORMAL)
+    world.decide()
+    quota = world.home.get(Quota, "quota", "acme")
+    outcome = grants.decide(quota.key, world.home, world.now)
+    (status,) = [w for w in outcome.writes if isinstance(w, SetStatus)]
+    rows = {r.region: r for r in status.blocks["regions"] if r.grant_class is GrantClass.NORMAL}
+    assert rows["a"].frozen and rows["a"].granted == {"cpu": "9"}
+    assert {c.type: c.reason for c in status.conditions}["Granted"] == "Frozen"

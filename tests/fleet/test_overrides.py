@@ -1,0 +1,112 @@
+"""Overrides: approved where the rule asks for it, over in time, and verified to be over."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.fleet import overrides, region_health
+from holdfast.fleet.override_rules import RULES, acts, in_force
+from holdfast.model.meta import Key
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus
+from holdfast.model.region import HealthState
+from holdfast.model.times import parse_time, seconds_text
+from making import again, meta, region, view
+
+BORN = 1_800_000_000.0
+
+
+def override(kind: OverrideKind, **spec) -> Override:
+    scope = spec.pop("scope", OverrideScope(region="a", tenant="acme", workload="api"))
+    return Override(
+        metadata=meta("o", creation_timestamp=seconds_text(BORN)),
+        spec=OverrideSpec(kind=kind, scope=scope, reason="a test", requester="ann", **spec),
+    )
+
+
+def after(item: Override, now: float, *others: object) -> Override:
+    """The override once the controller has looked at it."""
+    outcome = overrides.decide(Key("", "o"), view(item, *others), now)
+    for write in outcome.writes:
+        status = OverrideStatus(
+            phase=write.blocks["phase"], expires_at=write.blocks["expiresAt"], conditions=write.conditions
+        )
+        item = again(item, status=status)
+    return item
+
+
+@pytest.mark.parametrize("kind", list(OverrideKind))
+def test_approval_is_asked_for_by_kind(kind):
+    seen = after(override(kind, ttl_seconds=60), BORN + 1)
+    assert seen.status.phase == ("Pending" if RULES[kind].approval else "Active")
+    assert acts(seen, BORN + 2) is not RULES[kind].approval
+    if RULES[kind].approval:
+        agreed = again(seen, spec=msgspec.structs.replace(seen.spec, approver="bob"))
+        assert acts(after(agreed, BORN + 3), BORN + 4)
+
+
+def test_one_that_nobody_approves_lapses():
+    seen = after(override(OverrideKind.EMERGENCY_QUOTA, ttl_seconds=60), BORN + 1)
+    assert after(seen, BORN + 61).status.phase == "Expired"
+
+
+@given(
+    kind=st.sampled_from(list(OverrideKind)),
+    ttl=st.floats(1, 200_000),
+    looks=st.lists(st.floats(0, 300_000), max_size=8),
+    revoke_at=st.none() | st.floats(0, 300_000),
+)
+def test_nothing_acts_past_its_time_however_often_it_is_looked_at(kind, ttl, looks, revoke_at):
+    item = override(kind, ttl_seconds=ttl, approver="bob")
+    most = min(ttl, RULES[kind].max_ttl_s)
+    first: float | None = None
+    for at in sorted(looks):
+        now = BORN + at
+        if revoke_at is not None and at >= revoke_at:
+            item = again(item, spec=msgspec.structs.replace(item.spec, revoked=True))
+        item = after(item, now)
+        if item.status.phase == "Active" and first is None:
+            first = now
+        if acts(item, now):
+            assert first is not None and now < first + most + 1e-3
+            assert not item.spec.revoked
+        if item.status.phase in ("Expired", "Revoked"):
+            assert not acts(item, now) and not acts(item, BORN)
+
+
+def test_the_deadline_is_set_once():
+    seen = after(override(OverrideKind.AVOID_REGION, ttl_seconds=100), BORN + 1)
+    deadline = seen.status.expires_at
+    assert parse_time(deadline) == BORN + 101
+    assert after(seen, BORN + 50).status.expires_at == deadline
+
+
+def test_a_declared_loss_is_verified_to_be_taken_back():
+    item = after(override(OverrideKind.DECLARE_REGION_LOST, ttl_seconds=10, approver="bob"), BORN)
+    there = region("a")
+    (write,) = region_health.decide(Key("", "a"), view(there, item), BORN + 1).writes
+    lost = again(there, status=msgspec.structs.replace(there.status, health=write.blocks["health"]))
+    assert lost.status.health.state is HealthState.LOST
+    ended = after(item, BORN + 11, lost)
+    assert {c.type: c.status for c in ended.status.conditions}["Reverted"] == "False"
+    (write,) = region_health.decide(Key("", "a"), view(lost, ended), BORN + 12).writes
+    found = again(lost, status=msgspec.structs.replace(lost.status, health=write.blocks["health"]))
+    ended = after(ended, BORN + 13, found)
+    assert {c.type: c.status for c in ended.status.conditions}["Reverted"] == "True"
+
+
+def test_emergency_quota_is_over_only_when_no_region_holds_it():
+    item = after(override(OverrideKind.EMERGENCY_QUOTA, ttl_seconds=10, approver="bob", quota={"cpu": "4"}), BORN)
+    assert in_force(view(item), OverrideKind.EMERGENCY_QUOTA, BORN + 1)
+    grant = Grant(
+        metadata=meta("a.emergency", "acme"),
+        spec=GrantSpec(region="a", grant_class=GrantClass.EMERGENCY),
+        status=GrantStatus(limit={"cpu": "4"}),
+    )
+    ended = after(item, BORN + 11, grant)
+    assert "still held in a" in ended.status.conditions[1].message
+    empty = again(grant, status=GrantStatus())
+    assert after(ended, BORN + 12, empty).status.conditions[1].status == "True"

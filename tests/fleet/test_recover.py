@@ -1,0 +1,236 @@
+"""Recovery on the clock: opened on evidence, paced, never doubled, given back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.fleet import recover
+from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
+from holdfast.model.meta import Key
+from holdfast.model.quota import Grant
+from holdfast.model.recovery import Recovery, RecoveryPhase
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
+from holdfast.model.region import HealthState, RegionHealth
+from holdfast.model.times import micro_text
+from holdfast.model.workload import RecoveryPromise
+from holdfast.model.writes import Create, Delete, SetStatus, Update
+from making import again, assignment, meta, priority, region, tenant, view, workload
+
+NOW = 1_800_000_000.0
+
+
+class Fleet:
+    """The global cell's objects, with what recover writes carried out at once."""
+
+    def __init__(self, *items: object) -> None:
+        self.cache = view(tenant(), priority("critical", 1000), priority(), *items)
+        self.now = NOW
+
+    def step(self, name: str) -> list[object]:
+        outcome = recover.decide(Key("", name), self.cache, self.now)
+        for write in outcome.writes:
+            self._do(write)
+        self.now += 0.5
+        return list(outcome.writes)
+
+    def _do(self, write: object) -> None:
+        match write:
+            case Create():
+                stored = meta(
+                    write.object.metadata.name, write.object.metadata.namespace, labels=write.object.metadata.labels
+                )
+                self.cache.put(msgspec.structs.replace(write.object, metadata=stored))
+            case Update():
+                self.cache.put(again(write.object))
+            case Delete():
+                self.cache.remove(Assignment, write.key, int(meta("gone").resource_version))
+            case SetStatus(kind="Recovery"):
+                item = self.cache.get(Recovery, write.key.name)
+                names = {f.encode_name: f.name for f in msgspec.structs.fields(item.status)}
+                status = msgspec.structs.replace(item.status, **{names[k]: v for k, v in write.blocks.items()})
+                self.cache.put(again(item, status=msgspec.structs.replace(status, conditions=write.conditions)))
+
+    def health(self, name: str, state: HealthState) -> None:
+        from holdfast.model.region import Region
+
+        item = self.cache.get(Region, name)
+        health = RegionHealth(
+            state=state,
+            since=micro_text(self.now),
+            heard_at=micro_text(self.now - 12),
+            reason="Witnessed",
+            heard_sequence=1,
+        )
+        self.cache.put(again(item, status=msgspec.structs.replace(item.status, health=health)))
+
+    def assignments(self, purpose: Purpose) -> dict[tuple[str, str], Assignment]:
+        return {(a.spec.workload, a.spec.region): a for a in self.cache.list(Assignment) if a.spec.purpose is purpose}
+
+    def all_serve(self) -> None:
+        from holdfast.model.region import Region
+
+        for item in self.cache.list(Assignment):
+            there = self.cache.get(Region, item.spec.region)
+            if there is not None and there.status.health.state is HealthState.HEALTHY:
+                n = item.spec.replicas
+                status = AssignmentStatus(observed_epoch=item.spec.epoch, replicas=n, bound=n, ready=n, serving=n)
+                self.cache.put(again(item, status=status))
+
+    @property
+    def recovery(self) -> Recovery:
+        (found,) = self.cache.list(Recovery)
+        return found
+
+
+def fleet(count: int = 1, *more: object) -> Fleet:
+    items: list[object] = [region(name) for name in ("a", "b", "c")]
+    for number in range(count):
+        name = f"api{number}"
+        items.append(
+            workload(name, replicas=6, priority_class_name="critical", recovery=RecoveryPromise(min_serving=4))
+        )
+        for where in ("a", "b"):
+            items.append(
+                assignment(
+                    name,
+                    where,
+                    replicas=3,
+                    status=AssignmentStatus(observed_epoch=1, replicas=3, bound=3, ready=3, serving=3),
+                )
+            )
+    return Fleet(*items, *more)
+
+
+def test_nothing_happens_while_regions_are_well():
+    f = fleet()
+    assert f.step("a") == [] and not f.cache.list(Recovery)
+
+
+@pytest.mark.parametrize("state", [HealthState.SUSPECT, HealthState.AWAITING_WITNESS, HealthState.UNKNOWN])
+def test_suspicion_opens_nothing(state):
+    f = fleet()
+    f.health("a", state)
+    assert f.step("a") == []
+
+
+def test_a_lost_region_is_recovered_where_least_is_missing():
+    f = fleet()
+    f.health("a", HealthState.LOST)
+    f.step("a")
+    first = f.recovery
+    assert first.spec.region == "a" and first.spec.evidence
+    f.step("a")
+    suspended = f.assignments(Purpose.NORMAL)[("api0", "a")]
+    assert suspended.spec.suspended and suspended.spec.replicas == 3
+    made = f.assignments(Purpose.RECOVERY)
+    assert {key: a.spec.replicas for key, a in made.items()} == {("api0", "b"): 1}
+    f.all_serve()
+    f.step("a")
+    row = f.recovery.status.workloads[0]
+    assert (row.target, row.serving, row.wanted) == ("b", 4, 4)
+    assert f.recovery.status.phase is RecoveryPhase.RECOVERED and f.recovery.status.clock.serving_at
+
+
+def test_the_same_incident_is_opened_once():
+    f = fleet()
+    f.health("a", HealthState.LOST)
+    f.step("a")
+    f.step("a")
+    assert len(f.cache.list(Recovery)) == 1
+
+
+def test_a_second_lost_region_adds_what_is_missing_and_never_doubles():
+    f = fleet()
+    f.health("a", HealthState.LOST)
+    f.step("a")
+    f.step("a")
+    f.health("b", HealthState.LOST)
+    for _ in range(4):
+        f.step("b")
+        f.step("a")
+    made = {key: a.spec.replicas for key, a in f.assignments(Purpose.RECOVERY).items()}
+    assert made[("api0", "c")] == 4
+    assert sum(n for (_, where), n in made.items() if where == "c") == 4
+
+
+def test_waves_keep_the_pace_of_the_target_and_the_order_of_rank():
+    slots = (Slot(resources={"cpu": "500m", "memory": "1Gi"}, count=100),)
+    pace = RecoveryBudget(metadata=meta("b"), spec=RecoveryBudgetSpec(region="b", slots=slots, starts_per_second=2.0))
+    f = fleet(20, pace)
+    f.health("a", HealthState.LOST)
+    f.step("a")
+    begun = f.now
+    per_pass = []
+    for _ in range(40):
+        per_pass.append(sum(isinstance(w, Create) for w in f.step("a")))
+    assert sum(per_pass) == 20
+    # Two a second, and no more than a short burst at once.
+    last = max(i for i, n in enumerate(per_pass) if n)
+    assert last * 0.5 >= 8.0 and max(per_pass) <= 3
+    assert f.now - begun < 60
+
+
+def test_failback_waits_then_gives_everything_back_and_closes():
+    f = fleet()
+    f.health("a", HealthState.LOST)
+    for _ in range(3):
+        f.step("a")
+        f.all_serve()
+    f.health("a", HealthState.HEALTHY)
+    f.step("a")
+    assert f.recovery.status.stable_since and f.recovery.status.phase is RecoveryPhase.RECOVERED
+    assert f.assignments(Purpose.NORMAL)[("api0", "a")].spec.suspended
+    f.now += 31
+    f.step("a")
+    assert f.recovery.status.phase is RecoveryPhase.FAILING_BACK
+    f.step("a")
+    assert not f.assignments(Purpose.NORMAL)[("api0", "a")].spec.suspended
+    # The home region has not caught up with its newest epoch: nothing is taken away yet.
+    assert f.assignments(Purpose.RECOVERY)[("api0", "b")].spec.replicas == 1
+    for _ in range(4):
+        f.all_serve()
+        f.step("a")
+    assert not f.assignments(Purpose.RECOVERY)
+    assert f.recovery.status.phase is RecoveryPhase.CLOSED and f.recovery.status.leftovers == ()
+
+
+def test_a_region_lost_again_while_failing_back_goes_on_from_there():
+    f = fleet()
+    f.health("a", HealthState.LOST)
+    for _ in range(3):
+        f.step("a")
+        f.all_serve()
+    f.health("a", HealthState.HEALTHY)
+    f.step("a")
+    f.now += 31
+    f.step("a")
+    f.health("a", HealthState.LOST)
+    f.step("a")
+    assert f.recovery.status.phase is RecoveryPhase.OPEN
+    f.step("a")
+    assert len(f.cache.list(Recovery)) == 1
+    assert f.assignments(Purpose.RECOVERY)[("api0", "b")].spec.replicas == 1
+
+
+def test_it_does_not_close_while_a_recovery_grant_is_in_use():
+    from holdfast.model.quota import GrantClass, GrantSpec, GrantStatus
+
+    grant = Grant(
+        metadata=meta("b.recovery", "acme"),
+        spec=GrantSpec(region="b", grant_class=GrantClass.RECOVERY),
+        status=GrantStatus(used={"cpu": "500m"}),
+    )
+    f = fleet(1, grant)
+    f.health("a", HealthState.LOST)
+    for _ in range(3):
+        f.step("a")
+        f.all_serve()
+    f.health("a", HealthState.HEALTHY)
+    f.step("a")
+    f.now += 31
+    for _ in range(6):
+        f.all_serve()
+        f.step("a")
+    assert f.recovery.status.phase is RecoveryPhase.FAILING_BACK
+    assert f.recovery.status.leftovers == ("grant acme/b.recovery: recovery quota in use",)

@@ -1,0 +1,249 @@
+"""rollout: waves gated on serving, the deadline, going back, pausing; played with assign against scripted regions."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.fleet import assign, batch_ttl, rollout, workload_status
+from holdfast.model.assignment import Assignment, AssignmentStatus
+from holdfast.model.meta import Condition, Key
+from holdfast.model.region import HealthState, Region
+from holdfast.model.template import Template, template_hash
+from holdfast.model.workload import Batch, Rollout, Summary, Workload, WorkloadStatus, WorkloadType
+from holdfast.model.writes import Create, Delete, SetStatus, Update
+from making import TEMPLATE, again, meta, priority, region, tenant, view, workload
+
+KEY = Key("acme", "api")
+REGIONS = ("ap-south", "eu-west", "us-east")
+T0 = 1_767_225_600.0  # 2026-01-01T00:00:00Z
+
+
+def other(n: int) -> Template:
+    return msgspec.structs.replace(TEMPLATE, args=(f"v{n}",))
+
+
+class Play:
+    """assign and rollout over and over, with regions that serve what they are given when told to."""
+
+    def __init__(self, **rules) -> None:
+        self.now = T0
+        self.items = {r: region(r) for r in REGIONS}
+        self.workload = workload(replicas=6, rollout=Rollout(progress_deadline_seconds=60, **rules))
+        self.assignments: dict[str, Assignment] = {}
+        self.bad: set[str] = set()
+        self.held: dict[str, int] = {}
+
+    def view(self):
+        return view(self.workload, tenant(), priority(), *self.items.values(), *self.assignments.values())
+
+    def step(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+        for write in rollout.decide(KEY, self.view(), self.now).writes:
+            assert isinstance(write, SetStatus)
+            status = msgspec.structs.replace(self.workload.status, **write.blocks)
+            self.workload = again(self.workload, status=status)
+        for write in assign.decide(KEY, self.view(), self.now).writes:
+            if isinstance(write, Create):
+                made = write.object
+                self.assignments[made.spec.region] = again(made, metadata=meta(made.metadata.name, "acme"))
+            elif isinstance(write, Update) and isinstance(write.object, Assignment):
+                self.assignments[write.object.spec.region] = again(write.object)
+
+    def serve(self, *names: str) -> None:
+        for name in names or tuple(self.assignments):
+            item = self.assignments[name]
+            count = 0 if item.spec.revision in self.bad else item.spec.replicas
+            status = AssignmentStatus(
+                observed_epoch=item.spec.epoch, replicas=item.spec.replicas + (0 if count else 1),
+                serving=item.spec.replicas, updated=item.spec.replicas, updated_serving=count,
+            )  # fmt: skip
+            self.assignments[name] = again(item, status=status)
+
+    def settle(self, steps: int = 12) -> None:
+        for _ in range(steps):
+            self.step()
+            self.serve()
+
+    def change(self, template: Template, **rules) -> None:
+        spec = msgspec.structs.replace(
+            self.workload.spec, template=template, rollout=msgspec.structs.replace(self.workload.spec.rollout, **rules)
+        )
+        newer = msgspec.structs.replace(self.workload.metadata, generation=self.workload.metadata.generation + 1)
+        self.workload = again(msgspec.structs.replace(self.workload, metadata=newer), spec=spec)
+
+    @property
+    def block(self):
+        assert self.workload.status.rollout is not None
+        return self.workload.status.rollout
+
+    def running(self) -> dict[str, str]:
+        return {name: a.spec.revision for name, a in sorted(self.assignments.items())}
+
+
+def test_the_first_revision_goes_everywhere_at_once():
+    play = Play()
+    play.step()
+    play.step()
+    assert set(play.running()) == set(REGIONS)
+    play.settle()
+    assert (play.block.phase, play.block.last_good_revision) == ("Complete", template_hash(TEMPLATE))
+
+
+def test_the_next_goes_region_by_region_and_waits_until_each_serves():
+    play = Play()
+    play.settle()
+    old, new = template_hash(TEMPLATE), template_hash(other(2))
+    play.change(other(2))
+    play.step()
+    play.step()
+    assert play.running() == {"ap-south": new, "eu-west": old, "us-east": old}
+    for _ in range(5):
+        play.step()  # ap-south does not say that it serves
+    assert play.running()["eu-west"] == old
+    play.serve("ap-south")
+    play.step()
+    play.step()
+    assert play.running() == {"ap-south": new, "eu-west": new, "us-east": old}
+    assert "to come" in play.block.message
+    play.settle()
+    assert play.block.phase == "Complete" and play.block.last_good_revision == new
+    assert play.block.previous_revision == old
+    assert [r.outcome for r in play.block.history] == ["Complete", "Complete"]
+
+
+def test_waves_of_two():
+    play = Play(wave_regions=2)
+    play.settle()
+    play.change(other(2))
+    play.step()
+    play.step()
+    assert list(play.running().values()).count(template_hash(other(2))) == 2
+
+
+def test_a_bad_revision_goes_back_by_itself_and_never_reaches_the_other_regions():
+    play = Play()
+    play.settle()
+    good, bad = template_hash(TEMPLATE), template_hash(other(2))
+    play.bad.add(bad)
+    play.change(other(2))
+    for _ in range(8):
+        play.step(5.0)
+        play.serve()
+        assert play.running()["eu-west"] == good and play.running()["us-east"] == good
+    assert play.block.phase == "Progressing"
+    play.step(60.0)
+    assert play.block.phase == "RollingBack" and "no progress for 60 s" in play.block.message
+    play.settle()
+    assert play.block.phase == "RolledBack" and set(play.running().values()) == {good}
+    assert play.block.last_good_revision == good
+    before = play.block
+    play.settle()
+    assert play.block == before, "and it stays that way"
+    play.change(other(3))
+    play.settle(20)
+    assert play.block.phase == "Complete" and set(play.running().values()) == {template_hash(other(3))}
+
+
+def test_without_rollback_it_fails_and_completes_if_it_serves_after_all():
+    play = Play(auto_rollback=False)
+    play.settle()
+    bad = template_hash(other(2))
+    play.bad.add(bad)
+    play.change(other(2))
+    play.settle(3)
+    play.step(100.0)
+    assert play.block.phase == "Failed" and "automatic rollback is off" in play.block.message
+
+
+def test_a_pause_holds_everything_and_does_not_count_against_the_deadline():
+    play = Play()
+    play.settle()
+    play.change(other(2), paused=True)
+    for _ in range(5):
+        play.step(100.0)
+        play.serve()
+    assert play.block.phase == "Paused"
+    assert list(play.running().values()).count(template_hash(other(2))) == 0
+    play.change(other(2), paused=False)
+    play.settle(20)
+    assert play.block.phase == "Complete"
+
+
+def test_undo_in_the_middle_takes_the_short_way_back():
+    play = Play()
+    play.settle()
+    play.bad.add(template_hash(other(2)))
+    play.change(other(2))
+    play.settle(3)
+    play.change(TEMPLATE)
+    play.settle()
+    assert play.block.phase == "Complete" and set(play.running().values()) == {template_hash(TEMPLATE)}
+
+
+def test_a_lost_region_holds_nothing_up():
+    play = Play()
+    play.settle()
+    lost = play.items["ap-south"]
+    gone = msgspec.structs.replace(lost.status.health, state=HealthState.LOST)
+    play.items["ap-south"] = again(lost, status=msgspec.structs.replace(lost.status, health=gone))
+    assert isinstance(play.items["ap-south"], Region)
+    play.change(other(2))
+    for _ in range(12):
+        play.step()
+        play.serve("eu-west", "us-east")
+    assert play.block.phase == "Complete"
+    assert play.running()["eu-west"] == play.running()["us-east"] == template_hash(other(2))
+
+
+def test_the_history_is_bounded_and_keeps_the_good_one():
+    play = Play(auto_rollback=False)
+    play.settle()
+    good = template_hash(TEMPLATE)
+    for n in range(2, 20):
+        play.bad.add(template_hash(other(n)))
+        play.change(other(n))
+        play.step()
+    names = [r.revision for r in play.block.history]
+    assert len(names) <= 11 and good in names and names[0] == template_hash(other(19))
+
+
+# --- batch -------------------------------------------------------------------------------------------------------
+
+
+def batch(*, succeeded: int, conditions=(), **given) -> Workload:
+    shape = Batch(**{"completions": 10, "parallelism": 2, "deadline_seconds": 100.0, **given})
+    made = workload(type=WorkloadType.BATCH, batch=shape)
+    return again(made, status=WorkloadStatus(summary=Summary(succeeded=succeeded), conditions=conditions))
+
+
+def on_time(item: Workload, at_s: float) -> Condition:
+    (write,) = workload_status.decide(KEY, view(item), T0 + at_s).writes
+    return next(c for c in write.conditions if c.type == "OnTime")
+
+
+@pytest.mark.parametrize(
+    ("succeeded", "at_s", "status", "reason"),
+    [
+        (0, 10, "True", "OnTime"),
+        (0, 60, "False", "DeadlineAtRisk"),
+        (2, 10, "True", "OnTime"),
+        (2, 40, "False", "DeadlineAtRisk"),
+        (8, 60, "True", "OnTime"),
+        (8, 101, "False", "DeadlineMissed"),
+        (10, 90, "True", "OnTime"),
+    ],
+)
+def test_a_deadline_in_danger_is_said_early(succeeded, at_s, status, reason):
+    found = on_time(batch(succeeded=succeeded), at_s)
+    assert (found.status, found.reason) == (status, reason)
+
+
+def test_finished_batch_work_goes_after_its_time():
+    done = Condition(type="Complete", status="True", reason="Complete", last_transition_time="2026-01-01T00:00:30Z")
+    item = batch(succeeded=10, conditions=(done,), ttl_after_finished_seconds=60.0)
+    assert batch_ttl.decide(KEY, view(item), T0 + 80).again_in_s == pytest.approx(10.0)
+    (write,) = batch_ttl.decide(KEY, view(item), T0 + 91).writes
+    assert isinstance(write, Delete) and write.uid == item.uid
+    unfinished = batch(succeeded=3, ttl_after_finished_seconds=60.0)
+    assert batch_ttl.decide(KEY, view(unfinished), T0 + 9999).writes == ()
