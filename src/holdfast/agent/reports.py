@@ -35,6 +35,8 @@ class Reports:
         self._backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
         self._pending: dict[Address, SetStatus] = {}
         self._sent: dict[Address, SetStatus] = {}
+        self._in_doubt: dict[Address, None] = {}
+        """Objects of which a word got no answer: it may still arrive, after newer ones, and undo them."""
         self._due = asyncio.Event()
         self._flushing = asyncio.Lock()
 
@@ -50,6 +52,7 @@ class Reports:
     def forget(self, kind: str, key: Key, uid: str) -> None:
         """The object is gone: what was said of it need not be remembered."""
         self._sent.pop((kind, key, uid), None)
+        self._in_doubt.pop((kind, key, uid), None)
 
     async def run(self) -> None:
         while True:
@@ -85,6 +88,7 @@ class Reports:
         except (Fault, TimeoutError, OSError) as fault:
             _delayed.inc(len(batch))
             log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
+            self._in_doubt.update(dict.fromkeys((w.kind, w.key, w.uid) for w in batch))
             self._put_back(batch)
             return False
         except asyncio.CancelledError:
@@ -93,7 +97,12 @@ class Reports:
         _accepted.inc(len(batch))
         for write in batch:
             address = (write.kind, write.key, write.uid)
-            self._sent[address] = _over(self._sent.get(address), write)
+            if address in self._in_doubt:
+                # Accepted, but an older word may come behind it: the next time the same is said, it is sent once more.
+                del self._in_doubt[address]
+                self._sent.pop(address, None)
+            else:
+                self._sent[address] = _over(self._sent.get(address), write)
         return True
 
     async def _send_singly(self, batch: list[SetStatus]) -> bool:

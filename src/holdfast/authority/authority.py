@@ -208,8 +208,14 @@ class Authority:
         """A caller that goes away must not leave a commit without its end in the ledger."""
         task = asyncio.create_task(work)
         self._apart[task] = None
-        task.add_done_callback(lambda done: self._apart.pop(done, None))
+        task.add_done_callback(self._end_apart)
         return await asyncio.shield(task)
+
+    def _end_apart(self, done: asyncio.Task[Any]) -> None:
+        """Whoever asked may be gone: a fault nobody waits for any more is no failure."""
+        self._apart.pop(done, None)
+        if not done.cancelled():
+            done.exception()
 
     def _count(self, verb: str, answers: list[Answer]) -> None:
         counts: dict[tuple[str, str], int] = {}

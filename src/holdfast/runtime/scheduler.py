@@ -234,7 +234,8 @@ class Scheduler:
                 unique=self._ports.ids.uid(), wake_up_at=wake_up_at,
             )  # fmt: skip
             items = place_items(outcome, part.waiting.request, policy.revision)
-            kept = self._records_refusal(part.waiting, outcome)
+            # A batch that was sent may be counted on by the next plan: its decision is needed to replay that one.
+            kept = bool(items) or self._records_refusal(part.waiting, outcome)
             asked = ReserveRequest(items, decision=recorded, record_refused=kept)
             sent.append(self._assume(part.waiting, outcome, asked, basis.batch))
             ordinal += bool(items)

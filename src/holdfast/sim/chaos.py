@@ -1,34 +1,79 @@
-"""Which faults a run has: drawn once from the seed, and asked at every seam.
+"""Which faults a run has: each an entry with a name, drawn from the seed, and asked for at the seams.
 
-Each kind is enabled or not per run (swarm style): some worlds have only lost watches, some only crashes. After
-`heal` nothing goes wrong any more, which is when the world must converge. Everything that fired is counted.
+Some ride on what happens anyway (a commit, a call, a batch of a watch): each place where they can strike has a stream
+of its own, so that one more or one less leaves the others where they were. Others come by themselves at drawn times
+(`sim/troubles.py`). Every fault that struck is kept by name with its time; `only` lets a run have just some of
+them, which is how a failing run is shrunk. Each run enables a random part of the kinds (swarm style). After `heal`
+nothing goes wrong any more, which is when the world must converge.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import random
 from collections import Counter
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from holdfast.sim.ports import stream
 
 
 class Kind(enum.StrEnum):
+    # Riding on commits of a cell's store
     TIMEOUT_BEFORE = "timeout before commit"
     TIMEOUT_AFTER = "timeout after commit"
     LATE_COMMIT = "late commit"
     CONFLICT = "conflict"
     SLOW = "slow store"
+    CRASH_BEFORE = "crash before commit"
+    CRASH_AFTER = "crash after commit"
+    PAUSE_BEFORE = "pause before commit"
+    PAUSE_AFTER = "pause after commit"
+    # Riding on watches
     WATCH_DROP = "watch dropped"
+    WATCH_DELAY = "watch delayed"
+    WATCH_DUPLICATE = "watch duplicated"
+    WATCH_STALL = "watch stalled"
+    WATCH_EXPIRED = "watch expired"
+    # Riding on calls over the network, and on work
     CALL_LOST = "call lost"
     REPLY_LOST = "reply lost"
+    ANSWER_LOST = "authority's answer lost"
+    WORK_EXIT = "work exits"
+    START_SLOW = "slow start"
+    START_FAILS = "start fails"
+    PROBE_FAILS = "probe fails"
+    # By themselves
     CELL_CRASH = "cell crash"
+    CELL_PAUSE = "cell pause"
+    ROLLING_RESTART = "rolling restart"
     AGENT_CRASH = "agent crash"
     AGENT_PAUSE = "agent pause"
     NODE_LOSS = "node loss"
+    ZONE_LOSS = "zone loss"
+    REGION_LOSS = "region loss"
     LINK_CUT = "link cut"
-    WORK_EXIT = "work exits"
-    START_SLOW = "slow start"
+    LINK_CUT_ONE_WAY = "link cut one way"
+    AGENT_CUT = "agent cut"
+    AGENT_CUT_ONE_WAY = "agent cut one way"
+    REGION_ISOLATED = "region isolated"
+    STORE_DOWN = "store unavailable"
+    DISK_FULL = "disk full"
+    COMPACTION = "compaction"
+    CLOCK_STEP = "clock step"
+    CLOCK_DRIFT = "clock drift"
+    BURST = "burst of load"
+    # People doing the wrong thing at the wrong time
+    CORDON = "cordon"
+    DRAIN = "drain"
+    REPLICA_DELETED = "replica deleted"
+    NODE_DELETED = "node deleted"
+    QUOTA_CHANGED = "quota changed"
+    TENANT_DELETED = "tenant deleted"
+    ZONE_AVOIDED = "zone avoided"
+    POLICY_CHANGED = "policy changed"
 
 
 RATES: dict[Kind, float] = {
@@ -37,42 +82,112 @@ RATES: dict[Kind, float] = {
     Kind.LATE_COMMIT: 0.01,
     Kind.CONFLICT: 0.03,
     Kind.SLOW: 0.05,
+    Kind.CRASH_BEFORE: 0.001,
+    Kind.CRASH_AFTER: 0.001,
+    Kind.PAUSE_BEFORE: 0.001,
+    Kind.PAUSE_AFTER: 0.001,
     Kind.WATCH_DROP: 0.02,
+    Kind.WATCH_DELAY: 0.02,
+    Kind.WATCH_DUPLICATE: 0.02,
+    Kind.WATCH_STALL: 0.004,
+    Kind.WATCH_EXPIRED: 0.2,
     Kind.CALL_LOST: 0.02,
     Kind.REPLY_LOST: 0.03,
+    Kind.ANSWER_LOST: 0.03,
     Kind.WORK_EXIT: 0.05,
     Kind.START_SLOW: 0.2,
+    Kind.START_FAILS: 0.05,
+    Kind.PROBE_FAILS: 0.01,
 }
-"""The chance per occasion, for faults that ride on calls. The others come by a schedule of their own."""
+"""The chance per occasion, for faults that ride on something. All others come by themselves."""
+
+RIDING = frozenset(RATES)
+COMING = tuple(kind for kind in Kind if kind not in RATES)
+SHARE_ENABLED = 0.4
+"""How many of the kinds a run has, about."""
+STRIKES_KEPT = 10_000
+
+
+class Struck(msgspec.Struct, frozen=True):
+    """One fault that really happened."""
+
+    at_s: float
+    name: str
+    what: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.at_s:9.3f} s  {self.name}{': ' + self.what if self.what else ''}"
+
+
+class _Occasions:
+    """The occasions of one kind at one place, counted; `next` is the one that strikes."""
+
+    __slots__ = ("_chance", "_rate", "count", "next")
+
+    def __init__(self, chance: random.Random, rate: float) -> None:
+        self._chance = chance
+        self._rate = rate
+        self.count = 0
+        self.next = 0
+        self.draw()
+
+    def draw(self) -> None:
+        gap = math.log(1.0 - self._chance.random()) / math.log(1.0 - self._rate) if self._rate < 1 else 0.0
+        self.next += 1 + int(gap)
 
 
 class Chaos:
-    def __init__(self, seed: int, *, enabled: frozenset[Kind] | None = None) -> None:
+    """`only` names the faults that may happen at all; None means whatever the seed draws."""
+
+    def __init__(
+        self,
+        seed: int,
+        clock: Callable[[], float],
+        *,
+        enabled: Iterable[Kind] | None = None,
+        only: frozenset[str] | None = None,
+    ) -> None:
         draw = stream(seed, "chaos/swarm")
-        self.enabled = enabled if enabled is not None else frozenset(k for k in Kind if draw.random() < 0.5)
+        drawn = frozenset(k for k in Kind if draw.random() < SHARE_ENABLED)
+        self.enabled = frozenset(enabled) if enabled is not None else drawn
+        self.struck: list[Struck] = []
         self.fired: Counter[Kind] = Counter()
         self.healed = False
+        self._only = only
         self._seed = seed
-        self._streams: dict[Kind, random.Random] = {}
+        self._clock = clock
+        self._occasions: dict[tuple[Kind, str], _Occasions] = {}
+        self._begun = False
 
-    def strikes(self, kind: Kind) -> bool:
-        """Whether this fault happens on this occasion."""
-        if self.healed or kind not in self.enabled:
-            return False
-        if self.of(kind).random() >= RATES.get(kind, 1.0):
-            return False
+    def begin(self) -> None:
+        """From here on things go wrong; until then the world is set up in peace."""
+        self._begun = True
+
+    def strikes(self, kind: Kind, place: str) -> random.Random | None:
+        """The fault's own stream of chance when it happens on this occasion; None when it does not."""
+        if self.healed or not self._begun or kind not in self.enabled:
+            return None
+        occasions = self._occasions.get((kind, place))
+        if occasions is None:
+            chance = stream(self._seed, f"chaos/{kind}/{place}")
+            occasions = self._occasions[(kind, place)] = _Occasions(chance, RATES[kind])
+        occasions.count += 1
+        if occasions.count < occasions.next:
+            return None
+        occasions.draw()
+        name = f"{kind}@{place}#{occasions.count}"
+        if not self.allows(name):
+            return None
+        self.note(kind, name)
+        return stream(self._seed, f"chaos/{name}")
+
+    def allows(self, name: str) -> bool:
+        return self._only is None or name in self._only
+
+    def note(self, kind: Kind, name: str, what: str = "") -> None:
         self.fired[kind] += 1
-        return True
-
-    def of(self, kind: Kind) -> random.Random:
-        """The fault's own stream of chance."""
-        found = self._streams.get(kind)
-        if found is None:
-            found = self._streams[kind] = stream(self._seed, f"chaos/{kind}")
-        return found
-
-    def note(self, kind: Kind) -> None:
-        self.fired[kind] += 1
+        if len(self.struck) < STRIKES_KEPT:
+            self.struck.append(Struck(self._clock(), name, what))
 
     def heal(self) -> None:
         self.healed = True

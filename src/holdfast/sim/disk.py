@@ -1,4 +1,4 @@
-"""A cell's disk: a store that outlives the process, reached through one that can time out, lag and conflict.
+"""A cell's disk: a store that outlives the process, reached through one that can time out, lag, conflict and fail.
 
 `Disk` is what survives a crash. `Mounted` is one life's way to it: when the process dies, what it was told stops, while
 a commit it had already handed over may still take effect.
@@ -7,10 +7,11 @@ a commit it had already handed over may still take effect.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from holdfast.model.errors import Ambiguous, Conflict, Unavailable
+from holdfast.model.errors import Ambiguous, Conflict, Fault, StoreFailed, Unavailable
 from holdfast.sim.chaos import Chaos, Kind
 from holdfast.sim.loop import WORLD, VirtualLoop
 from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Txn
@@ -21,6 +22,7 @@ Witness = Callable[[Txn, Committed], None]
 COMMIT_S = (0.001, 0.006)
 SLOW_S = (0.2, 2.0)
 LATE_S = (0.1, 5.0)
+PAUSE_S = (1.0, 90.0)
 TIMEOUT_S = 1.0
 
 
@@ -31,6 +33,8 @@ class Disk:
         self.cell = cell
         self.store = MemoryStore()
         self.witnesses: list[Witness] = []
+        self.down = False
+        self.full = False
 
     async def commit(self, txn: Txn) -> Committed:
         committed = await self.store.commit(txn)
@@ -40,14 +44,30 @@ class Disk:
 
 
 class Mounted:
-    """One process's store. Follows the contract; its faults are those the contract allows."""
+    """One process's store. Follows the contract; its faults are those the contract allows.
 
-    def __init__(self, disk: Disk, chaos: Chaos, loop: VirtualLoop, chance: Any) -> None:
+    `crash` ends the process that mounted it, `pause` stops it for some seconds; both act at the next await.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        chaos: Chaos,
+        loop: VirtualLoop,
+        chance: random.Random,
+        *,
+        crash: Callable[[], None],
+        pause: Callable[[float], None],
+    ) -> None:
         self._disk = disk
         self._chaos = chaos
         self._loop = loop
         self._chance = chance
+        self._crash = crash
+        self._pause = pause
+        self._failure: StoreFailed | None = None
         self._ends: list[Callable[[], None]] = []
+        self._failed: list[Callable[[Fault], None]] = []
 
     @property
     def head(self) -> int:
@@ -57,38 +77,86 @@ class Mounted:
     def compacted(self) -> int:
         return self._disk.store.compacted
 
+    @property
+    def max_writes(self) -> int:
+        return self._disk.store.max_writes
+
+    async def newest(self) -> int:
+        self._check()
+        return self._disk.store.head
+
+    def back(self, changes: int) -> int:
+        return self._disk.store.back(changes)
+
     async def get(self, key: str, *, at: int | None = None) -> Entry | None:
+        self._check()
         return await self._disk.store.get(key, at=at)
 
     async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
+        self._check()
         return await self._disk.store.range(prefix, at=at, after=after, limit=limit)
 
     async def commit(self, txn: Txn) -> Committed:
+        strikes, cell = self._chaos.strikes, self._disk.cell
         await asyncio.sleep(self._chance.uniform(*COMMIT_S))
-        if self._chaos.strikes(Kind.SLOW):
-            await asyncio.sleep(self._chance.uniform(*SLOW_S))
-        if txn.writes and self._chaos.strikes(Kind.CONFLICT):
+        self._check()
+        if self._disk.full and txn.writes:
+            raise self._fail(StoreFailed("the disk is full (simulated): nothing was written, and nothing more will be"))
+        if (own := strikes(Kind.SLOW, cell)) is not None:
+            await asyncio.sleep(own.uniform(*SLOW_S))
+        if txn.writes and strikes(Kind.CONFLICT, cell) is not None:
             raise Conflict("another writer came first (simulated)")
-        if self._chaos.strikes(Kind.TIMEOUT_BEFORE):
+        if strikes(Kind.TIMEOUT_BEFORE, cell) is not None:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not answer (simulated, not committed)")
-        if self._chaos.strikes(Kind.LATE_COMMIT):
+        if (own := strikes(Kind.LATE_COMMIT, cell)) is not None:
             # Handed over and on its way: not even a crash of the process takes it back.
-            self._loop.spawn(WORLD, self._arrive_late(txn), name="late commit")
+            self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*LATE_S)), name="late commit")
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not answer (simulated, still on its way)")
+        await self._at_the_seam(Kind.CRASH_BEFORE, Kind.PAUSE_BEFORE)
+        self._check()
         committed = await self._disk.commit(txn)
-        if self._chaos.strikes(Kind.TIMEOUT_AFTER):
+        await self._at_the_seam(Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
+        if strikes(Kind.TIMEOUT_AFTER, cell) is not None:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not answer (simulated, committed)")
         return committed
 
-    async def _arrive_late(self, txn: Txn) -> None:
-        await asyncio.sleep(self._chance.uniform(*LATE_S))
+    async def _at_the_seam(self, crash: Kind, pause: Kind) -> None:
+        """Dies, or stands still, exactly here: the places where half of something is done."""
+        cell = self._disk.cell
+        if self._chaos.strikes(crash, cell) is not None:
+            self._crash()
+            await asyncio.sleep(0)
+        if (own := self._chaos.strikes(pause, cell)) is not None:
+            self._pause(own.uniform(*PAUSE_S))
+            await asyncio.sleep(0)
+
+    async def _arrive_late(self, txn: Txn, after_s: float) -> None:
+        await asyncio.sleep(after_s)
         try:
             await self._disk.commit(txn)
         except Conflict:
             return
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._disk.down:
+            raise Unavailable("the store cannot be reached (simulated)")
+
+    def _fail(self, failure: StoreFailed) -> StoreFailed:
+        """A store that failed once is over for this process, as nobody knows what it holds."""
+        if self._failure is None:
+            self._failure = failure
+            for failed in self._failed:
+                failed(failure)
+        return self._failure
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
         return self._disk.store.watch(prefix, after=after)
@@ -96,6 +164,7 @@ class Mounted:
     def subscribe(self, told: Any, failed: Any, *, after: int) -> Callable[[], None]:
         end = self._disk.store.subscribe(told, failed, after=after)
         self._ends.append(end)
+        self._failed.append(failed)
         return end
 
     def unmount(self) -> None:
@@ -103,6 +172,7 @@ class Mounted:
         for end in self._ends:
             end()
         self._ends.clear()
+        self._failed.clear()
 
     async def compact(self, revision: int) -> None:
         await self._disk.store.compact(revision)

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.supervisor import Supervisor
 from holdfast.cell import Cell
 from holdfast.client.contract import Client
 from holdfast.gate.principal import NODES, OPERATORS, REGIONS, Principal, from_identity
+from holdfast.model.errors import Fault
 from holdfast.model.node import Device
 from holdfast.sim.chaos import Chaos
+from holdfast.sim.clients import Ears, InsideClient, RemoteClient
 from holdfast.sim.disk import Disk, Mounted
 from holdfast.sim.loop import Process, VirtualLoop
-from holdfast.sim.machine import Machine, SimDriver, SimMemory, SimProber
-from holdfast.sim.network import Flaky, Network, RemoteClient
-from holdfast.sim.ports import SimPorts, stream
+from holdfast.sim.machine import Machine, SimDriver, SimMemory, SimProber, Work
+from holdfast.sim.network import Network
+from holdfast.sim.ports import SimClock, SimPorts, stream
 from holdfast.store.memory import MemoryStore
+
+REBOOT_S = (0.5, 20.0)
+BOOT_RETRY_S = 1.0
+MACHINES = 6
+"""So many machines of a region are of a useful size; what comes after them takes one replica at most."""
+
+
+class Setting(msgspec.Struct):
+    """What every host of a world shares."""
+
+    seed: int
+    loop: VirtualLoop
+    chaos: Chaos
+    network: Network
+    ears: Ears
+    began: Callable[[Machine, Work], None]
+    watching: bool = True
 
 
 def principal_of(caller: str) -> Principal:
@@ -29,107 +52,222 @@ def principal_of(caller: str) -> Principal:
     return from_identity(caller, (OPERATORS,), credential="token")
 
 
+class SidewaysProbe:
+    """How a simulated region looks at another one: over the same network, to the process that answers now."""
+
+    def __init__(self, network: Network, own: str, peers: dict[str, CellHost]) -> None:
+        self._network = network
+        self._own = own
+        self._peers = peers
+
+    async def reachable(self, region: str, endpoint: str) -> bool:
+        host = self._peers.get(region)
+        return (
+            host is not None and host.answering() is not None and self._network.reachable(f"region/{self._own}", region)
+        )
+
+
 class CellHost:
     """A cell's process, life after life, on one disk."""
 
-    def __init__(self, name: str, disk: Disk, *, loop: VirtualLoop, chaos: Chaos, network: Network, seed: int) -> None:
+    def __init__(self, name: str, disk: Disk, setting: Setting) -> None:
         self.name = name
         self.disk = disk
+        self.clock = SimClock(setting.loop)
         self.lives = 0
         self.process: Process | None = None
         self.cell: Cell | None = None
         self.above: CellHost | None = None
-        self._loop = loop
-        self._chaos = chaos
-        self._network = network
-        self._seed = seed
-        self._mounted: list[Mounted] = []
+        self.peers: dict[str, CellHost] = {}
+        self.kept_down = False
+        self._setting = setting
+        self._mounted: Mounted | None = None
+        self._serving = False
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
 
     def answering(self) -> Process | None:
-        alive = self.process is not None and self.process.alive and not self.process.paused
-        return self.process if alive else None
+        return self.process if self.alive and self._serving else None
 
     def client_for(self, caller: str) -> Client:
         assert self.cell is not None
         return self.cell.client(principal_of(caller))
 
     def boot(self) -> None:
+        if self.alive or self.kept_down:
+            return
         self.lives += 1
-        name = f"{self.name}.{self.lives}"
+        self._serving = False
+        shared, name = self._setting, f"{self.name}.{self.lives}"
         self.process = Process(self.name, self.lives)
-        ports = SimPorts(self._loop, self._seed, name)
-        mounted = Mounted(self.disk, self._chaos, self._loop, stream(self._seed, f"{name}/disk"))
-        self._mounted.append(mounted)
+        ports = SimPorts(self.clock, shared.seed, name)
+        mounted = self._mounted = Mounted(
+            self.disk,
+            shared.chaos,
+            shared.loop,
+            stream(shared.seed, f"{name}/disk"),
+            crash=self.stumble,
+            pause=self.pause,
+        )
         there = None
         if self.above is not None:
-            there = RemoteClient(self._network, f"region/{self.name}", self.above, ports)
+            there = RemoteClient(
+                shared.network, f"region/{self.name}", self.above, ports, shared.ears, watching=shared.watching
+            )
 
         async def main() -> None:
-            self.cell = Cell(
-                self.name,
-                mounted,
-                MemoryStore(),
-                ports,
-                identity=self.name,
-                there=there,
-                outlet=lambda client: Flaky(client, self._chaos),
-            )
-            await self.cell.start()
+            while True:
+                cell = self.cell = Cell(
+                    self.name,
+                    mounted,
+                    MemoryStore(),
+                    ports,
+                    identity=self.name,
+                    there=there,
+                    probe=SidewaysProbe(shared.network, self.name, self.peers),
+                    outlet=lambda client: InsideClient(client, shared.chaos, shared.ears, watching=shared.watching),
+                )
+                try:
+                    await cell.start()
+                except Fault:  # the store is not there yet: whoever supervises the process starts it again
+                    await ports.clock.sleep(BOOT_RETRY_S)
+                    continue
+                self._serving = True
+                return
 
-        self._loop.spawn(self.process, main(), name=f"cell {name}")
+        shared.loop.spawn(self.process, main(), name=f"cell {name}")
 
     def crash(self) -> None:
-        if self.process is not None and self.process.alive:
-            self._loop.kill(self.process)
-            for mounted in self._mounted:
-                mounted.unmount()
-            self._mounted.clear()
+        if self.process is None or not self.process.alive:
+            return
+        self._serving = False
+        self._setting.loop.kill(self.process)
+        self._setting.network.reset(self.process)
+        if self._mounted is not None:
+            self._mounted.unmount()
+            self._mounted = None
+
+    def stumble(self) -> None:
+        """Dies in the middle of something, and is started again after a while."""
+        self.crash()
+        chance = stream(self._setting.seed, f"{self.name}.{self.lives}/reboot")
+        self._setting.loop.arrive_later(chance.uniform(*REBOOT_S), self.boot)
+
+    def pause(self, for_s: float) -> None:
+        """SIGSTOP, and after a while SIGCONT."""
+        process = self.process
+        if process is None or not process.alive or process.paused:
+            return
+        self._setting.loop.pause(process)
+        self._setting.loop.arrive_later(for_s, self._resume, process)
+
+    def _resume(self, process: Process) -> None:
+        if process.alive and process.paused:
+            self._setting.loop.resume(process)
+
+    @property
+    def store_failed(self) -> bool:
+        return self._mounted is not None and self._mounted.failed
+
+    def heal(self) -> None:
+        """Nothing keeps it from running any more."""
+        self.kept_down = False
+        self.disk.down = self.disk.full = False
+        if self.store_failed:
+            self.crash()
+        self.boot()
+        if self.process is not None:
+            self._resume(self.process)
 
 
 class AgentHost:
     """An agent's process, life after life, on one machine."""
 
-    def __init__(
-        self, region: CellHost, name: str, zone: str, *, seed: int, gpus: int, loop: VirtualLoop, chaos: Chaos,
-        network: Network, capacity: dict[str, Any],
-    ) -> None:  # fmt: skip
-        self.name = name
+    def __init__(self, region: CellHost, config: AgentConfig, setting: Setting) -> None:
+        self.name = config.name
+        self.zone = config.zone
         self.lives = 0
         self.process: Process | None = None
-        self.machine = Machine(name, loop, chaos, stream(seed, f"{name}/machine"))
+        self.machine = Machine(
+            self.name, setting.loop, setting.chaos, stream(setting.seed, f"{self.name}/machine"), setting.began
+        )
         self.region = region
-        self.caller = f"node/{region.name}/{name}"
-        self._config = AgentConfig(
-            name=name, region=region.name, zone=zone, state_dir="", capacity=capacity,
-            devices=tuple(Device(id=f"gpu-{n}", model="T4") for n in range(gpus)), port_range=(20000, 20200),
-        )  # fmt: skip
-        self._loop = loop
-        self._chaos = chaos
-        self._network = network
-        self._seed = seed
+        self.caller = f"node/{region.name}/{self.name}"
+        self.kept_down = False
+        self._config = config
+        self._setting = setting
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
 
     def boot(self) -> None:
+        if self.alive or self.kept_down:
+            return
         self.lives += 1
         self.machine.powered = True
-        name = f"{self.name}.{self.lives}"
+        shared, name = self._setting, f"{self.name}.{self.lives}"
         self.process = Process(self.name, self.lives)
-        ports = SimPorts(self._loop, self._seed, name)
-        client = RemoteClient(self._network, self.caller, self.region, ports)
-        driver = SimDriver(self.machine, self._chaos, stream(self._seed, f"{name}/driver"))
+        ports = SimPorts(self.machine.clock, shared.seed, name)
+        client = RemoteClient(shared.network, self.caller, self.region, ports, shared.ears, watching=shared.watching)
+        driver = SimDriver(self.machine, shared.chaos, stream(shared.seed, f"{name}/driver"))
 
         async def main() -> None:
             supervisor = Supervisor(
-                self._config, client, drivers={"process": driver}, prober=SimProber(self.machine),
-                memory=SimMemory(self.machine), ports=ports,
-            )  # fmt: skip
+                self._config,
+                client,
+                drivers={"process": driver},
+                prober=SimProber(self.machine, shared.chaos),
+                memory=SimMemory(self.machine),
+                ports=ports,
+            )
             await supervisor.run()
 
-        self._loop.spawn(self.process, main(), name=f"agent {name}")
+        shared.loop.spawn(self.process, main(), name=f"agent {name}")
 
     def crash(self) -> None:
         if self.process is not None and self.process.alive:
-            self._loop.kill(self.process)
+            self._setting.loop.kill(self.process)
+
+    def pause(self, for_s: float) -> None:
+        process = self.process
+        if process is None or not process.alive or process.paused:
+            return
+        self._setting.loop.pause(process)
+        self._setting.loop.arrive_later(for_s, self._resume, process)
+
+    def _resume(self, process: Process) -> None:
+        if process.alive and process.paused:
+            self._setting.loop.resume(process)
 
     def lose_power(self) -> None:
         self.crash()
         self.machine.lose_power()
+
+    def heal(self) -> None:
+        self.kept_down = False
+        self.boot()
+        if self.process is not None:
+            self._resume(self.process)
+
+
+def agent_config(region: str, number: int, zones: tuple[str, ...], chance: random.Random) -> AgentConfig:
+    """Machines differ: some have GPUs, some belong to another pool, many are tiny, none is large."""
+    gpus = number < MACHINES and number % 3 == 1
+    capacity: dict[str, Any] = {"cpu": chance.choice(("1", "2", "2")), "memory": chance.choice(("4Gi", "8Gi"))}
+    if number >= MACHINES:
+        capacity = {"cpu": "500m", "memory": "1Gi"}
+    elif gpus:
+        capacity = {"cpu": "2", "memory": "8Gi"}
+    return AgentConfig(
+        name=f"{region}-n{number}",
+        region=region,
+        zone=zones[number % len(zones)],
+        state_dir="",
+        pool="batch" if number % 5 == 4 else "default",
+        capacity=capacity,
+        devices=tuple(Device(id=f"gpu-{n}", model=("T4", "A100")[n % 2]) for n in range(2 if gpus else 0)),
+        port_range=(20000, 20040),
+    )

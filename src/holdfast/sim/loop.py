@@ -19,26 +19,31 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
-import msgspec
-
 CLOSE_ATTEMPTS = 20
-IDLE_LIMIT = 100_000_000
+STEPS_MAX = 100_000_000
 """Steps of one run; a run that needs more is going in circles."""
+RESOLUTION_S = 1e-6
+_MASK = 2**64 - 1
 
 
-class Process(msgspec.Struct, gc=False):
+class Process:
     """One life of one simulated process. After a crash the next life is another Process of the same name."""
 
-    name: str
-    life: int
-    alive: bool = True
-    paused: bool = False
+    __slots__ = ("alive", "held", "life", "name", "number", "paused", "queue", "tasks")
 
-    def __hash__(self) -> int:
-        return zlib.crc32(self.name.encode()) + self.life
+    def __init__(self, name: str, life: int) -> None:
+        self.name = name
+        self.life = life
+        self.alive = True
+        self.paused = False
+        self.number = zlib.crc32(name.encode()) + life
+        self.queue: deque[asyncio.Handle] = deque()
+        """Ready callbacks; while the process is paused they gather in `held`."""
+        self.held: list[asyncio.Handle] = []
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    def __repr__(self) -> str:
+        return f"{self.name}.{self.life}"
 
 
 WORLD = Process("world", 0)
@@ -55,12 +60,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self._now = 0.0
-        self._chance = chance
-        self._queues: dict[Process, deque[asyncio.Handle]] = {}
+        self._draw = chance.random
+        self._world = Process("world", 0)
+        self.outside = copy_context()
+        """The context of what belongs to no process: what is on its way arrives whoever has died meanwhile."""
+        self.outside.run(current_process.set, WORLD)
         self._waiting: list[Process] = []
-        self._held: dict[Process, list[asyncio.Handle]] = {}
+        """Processes with something ready, each once."""
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timer_number = 0
         self._buried: list[Any] = []
-        self._tasks: dict[Process, weakref.WeakSet[asyncio.Task[Any]]] = {}
         self.steps = 0
         self.trace = 0
         self.failures: list[dict[str, Any]] = []
@@ -73,19 +82,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # Scheduling
 
+    def _owner(self, context: Context) -> Process:
+        owner = context.get(current_process, WORLD)
+        return self._world if owner is WORLD else owner
+
     def _enqueue(self, handle: asyncio.Handle) -> None:
-        owner = handle._context.get(current_process, WORLD)  # type: ignore[attr-defined]
+        owner = self._owner(handle._context)  # type: ignore[attr-defined]
         if not owner.alive:
             self._buried.append(handle)
-            return
-        if owner.paused:
-            self._held.setdefault(owner, []).append(handle)
-            return
-        queue = self._queues.get(owner)
-        if queue is None:
-            queue = self._queues[owner] = deque()
-            self._waiting.append(owner)
-        queue.append(handle)
+        elif owner.paused:
+            owner.held.append(handle)
+        else:
+            if not owner.queue:
+                self._waiting.append(owner)
+            owner.queue.append(handle)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -99,44 +109,66 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         raise RuntimeError("a simulated process has no threads")
 
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        # Like a real clock's: a wait too short to be told from none must still let time pass.
+        when = self._now + (delay if delay <= 0 or delay > RESOLUTION_S else RESOLUTION_S)
+        return self.call_at(when, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timer_number += 1
+        heapq.heappush(self._timers, (when, self._timer_number, timer))
+        return timer
+
+    def arrive_later(self, delay: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        """Like `call_later`, for what no crash and no pause of the process that sends it can stop."""
+        return self.call_at(self._now + delay, callback, *args, context=self.outside)
+
     def _run_once(self) -> None:
-        if not self._waiting:
-            self._advance()
-        if not self._waiting:
-            return
-        pick = self._chance.randrange(len(self._waiting)) if len(self._waiting) > 1 else 0
-        owner = self._waiting[pick]
-        queue = self._queues[owner]
-        handle = queue.popleft()
-        if not queue:
-            del self._queues[owner]
-            self._waiting[pick] = self._waiting[-1]
-            self._waiting.pop()
-        if not handle._cancelled:
+        """Runs until someone asks the loop to stop."""
+        waiting, draw = self._waiting, self._draw
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not waiting:
+                self._advance()
+                continue
+            count = len(waiting)
+            pick = int(draw() * count) if count > 1 else 0
+            owner = waiting[pick]
+            handle = owner.queue.popleft()
+            if not owner.queue:
+                waiting[pick] = waiting[-1]
+                waiting.pop()
+            if handle._cancelled:
+                continue
             self.steps += 1
-            self.trace = (self.trace * 1_000_003 + hash(owner) + int(self._now * 1e6)) & (2**64 - 1)
+            self.trace = (self.trace * 1_000_003 + owner.number + int(self._now * 1e6)) & _MASK
             handle._run()
-        if self.steps > IDLE_LIMIT:
-            raise NothingLeft(f"more than {IDLE_LIMIT} steps; the run goes in circles")
+            if self.steps > STEPS_MAX:
+                raise NothingLeft(f"more than {STEPS_MAX} steps; the run goes in circles")
 
     def _advance(self) -> None:
         """Nobody is ready: move the clock to the next timer and make everything due then ready."""
-        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
-        while timers and timers[0]._cancelled:
-            heapq.heappop(timers)._scheduled = False  # type: ignore[attr-defined]
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
         if not timers:
-            if self._stopping:  # type: ignore[attr-defined]
-                return
             raise NothingLeft("no process is ready and no timer is set: the world has stopped")
-        self._now = max(self._now, timers[0].when())
-        while timers and timers[0].when() <= self._now:
-            handle = heapq.heappop(timers)
-            handle._scheduled = False  # type: ignore[attr-defined]
-            if not handle._cancelled:
-                self._enqueue(handle)
+        now = self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= now:
+            timer = heapq.heappop(timers)[2]
+            if not timer._cancelled:
+                self._enqueue(timer)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Cancelled timers are dropped when their time comes."""
+
+    def note(self, number: int) -> None:
+        """Mixes something that happened into the digest, such as a commit."""
+        self.trace = (self.trace * 1_000_003 + number) & _MASK
 
     # Processes
 
@@ -144,38 +176,52 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        owner = (context or copy_context()).get(current_process, WORLD)
-        self._tasks.setdefault(owner, weakref.WeakSet()).add(task)
+        owner = current_process.get() if context is None else context.get(current_process, WORLD)
+        (self._world if owner is WORLD else owner).tasks.add(task)
         return task
 
     def spawn(self, process: Process, main: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
         """Starts a task that belongs to a process, and so does everything it starts."""
+        return self.create_task(main, name=name or process.name, context=self.context_of(process))
+
+    def context_of(self, process: Process) -> Context:
         context = copy_context()
         context.run(current_process.set, process)
-        return self.create_task(main, name=name or process.name, context=context)
+        return context
 
     def kill(self, process: Process) -> None:
         """The process is gone between two steps. Its tasks are kept, so that nothing of them ever runs again."""
         process.alive = False
-        self._buried.extend(self._queues.pop(process, ()))
-        self._buried.extend(self._held.pop(process, ()))
-        if process in self._waiting:
-            self._waiting.remove(process)
-        self._buried.extend(self._tasks.pop(process, ()))
+        self._stop_running(process)
+        self._buried.extend(process.queue)
+        self._buried.extend(process.held)
+        self._buried.extend(process.tasks)
+        process.queue.clear()
+        process.held.clear()
 
     def pause(self, process: Process) -> None:
         """SIGSTOP: nothing of it runs, its timers pass, the world goes on."""
         process.paused = True
-        self._held.setdefault(process, []).extend(self._queues.pop(process, ()))
-        if process in self._waiting:
-            self._waiting.remove(process)
+        self._stop_running(process)
+        process.held.extend(process.queue)
+        process.queue.clear()
 
     def resume(self, process: Process) -> None:
         process.paused = False
-        for handle in self._held.pop(process, ()):
+        held, process.held = process.held, []
+        for handle in held:
             self._enqueue(handle)
 
+    def _stop_running(self, process: Process) -> None:
+        if process in self._waiting:
+            self._waiting.remove(process)
+
     # What BaseEventLoop asks of a real loop
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """A generator nobody reads any more is closed by the process that dropped it."""
+        if not self.is_closed():
+            self.call_soon(self.create_task, agen.aclose())
 
     def _process_events(self, event_list: Any) -> None:
         raise RuntimeError("a simulated loop has no files")
@@ -190,12 +236,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def end(self) -> None:
         """Closes the loop without running what is left."""
-        self._queues.clear()
         self._waiting.clear()
-        self._held.clear()
-        self._scheduled.clear()  # type: ignore[attr-defined]
-        for task in asyncio.all_tasks(self):
-            self._buried.append(task)
+        self._timers.clear()
+        self._buried.extend(asyncio.all_tasks(self))
         for item in self._buried:
             if isinstance(item, asyncio.Task):
                 item._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -215,7 +258,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     except BaseException:
                         continue
             self._buried.clear()
-            self._tasks.clear()
+            self._world.tasks.clear()
             gc.collect()
         finally:
             sys.unraisablehook = hook

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from holdfast.agent.drivers.contract import Ended, ExecResult, Found, Started, StartFailed, Task
+from holdfast.agent.groups import Usage
 from holdfast.agent.memory import Facts
 from holdfast.agent.probes import Checked, Target
+from holdfast.model import limits
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit
 from holdfast.model.template import Probe, RestartPolicy
 from holdfast.sim.chaos import Chaos, Kind
 from holdfast.sim.loop import WORLD, VirtualLoop
-from holdfast.sim.ports import EPOCH_S
+from holdfast.sim.ports import SimClock
 
 START_S = (0.05, 0.5)
 SLOW_START_S = (5.0, 30.0)
@@ -29,28 +32,42 @@ READY_AFTER_S = 0.5
 
 
 class Work(msgspec.Struct):
-    """One run of one task."""
+    """One run of one task, with true times. `heard` once the agent was told of its end."""
 
     task: Task
     pid: int
     started_s: float
+    until_mono_s: float | None = None
     exit: Exit | None = None
     ended_s: float = 0.0
     heard: bool = False
 
 
 class Machine:
-    """What runs on one node. `history` holds every run there was, for the checkers."""
+    """What runs on one node, and the watchdogs that end what may not run on, whatever has become of the agent.
 
-    def __init__(self, name: str, loop: VirtualLoop, chaos: Chaos, chance: random.Random) -> None:
+    `began` is told of every run as it begins; the checkers listen there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: VirtualLoop,
+        chaos: Chaos,
+        chance: random.Random,
+        began: Callable[[Machine, Work], None],
+    ) -> None:
         self.name = name
         self.powered = True
+        self.clock = SimClock(loop)
         self.facts = Facts()
         self.runs: dict[str, Work] = {}
-        self.history: list[Work] = []
+        self.lease = (0, 0.0)
+        """The epoch of the node's lease and its end, as the agent last wrote them for the watchdogs."""
         self.loop = loop
         self._chaos = chaos
         self._chance = chance
+        self._began = began
         self._pid = 1
         self._changed = asyncio.Event()
 
@@ -62,18 +79,54 @@ class Machine:
         if known is not None and known.task.run >= task.run:
             return known
         self._pid += 1
-        work = Work(task, self._pid, self.loop.time())
+        work = Work(task, self._pid, self.loop.time(), task.until_mono_s)
         self.runs[task.id] = work
-        self.history.append(work)
+        self._began(self, work)
+        self.guard(work)
         if task.template.restart_policy is not RestartPolicy.ALWAYS:
             self.loop.spawn(WORLD, self._finish(work, self._chance.uniform(*BATCH_RUNS_S), 0), name="batch ends")
-        elif self._chaos.strikes(Kind.WORK_EXIT):
-            self.loop.spawn(WORLD, self._finish(work, self._chance.uniform(1.0, 60.0), 1), name="work exits")
+        elif (own := self._chaos.strikes(Kind.WORK_EXIT, self.name)) is not None:
+            self.loop.spawn(WORLD, self._finish(work, own.uniform(1.0, 60.0), 1), name="work exits")
         return work
+
+    # Watchdogs
+
+    def deadline(self, task: Task, until_mono_s: float | None) -> tuple[float, Reason]:
+        """When a run must be over, on this machine's monotonic clock, and the reason to give."""
+        end, why = float("inf"), Reason.LEASE_LAPSED
+        if task.exclusive:
+            epoch, end = self.lease
+            if epoch != task.node_epoch:
+                end = 0.0
+        if until_mono_s is not None and until_mono_s < end:
+            end, why = until_mono_s, Reason.FINISHED
+        return end, why
+
+    def guard(self, work: Work) -> None:
+        """Ends the run in time, or looks again when its time is nearly over: a renewal may have moved it."""
+        if work.exit is not None or not self.powered or self.runs.get(work.task.id) is not work:
+            return
+        end_mono_s, why = self.deadline(work.task, work.until_mono_s)
+        if end_mono_s == float("inf"):
+            return
+        lead_s = limits.WATCHDOG_FORCE_S if why is Reason.LEASE_LAPSED else 0.0
+        left_s = end_mono_s - lead_s - self.clock.monotonic()
+        if left_s <= 0:
+            self.end(work, Exit(signal="SIGKILL", reason=why))
+            return
+        self.loop.arrive_later(self.clock.true_s(left_s), self.guard, work)
+
+    def permit(self, epoch: int, until_mono_s: float) -> None:
+        shorter = epoch != self.lease[0] or until_mono_s < self.lease[1]
+        self.lease = (epoch, until_mono_s)
+        if shorter:
+            for work in self.running():
+                self.guard(work)
 
     async def _finish(self, work: Work, after_s: float, code: int) -> None:
         await asyncio.sleep(after_s)
-        self.end(work, Exit(code=code, reason=Reason.EXITED))
+        if self.powered:
+            self.end(work, Exit(code=code, reason=Reason.EXITED))
 
     def end(self, work: Work, how: Exit) -> None:
         if work.exit is None:
@@ -82,13 +135,19 @@ class Machine:
             self._changed.set()
 
     def lose_power(self) -> None:
-        """Everything stops at once, and the machine forgets what was not on its disk."""
+        """Everything stops at once. What was running is not found any more; the lease was of another boot."""
         self.powered = False
         for work in self.running():
             work.exit = Exit(signal="SIGKILL", reason=Reason.KILLED)
             work.ended_s = self.loop.time()
             work.heard = True
         self.runs.clear()
+        self.lease = (0, 0.0)
+        self.facts = msgspec.structs.replace(self.facts, lease_until_mono_s=0.0)
+
+    def wall_s(self, true_s: float) -> float:
+        """A moment as this machine's wall clock would have it now."""
+        return self.clock.now() - (self.loop.time() - true_s)
 
     async def change(self) -> None:
         self._changed.clear()
@@ -107,18 +166,25 @@ class SimDriver:
         self._stopped: dict[str, int] = {}
 
     async def inspect(self) -> list[Found]:
+        wall_s = self._machine.wall_s
         return [
-            Found(w.task, w.pid, EPOCH_S + w.started_s, w.exit, EPOCH_S + w.ended_s if w.exit else 0.0)
+            Found(w.task, w.pid, wall_s(w.started_s), w.exit, wall_s(w.ended_s) if w.exit else 0.0)
             for _, w in sorted(self._machine.runs.items())
         ]
 
     async def start(self, task: Task) -> Started:
-        slow = self._chaos.strikes(Kind.START_SLOW)
-        await asyncio.sleep(self._chance.uniform(*(SLOW_START_S if slow else START_S)))
+        place = self._machine.name
+        slow = self._chaos.strikes(Kind.START_SLOW, place)
+        await asyncio.sleep(slow.uniform(*SLOW_START_S) if slow is not None else self._chance.uniform(*START_S))
+        if self._chaos.strikes(Kind.START_FAILS, place) is not None:
+            raise StartFailed(Reason.START_ERROR, "the system refused to start it (simulated)")
         if self._stopped.get(task.id, 0) >= task.run:
             raise StartFailed(Reason.NEVER_STARTED, "stopped before it began")
+        end_mono_s, why = self._machine.deadline(task, task.until_mono_s)
+        if end_mono_s - limits.WATCHDOG_LEAD_S <= self._machine.clock.monotonic():
+            raise StartFailed(Reason.NEVER_STARTED, f"its time was over before it began ({why})")
         work = self._machine.begin(task)
-        return Started(work.pid, EPOCH_S + work.started_s)
+        return Started(work.pid, self._machine.wall_s(work.started_s))
 
     async def stop(self, task_id: str, grace_s: float) -> Exit:
         work = self._machine.runs.get(task_id)
@@ -131,6 +197,18 @@ class SimDriver:
         self._machine.end(work, Exit(signal="SIGTERM", reason=Reason.STOPPED_AS_ASKED))
         return work.exit or Exit()
 
+    def permit(self, epoch: int, until_mono_s: float) -> None:
+        self._machine.permit(epoch, until_mono_s)
+
+    def run_until(self, task_id: str, until_mono_s: float | None) -> None:
+        work = self._machine.runs.get(task_id)
+        if work is not None:
+            work.until_mono_s = until_mono_s
+            self._machine.guard(work)
+
+    def usage(self, task_id: str) -> Usage | None:
+        return None
+
     async def next_exit(self) -> Ended:
         while True:
             for task_id, work in sorted(self._machine.runs.items()):
@@ -142,7 +220,9 @@ class SimDriver:
     async def forget(self, task_id: str) -> None:
         self._machine.runs.pop(task_id, None)
 
-    async def execute(self, task_id: str, command: tuple[str, ...], timeout_s: float) -> ExecResult:
+    async def execute(
+        self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = 0
+    ) -> ExecResult:
         return ExecResult(0, "")
 
     def logs(self, task_id: str) -> Path | None:
@@ -153,21 +233,23 @@ class SimDriver:
 
 
 class SimProber:
-    """Work is ready a moment after it began, as long as it runs."""
+    """Work is ready a moment after it began, as long as it runs, and unless chance has it."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, chaos: Chaos) -> None:
         self._machine = machine
+        self._chaos = chaos
 
     async def check(self, target: Target, probe: Probe) -> Checked:
-        await asyncio.sleep(0.01)
         work = self._machine.runs.get(target.task_id)
         if work is None or work.exit is not None:
             return Checked(False, "nothing runs")
+        if self._chaos.strikes(Kind.PROBE_FAILS, self._machine.name) is not None:
+            return Checked(False, "no answer (simulated)")
         return Checked(self._machine.loop.time() - work.started_s >= READY_AFTER_S, "starting")
 
 
 class SimMemory:
-    """The agent's few durable facts; on the machine's disk, so they outlive agent and power."""
+    """The agent's few durable facts; on the machine's disk, so they outlive the agent, and the epochs the power."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

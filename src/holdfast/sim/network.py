@@ -1,30 +1,31 @@
-"""The network between simulated processes, and the client that goes over it.
+"""The network between simulated processes: calls and streams, cut in either direction, slow, lost or broken.
 
 A call is carried out by the process that answers it: it runs there, dies with it, and its answer may be lost on the way
-back. Whoever asked then knows only that it does not know.
+back. Whoever asked then knows only that it does not know. A paused process takes a call and carries it out late.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-from holdfast.client import readback
-from holdfast.client.contract import Client, Committed, Listing, Seen, Token
-from holdfast.model.errors import Ambiguous, Fault, Unavailable
-from holdfast.model.meta import Object
-from holdfast.model.placement import Answers, BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
-from holdfast.model.writes import Notice, Write
-from holdfast.runtime.ports import Ports
+from holdfast.client.contract import Client
+from holdfast.model.errors import Ambiguous, Expired, Fault, Unavailable
 from holdfast.sim.chaos import Chaos, Kind
 from holdfast.sim.loop import Process, VirtualLoop
 
-O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
 
 LATENCY_S = (0.0005, 0.02)
-NO_ANSWER_S = 2.0
+NO_ANSWER_S = (1.0, 10.0)
+REFUSED_S = (0.01, 0.5)
+NOTICED_S = (0.5, 10.0)
+"""How long it takes until a broken connection is noticed."""
+DELAY_S = (0.5, 20.0)
+STALL_S = (10.0, 120.0)
 
 
 class Host(Protocol):
@@ -37,184 +38,207 @@ class Host(Protocol):
     def client_for(self, caller: str) -> Client: ...
 
 
+class Pipe(Generic[T]):
+    """What one stream has delivered and its reader has not yet taken; at last, how it ended."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._items: deque[T] = deque()
+        self._fault: Fault | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self.closed = False
+        self.stalled = False
+        self.due_s = 0.0
+        """When the last of what is on its way arrives: nothing overtakes."""
+
+    def put(self, item: T) -> None:
+        if self._fault is None and not self.closed:
+            self._items.append(item)
+            self._wake()
+
+    def fail(self, fault: Fault) -> None:
+        if self._fault is None:
+            self._fault = fault
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def take(self) -> T:
+        while not self._items:
+            if self._fault is not None:
+                raise self._fault
+            self._reader = self._loop.create_future()
+            await self._reader
+        return self._items.popleft()
+
+
 class Network:
-    def __init__(self, loop: VirtualLoop, chaos: Chaos, chance: Any) -> None:
+    """Names are those of callers (`region/east`, `node/east/n1`, `operator`) and of hosts (`global`, `east`)."""
+
+    def __init__(self, loop: VirtualLoop, chaos: Chaos, chance: random.Random) -> None:
         self.loop = loop
         self.chaos = chaos
         self._chance = chance
-        self._cut: set[tuple[str, str]] = set()
+        self._cut: dict[tuple[str, str], int] = {}
+        """Directions that nothing passes, with the number of reasons for it."""
+        self._open: dict[Process, dict[int, Callable[[Fault], None]]] = {}
+        self._number = 0
 
-    def cut(self, one: str, other: str) -> None:
-        self._cut |= {(one, other), (other, one)}
+    # Cutting
 
-    def join(self, one: str, other: str) -> None:
-        self._cut -= {(one, other), (other, one)}
+    def cut(self, source: str, target: str) -> None:
+        """Nothing goes from `source` to `target` any more, until as many `join`s."""
+        self._cut[(source, target)] = self._cut.get((source, target), 0) + 1
 
-    def reachable(self, one: str, other: str) -> bool:
-        return (one, other) not in self._cut
+    def join(self, source: str, target: str) -> None:
+        left = self._cut.get((source, target), 0) - 1
+        if left > 0:
+            self._cut[(source, target)] = left
+        else:
+            self._cut.pop((source, target), None)
+
+    def heal(self) -> None:
+        self._cut.clear()
+
+    def reachable(self, source: str, target: str) -> bool:
+        return (source, target) not in self._cut
+
+    def reset(self, process: Process) -> None:
+        """The process is gone: whoever waits for it notices after a moment."""
+        for notice in self._open.pop(process, {}).values():
+            fault = Unavailable(f"{process.name} closed the connection (simulated)")
+            self.loop.arrive_later(self._chance.uniform(*REFUSED_S), notice, fault)
+
+    def _register(self, process: Process, notice: Callable[[Fault], None]) -> int:
+        self._number += 1
+        self._open.setdefault(process, {})[self._number] = notice
+        return self._number
+
+    def _unregister(self, process: Process, number: int) -> None:
+        self._open.get(process, {}).pop(number, None)
+
+    # Calls
 
     async def call(
         self, caller: str, host: Host, work: Callable[[Client], Coroutine[Any, Any, T]], *, writes: bool
     ) -> T:
         """Carries a call over and its answer back, or fails the way networks do."""
-        await self._travel()
-        target = host.answering()
-        if target is None or not self.reachable(caller, host.name) or self.chaos.strikes(Kind.CALL_LOST):
-            await asyncio.sleep(self._chance.uniform(0.05, NO_ANSWER_S))
-            raise Unavailable(f"{host.name} cannot be reached from {caller} (simulated)")
         answer: asyncio.Future[T] = self.loop.create_future()
-        self.loop.spawn(target, self._carry_out(work(host.client_for(caller)), answer), name=f"call from {caller}")
-        lost = self.chaos.strikes(Kind.REPLY_LOST)
+        if not self.reachable(caller, host.name):
+            await asyncio.sleep(self._chance.uniform(*NO_ANSWER_S))
+            raise Unavailable(f"{host.name} cannot be reached from {caller} (simulated)")
+        lost = self.chaos.strikes(Kind.CALL_LOST, caller) is not None
+        if not lost:
+            self.loop.arrive_later(self._latency_s(), self._arrive, caller, host, work, answer, writes)
+        timer = self.loop.call_later(NO_ANSWER_S[1], _settle, answer, self._no_answer(host.name, writes))
         try:
-            async with asyncio.timeout(NO_ANSWER_S * 5):
-                result = await asyncio.shield(answer)
-        except TimeoutError:
-            raise self._no_answer(host, writes) from None
-        if lost or not self.reachable(caller, host.name):
-            await asyncio.sleep(NO_ANSWER_S)
-            raise self._no_answer(host, writes)
-        await self._travel()
-        return result
+            return await answer
+        finally:
+            timer.cancel()
 
-    def _no_answer(self, host: Host, writes: bool) -> Fault:
-        if writes:
-            return Ambiguous(f"{host.name} did not answer (simulated)")
-        return Unavailable(f"{host.name} did not answer (simulated)")
+    def _arrive(
+        self,
+        caller: str,
+        host: Host,
+        work: Callable[[Client], Coroutine[Any, Any, T]],
+        answer: asyncio.Future[T],
+        writes: bool,
+    ) -> None:
+        """The request is there; from here on it is the other process's to carry out."""
+        target = host.answering()
+        if target is None:
+            refused = Unavailable(f"{host.name} does not answer (simulated)")
+            self.loop.arrive_later(self._chance.uniform(*REFUSED_S), _settle, answer, refused)
+            return
+        number = self._register(target, lambda _: _settle(answer, self._no_answer(host.name, writes)))
+
+        async def carry_out() -> None:
+            result: T | Fault
+            try:
+                result = await work(host.client_for(caller))
+            except Fault as fault:
+                result = fault
+            self._unregister(target, number)
+            if self.chaos.strikes(Kind.REPLY_LOST, caller) is None:
+                self.loop.arrive_later(self._latency_s(), self._reply, caller, host.name, answer, result)
+
+        self.loop.spawn(target, carry_out(), name=f"call from {caller}")
+
+    def _reply(self, caller: str, host: str, answer: asyncio.Future[T], result: T | Fault) -> None:
+        if self.reachable(host, caller):
+            _settle(answer, result)
 
     @staticmethod
-    async def _carry_out(work: Coroutine[Any, Any, T], answer: asyncio.Future[T]) -> None:
-        try:
-            result = await work
-        except Fault as fault:
-            if not answer.done():
-                answer.set_exception(fault)
-        else:
-            if not answer.done():
-                answer.set_result(result)
+    def _no_answer(host: str, writes: bool) -> Fault:
+        kind = Ambiguous if writes else Unavailable
+        return kind(f"{host} did not answer (simulated)")
 
-    async def _travel(self) -> None:
-        await asyncio.sleep(self._chance.uniform(*LATENCY_S))
+    def _latency_s(self) -> float:
+        return self._chance.uniform(*LATENCY_S)
 
+    # Streams
 
-class RemoteClient:
-    """A client of another simulated process; implements `client.contract.Client`."""
-
-    def __init__(self, network: Network, caller: str, host: Host, ports: Ports) -> None:
-        self._network = network
-        self._caller = caller
-        self._host = host
-        self._ports = ports
-
-    @property
-    def cell(self) -> str:
-        return self._host.name
-
-    async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
-        return await self._read(lambda client: client.get(kind, name, namespace))
-
-    async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
-        return await self._read(lambda client: client.list(kind, namespace, fields=fields))
-
-    async def watch(
-        self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Sequence[Seen[O]]]:
-        """A stream from the other process: ends when that dies, the path is cut, or chance has it."""
-        pipe: asyncio.Queue[Sequence[Seen[O]] | Fault] = asyncio.Queue()
-        network, host = self._network, self._host
+    async def stream(
+        self, caller: str, place: str, host: Host, opened: Callable[[Client], AsyncIterator[Sequence[T]]]
+    ) -> AsyncIterator[Sequence[T]]:
+        """What another process sends, batch by batch, until it dies, the path is cut, or chance has it."""
+        await asyncio.sleep(self._latency_s())
         target = host.answering()
-        if target is None or not network.reachable(self._caller, host.name):
-            await asyncio.sleep(0.2)
-            raise Unavailable(f"{host.name} cannot be reached from {self._caller} (simulated)")
-        client = host.client_for(self._caller)
+        if target is None or not self.reachable(caller, host.name):
+            await asyncio.sleep(self._chance.uniform(*REFUSED_S))
+            raise Unavailable(f"{host.name} cannot be reached from {caller} (simulated)")
+        if self.chaos.strikes(Kind.WATCH_EXPIRED, place) is not None:
+            raise Expired("the revision is compacted (simulated): list again")
+        pipe: Pipe[Sequence[T]] = Pipe(self.loop)
+        number = self._register(target, pipe.fail)
 
         async def send() -> None:
             try:
-                async for batch in client.watch(kind, namespace, after=after, fields=fields):
-                    pipe.put_nowait(batch)
+                async for batch in opened(host.client_for(caller)):
+                    self._deliver(caller, place, host.name, pipe, batch)
             except Fault as fault:
-                pipe.put_nowait(fault)
+                self.loop.arrive_later(self._latency_s(), pipe.fail, fault)
 
-        sending = network.loop.spawn(target, send(), name=f"watch for {self._caller}")
+        sending = self.loop.spawn(target, send(), name=f"watch for {caller}")
         try:
             while True:
-                try:
-                    async with asyncio.timeout(NO_ANSWER_S):
-                        item = await pipe.get()
-                except TimeoutError:
-                    if not target.alive or not network.reachable(self._caller, host.name):
-                        raise Unavailable(f"the watch of {host.name} broke (simulated)") from None
-                    continue
-                if isinstance(item, Fault):
-                    raise item
-                if not network.reachable(self._caller, host.name) or network.chaos.strikes(Kind.WATCH_DROP):
-                    raise Unavailable(f"the watch of {host.name} was dropped (simulated)")
-                yield item
+                yield await pipe.take()
         finally:
+            pipe.closed = True
+            self._unregister(target, number)
             if target.alive:
                 sending.cancel()
 
-    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
-        return await self._network.call(
-            self._caller, self._host, lambda client: client.commit(writes, token=token), writes=True
-        )
-
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
-        return await readback.commit(self, writes, token=token, ports=self._ports)
-
-    async def reserve(self, request: ReserveRequest) -> Answers:
-        return await self._write(lambda client: client.reserve(request))
-
-    async def bind(self, request: BindRequest) -> Answers:
-        return await self._write(lambda client: client.bind(request))
-
-    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
-        return await self._write(lambda client: client.release(request, token=token))
-
-    async def renew(self, request: RenewRequest) -> Answers:
-        return await self._write(lambda client: client.renew(request))
-
-    async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
-        try:
-            await self._write(lambda client: client.notify(notices, component=component))
-        except Fault:
-            return  # events are best effort
-
-    async def close(self) -> None:
-        return None
-
-    async def _read(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        return await self._network.call(self._caller, self._host, work, writes=False)
-
-    async def _write(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        return await self._network.call(self._caller, self._host, work, writes=True)
+    def _deliver(self, caller: str, place: str, host: str, pipe: Pipe[Sequence[T]], batch: Sequence[T]) -> None:
+        if pipe.stalled:
+            return
+        strikes = self.chaos.strikes
+        broken = Unavailable(f"the watch of {host} broke (simulated)")
+        if not self.reachable(host, caller):
+            pipe.stalled = True
+            self.loop.arrive_later(self._chance.uniform(*NOTICED_S), pipe.fail, broken)
+            return
+        if (own := strikes(Kind.WATCH_STALL, place)) is not None:
+            pipe.stalled = True
+            self.loop.arrive_later(own.uniform(*STALL_S), pipe.fail, broken)
+            return
+        if strikes(Kind.WATCH_DROP, place) is not None:
+            pipe.fail(broken)
+            return
+        now_s = self.loop.time()
+        late = strikes(Kind.WATCH_DELAY, place)
+        arrives_s = now_s + self._latency_s() + (late.uniform(*DELAY_S) if late is not None else 0.0)
+        pipe.due_s = max(pipe.due_s, arrives_s)
+        for _ in range(2 if strikes(Kind.WATCH_DUPLICATE, place) is not None else 1):
+            self.loop.arrive_later(pipe.due_s - now_s, pipe.put, batch)
 
 
-class Flaky:
-    """The client of a part inside a cell: no network, but its watches break and its placement answers get lost."""
-
-    def __init__(self, inner: Client, chaos: Chaos) -> None:
-        self._inner = inner
-        self._chaos = chaos
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def watch(
-        self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Sequence[Seen[O]]]:
-        async for batch in self._inner.watch(kind, namespace, after=after, fields=fields):
-            if self._chaos.strikes(Kind.WATCH_DROP):
-                raise Unavailable("the watch was dropped (simulated)")
-            yield batch
-
-    async def reserve(self, request: ReserveRequest) -> Answers:
-        answers = await self._inner.reserve(request)
-        if self._chaos.strikes(Kind.TIMEOUT_AFTER):
-            raise Ambiguous("the authority did not answer (simulated, committed)")
-        return answers
-
-    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
-        answers = await self._inner.release(request, token=token)
-        if self._chaos.strikes(Kind.TIMEOUT_AFTER):
-            raise Ambiguous("the authority did not answer (simulated, committed)")
-        return answers
+def _settle(answer: asyncio.Future[T], result: T | Fault) -> None:
+    if answer.done():
+        return
+    if isinstance(result, Fault):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)

@@ -20,20 +20,36 @@ def stream(seed: int, name: str) -> random.Random:
 
 
 class SimClock:
-    """The world's time plus this machine's skew; the monotonic clock is never skewed."""
+    """One machine's clocks. The wall clock can be stepped; the monotonic one only runs a little fast or slow.
+
+    Sleeping follows the machine's own clock, so that a machine whose clock is slow also sleeps for longer.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.skew_s = 0.0
+        self._rate = 1.0
+        self._base_s = 0.0
+        self._since_s = 0.0
+        self.step_s = 0.0
+
+    def drift(self, rate: float) -> None:
+        """From now on this machine's seconds are `rate` of a true one; what has passed stays passed."""
+        now_s = self._loop.time()
+        self._base_s += (now_s - self._since_s) * self._rate
+        self._since_s, self._rate = now_s, rate
 
     def now(self) -> float:
-        return EPOCH_S + self._loop.time() + self.skew_s
+        return EPOCH_S + self.monotonic() + self.step_s
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._base_s + (self._loop.time() - self._since_s) * self._rate
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds / self._rate)
+
+    def true_s(self, seconds: float) -> float:
+        """How long it truly takes until so many seconds have passed on this clock."""
+        return seconds / self._rate
 
 
 class SimIds:
@@ -46,9 +62,9 @@ class SimIds:
 
 
 class SimPorts:
-    """One process's ports. A restarted process gets new streams: chance does not survive a crash."""
+    """One process's ports. A restarted process gets new streams: chance does not survive a crash, its clock does."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seed: int, name: str) -> None:
-        self.clock: Clock = SimClock(loop)
+    def __init__(self, clock: Clock, seed: int, name: str) -> None:
+        self.clock = clock
         self.random = stream(seed, f"{name}/chance")
         self.ids: Ids = SimIds(stream(seed, f"{name}/ids"))

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from holdfast.client.contract import Seen
 from holdfast.model import codec
 from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.meta import Object
-from holdfast.sim.checkers import Violation
-from holdfast.sim.checkers.ownership import TERM_KEY, check_owners, check_token
+from holdfast.sim.checkers import Changed, Commit, Found, Violation
+from holdfast.sim.checkers.ownership import OwnershipChecker, writer_of
 from holdfast.sim.checkers.placement import PlacementChecker
+from holdfast.sim.checkers.quota import QuotaChecker
+from holdfast.sim.checkers.records import RecordsChecker
+from holdfast.sim.checkers.running import RunningChecker
+from holdfast.sim.checkers.unrest import UnrestChecker
+from holdfast.sim.coverage import Coverage
+from holdfast.sim.history import History
+from holdfast.sim.loop import VirtualLoop
+from holdfast.sim.machine import Machine, Work
+from holdfast.sim.ports import EPOCH_S
 from holdfast.store.contract import Committed, Put, Txn
 
 VIOLATIONS_KEPT = 20
@@ -19,72 +30,78 @@ VIOLATIONS_KEPT = 20
 class Court:
     """`commits` counts what was checked. A run with a violation has failed, however it goes on."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._placement: dict[str, PlacementChecker] = {}
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
         self._now: dict[str, dict[str, Any]] = {}
-        self._written: dict[str, dict[int, str]] = {}
-        self._last: dict[str, int] = {}
+        self._records: dict[str, RecordsChecker] = {}
+        self._quota = QuotaChecker(self.state)
+        self._running = RunningChecker()
+        self.unrest = UnrestChecker()
+        self.history = History()
+        self.coverage = Coverage()
         self.violations: list[Violation] = []
         self.commits = 0
 
-    def broken(self, promise: str, cell: str, what: str) -> None:
-        if len(self.violations) < VIOLATIONS_KEPT:
-            self.violations.append(Violation(promise, self._clock(), cell, what))
+    def broken(self, cell: str, found: Iterable[Found]) -> None:
+        for promise, what, objects in found:
+            if len(self.violations) < VIOLATIONS_KEPT:
+                self.violations.append(Violation(promise, self._loop.time(), cell, what, objects))
 
     def witness(self, cell: str) -> Callable[[Txn, Committed], None]:
         """What a disk calls with each commit, at the instant it takes effect."""
         state = self._now.setdefault(cell, {})
-        written = self._written.setdefault(cell, {})
-        placement = self._placement.setdefault(cell, PlacementChecker())
+        records = self._records[cell] = RecordsChecker(cell)
+        ownership = OwnershipChecker(cell)
+        placement = PlacementChecker(cell)
 
         def see(txn: Txn, committed: Committed) -> None:
             self.commits += 1
-            term = state.get(TERM_KEY)
-            term_revision = term.revision if term is not None else 0
-            changed: list[tuple[str, Any, Any]] = []
-            for write, revision in zip(txn.writes, committed.revisions, strict=True):
-                if revision <= self._last.get(cell, 0):
-                    self.broken("S9", cell, f"revision {revision} came after {self._last[cell]}")
-                self._last[cell] = revision
-                written[revision] = write.key
-                kind = kind_of_store_key(write.key)
-                if kind is None:
-                    continue
-                old = state.get(write.key)
-                new = codec.decode(kind, write.value, revision) if isinstance(write, Put) else None
-                if new is None:
-                    state.pop(write.key, None)
-                else:
-                    state[write.key] = new
-                    self._generation(cell, write.key, old, new)
-                changed.append((write.key, old, new))
-                placement.apply(write.key, old, new)
-            for promise, what in (
-                *check_token(txn, changed, term_revision),
-                *check_owners(cell, txn, changed),
-                *placement.check(),
+            self.broken(cell, records.revisions(txn, committed))
+            changed, revisions = self._apply(state, txn, committed)
+            at_s = self._loop.time()
+            commit = Commit(cell, at_s, EPOCH_S + at_s, txn, tuple(changed), state)
+            writer = writer_of(txn)
+            self.history.add(commit, writer)
+            self.coverage.see(commit)
+            self._running.learn(commit)
+            for found in (
+                records.check(commit, revisions),
+                ownership.check(commit, writer),
+                placement.check(commit),
+                self._quota.check(commit),
+                self.unrest.check(commit),
             ):
-                self.broken(promise, cell, what)
+                self.broken(cell, found)
 
         return see
 
-    def acknowledged(self, cell: str, items: tuple[Object | None, ...]) -> None:
-        """S9: whatever a caller was told is stored must be on the disk."""
-        written = self._written.get(cell, {})
-        for item in items:
-            if item is not None and item.revision and item.revision not in written:
-                self.broken("S9", cell, f"{item.key} was acknowledged at {item.revision}, which no commit wrote")
+    def _apply(self, state: dict[str, Any], txn: Txn, committed: Committed) -> tuple[list[Changed], list[int]]:
+        changed: list[Changed] = []
+        revisions: list[int] = []
+        for write, revision in zip(txn.writes, committed.revisions, strict=True):
+            kind = kind_of_store_key(write.key)
+            if kind is None:
+                continue
+            old = state.get(write.key)
+            new = None
+            if isinstance(write, Put):
+                self._loop.note(zlib.crc32(write.value) + revision)
+                new = state[write.key] = codec.decode(kind, write.value, revision)
+            else:
+                state.pop(write.key, None)
+            changed.append(Changed(write.key, kind, old, new))
+            revisions.append(revision)
+        return changed, revisions
 
-    def _generation(self, cell: str, key: str, old: Any, new: Any) -> None:
-        observed = getattr(getattr(new, "status", None), "observed_generation", 0)
-        if observed > new.metadata.generation:
-            self.broken("observedGeneration", cell, f"{key} observed {observed} of {new.metadata.generation}")
-        if old is not None and old.uid == new.uid:
-            before = getattr(getattr(old, "status", None), "observed_generation", 0)
-            if observed < before:
-                self.broken("observedGeneration", cell, f"{key} went back from {before} to {observed}")
+    def acknowledged(self, cell: str, items: Sequence[Object | None]) -> None:
+        self.broken(cell, self._records[cell].acknowledged(items))
+
+    def watched(self, cell: str, kind: str, after: int, batch: Sequence[Seen[Any]]) -> None:
+        self.broken(cell, self._records[cell].watched(kind, after, batch))
+
+    def began(self, machine: Machine, work: Work) -> None:
+        self.broken(machine.name, self._running.began(machine, work))
 
     def state(self, cell: str) -> dict[str, Any]:
         """What is on a cell's disk, decoded, by key."""
-        return self._now.get(cell, {})
+        return self._now.setdefault(cell, {})

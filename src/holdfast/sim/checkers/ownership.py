@@ -6,12 +6,14 @@ Who wrote is read from the audit record inside the same transaction, so a write 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
 
-from holdfast.model.kinds import Kind, kind_of
+from holdfast.model.kinds import Kind
 from holdfast.model.ownership import OWNERS, UNOWNED, deleters, is_mirrored_here, owners
+from holdfast.sim.checkers import Commit, Found
 from holdfast.store.contract import Txn
 
 PLACEMENT = frozenset({"Binding", "Reservation", "LeasePage", "Decision"})
@@ -38,50 +40,62 @@ def roles_of(principal: str) -> frozenset[str]:
     return frozenset({"operator", "user"})
 
 
-def acting_roles(txn: Txn) -> frozenset[str]:
-    """As whom a transaction was made. The authority commits under its own term; its record names who asked."""
-    if any(c.key == TERM_KEY for c in txn.compares):
-        return frozenset({"authority"})
-    return roles_of(writer_of(txn))
+class OwnershipChecker:
+    """One cell's. Tokens are judged by the term as it was before the commit, which is why it is kept here."""
 
+    def __init__(self, cell: str) -> None:
+        self._cell = cell
+        self._term = 0
+        self._top = 0
 
-def check_token(txn: Txn, changed: list[tuple[str, Any, Any]], term_revision: int) -> Iterator[tuple[str, str]]:
-    """S5 for one transaction; `term_revision` is the authority's term before it."""
-    kinds = sorted({kind_of(new if new is not None else old).name for _, old, new in changed} & PLACEMENT)
-    if not kinds:
-        return
-    compared = {c.key: c.revision for c in txn.compares}
-    if TERM_KEY in compared:
-        if compared[TERM_KEY] != term_revision:
-            yield "S5", f"{kinds} committed under token {compared[TERM_KEY]}, the term is at {term_revision}"
-        return
-    for key, old, new in changed:
-        kind = kind_of(new if new is not None else old)
-        if kind.name in PLACEMENT and (old is None or new is None or old.spec != new.spec):
-            yield "S5", f"{key} written by {writer_of(txn) or 'nobody'}, without the authority's term"
+    def check(self, commit: Commit, writer: str) -> Iterator[Found]:
+        under = next((c.revision for c in commit.txn.compares if c.key == TERM_KEY), None)
+        yield from self._token(commit, under, writer)
+        roles = frozenset({"authority"}) if under is not None else roles_of(writer)
+        for change in commit.changed:
+            if change.key == TERM_KEY:
+                yield from self._new_term(change.new)
+            kind = change.kind
+            if kind.name in UNOWNED or kind.name == "LeasePage":
+                continue
+            about = (change.key,)
+            if not writer:
+                yield "S6", f"{change.key} written without an audit record", about
+                continue
+            mirrored = is_mirrored_here(kind.name, self._cell) and kind.name != "Endpoint"
+            if change.new is None:
+                if not roles & (deleters(kind.name, mirrored_here=mirrored) | _finalizers_of(kind)):
+                    yield "S6", f"{change.key} removed by {writer}, who may not delete it", about
+                continue
+            if change.old is None or (mirrored and "link" in roles):
+                continue  # what a creator may set of the status is the gate's business; spec and metadata are its own
+            for group in changed_groups(kind.name, change.old, change.new):
+                allowed = owners(kind.name, group, mirrored_here=mirrored)
+                if not roles & allowed:
+                    whose = ", ".join(sorted(allowed)) or "nobody"
+                    yield "S6", f"{change.key} {group} changed by {writer}; it belongs to {whose}", about
 
+    def _new_term(self, term: Any) -> Iterator[Found]:
+        revision = term.revision if term is not None else 0
+        if revision <= self._top:
+            yield "S5", f"the authority's term went from {self._top} to {revision}", (TERM_KEY,)
+        self._term, self._top = revision, max(self._top, revision)
 
-def check_owners(cell: str, txn: Txn, changed: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, str]]:
-    """S6 for one transaction."""
-    writer = writer_of(txn)
-    roles = acting_roles(txn)
-    for key, old, new in changed:
-        kind = kind_of(new if new is not None else old)
-        if kind.name in UNOWNED or kind.name == "LeasePage":
-            continue
-        if not writer:
-            yield "S6", f"{key} written without an audit record"
-            continue
-        mirrored = is_mirrored_here(kind.name, cell) and kind.name != "Endpoint"
-        if new is None:
-            allowed = deleters(kind.name, mirrored_here=mirrored) | _finalizers_of(kind)
-            if not roles & allowed:
-                yield "S6", f"{key} removed by {writer}, who may not delete it"
-            continue
-        for group in () if mirrored and "link" in roles else _changed_groups(kind, old, new):
-            allowed = owners(kind.name, group, mirrored_here=mirrored)
-            if not roles & allowed:
-                yield "S6", f"{key} {group} changed by {writer}; it belongs to {', '.join(sorted(allowed)) or 'nobody'}"
+    def _token(self, commit: Commit, under: int | None, writer: str) -> Iterator[Found]:
+        placed = [change for change in commit.changed if change.kind.name in PLACEMENT]
+        if not placed:
+            return
+        keys = tuple(change.key for change in placed)
+        if under is not None:
+            if under != self._term:
+                yield "S5", f"{keys} committed under token {under}, the term is at {self._term}", keys
+            return
+        for change in placed:
+            old, new = change.old, change.new
+            if new is None and change.kind.name == "Decision":
+                continue  # a record of the past holds nothing: whoever may delete it may
+            if old is None or new is None or old.spec != new.spec:
+                yield "S5", f"{change.key} written by {writer or 'nobody'}, without the authority's term", keys
 
 
 def _finalizers_of(kind: Kind) -> frozenset[str]:
@@ -91,38 +105,38 @@ def _finalizers_of(kind: Kind) -> frozenset[str]:
     )
 
 
-def _changed_groups(kind: Kind, old: Any, new: Any) -> Iterator[str]:
-    """Field groups of the ownership table whose content differs, deepest first; conditions are judged with `status`."""
-    after = msgspec.to_builtins(new)
-    if old is None:
-        return  # what a creator may set of the status is the gate's business; spec and metadata are its own
-    before = msgspec.to_builtins(old)
-    groups = sorted(OWNERS[kind.name], key=len, reverse=True)
+@cache
+def _attributes(kind: str) -> tuple[tuple[str, tuple[str, ...], frozenset[str]], ...]:
+    """The groups of a kind: name, path of attributes, and the fields below it that belong to deeper groups."""
+    groups = [group for group in OWNERS[kind] if group != "metadata"]
+    rows = []
     for group in groups:
-        if group == "metadata":
-            if _labels(before) != _labels(after):
-                yield group
-            continue
-        parts = group.split(".")
-        one, two = _take(before, parts), _take(after, parts)
+        below = {_snake(g[len(group) + 1 :]) for g in groups if g.startswith(f"{group}.")}
         if group == "status":
-            one, two = _without_conditions(one), _without_conditions(two)
-        if one != two:
+            below |= {"conditions", "observed_generation"}
+        rows.append((group, tuple(_snake(part) for part in group.split(".")), frozenset(below)))
+    return tuple(rows)
+
+
+def changed_groups(kind: str, old: Any, new: Any) -> Iterator[str]:
+    """Field groups of the ownership table whose content differs; conditions are each writer's own."""
+    before, after = old.metadata, new.metadata
+    if (before.labels, before.annotations) != (after.labels, after.annotations):
+        yield "metadata"
+    for group, path, below in _attributes(kind):
+        one, two = _at(old, path), _at(new, path)
+        if one is two or one == two:
+            continue
+        whole = one is None or two is None or not below
+        if whole or any(getattr(one, f) != getattr(two, f) for f in one.__struct_fields__ if f not in below):
             yield group
 
 
-def _labels(item: dict[str, Any]) -> tuple[Any, Any]:
-    return item["metadata"].get("labels"), item["metadata"].get("annotations")
+def _at(item: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        item = getattr(item, part, None)
+    return item
 
 
-def _take(tree: dict[str, Any], parts: list[str]) -> Any:
-    """Removes and returns the part, so that what is left belongs to the group above."""
-    for part in parts[:-1]:
-        tree = tree.get(part) or {}
-    return tree.pop(parts[-1], None) if isinstance(tree, dict) else None
-
-
-def _without_conditions(status: Any) -> Any:
-    if not isinstance(status, dict):
-        return status
-    return {k: v for k, v in status.items() if k not in ("conditions", "observedGeneration")}
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name)

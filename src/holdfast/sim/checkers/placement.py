@@ -1,96 +1,131 @@
-"""S1 and S2: one live binding per replica, one owner per device, no node above its capacity.
-
-Keeps its own sums, from the records alone, and never the authority's arithmetic.
+"""S1, S2 and S4: one live binding per replica, one owner per device, no node above its capacity, nothing where it may
+not be. Keeps its own sums, from the records alone.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
-from holdfast.model.node import Node, node_capacity
-from holdfast.model.quantity import GPU, add, amounts
+from holdfast.model.node import Node
+from holdfast.model.quantity import GPU, Amounts, add, amounts
+from holdfast.model.region import Region
+from holdfast.model.replica import Replica
+from holdfast.sim.checkers import Commit, Found
+
+_OPEN = (ReservationPhase.FIRM, ReservationPhase.NOMINATED)
 
 
 class PlacementChecker:
     """The records of one region, as they are on disk."""
 
-    def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.bindings: dict[str, Binding] = {}
-        self.reservations: dict[str, Reservation] = {}
-        self._touched: set[str] = set()
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._live: dict[str, dict[str, None]] = {}
+        """Live bindings by the uid of their replica."""
+        self._claims: dict[str, dict[str, Any]] = {}
+        """By node, then by claim: the spec that holds the node's capacity."""
 
-    def apply(self, key: str, old: Any, new: Any) -> None:
-        item = new if new is not None else old
-        if isinstance(item, Node):
-            _keep(self.nodes, key, new)
-        elif isinstance(item, Binding):
-            _keep(self.bindings, key, new)
-            self._touched.add(item.spec.node)
-        elif isinstance(item, Reservation):
-            _keep(self.reservations, key, new)
-            self._touched.add(item.spec.node)
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """What the last commit broke."""
-        touched, self._touched = sorted(self._touched), set()
-        if not touched:
-            return
-        yield from self._unique()
+    def check(self, commit: Commit) -> Iterator[Found]:
+        touched: dict[str, None] = {}
+        bound: list[Binding] = []
+        for change in commit.changed:
+            name = change.kind.name
+            if name == "Binding":
+                self._count_binding(change.key, change.old, change.new)
+                touched[change.item.spec.node] = None
+                if change.old is None:
+                    bound.append(change.new)
+            elif name == "Reservation":
+                touched[change.item.spec.node] = None
+            if name in ("Binding", "Reservation"):
+                self._count_claim(change.item.metadata, commit.state)
+        for binding in bound:
+            yield from self._unique(binding)
+            yield from self._allowed(binding, commit.state)
         for node in touched:
-            yield from self._node(node)
+            yield from self._node(node, commit.state)
 
-    def _unique(self) -> Iterator[tuple[str, str]]:
-        live: dict[str, str] = {}
-        for key, binding in self.bindings.items():
-            if binding.spec.quota_released:
-                continue  # released: it only keeps the node's capacity until the work is proven gone
-            uid = binding.spec.intent.replica_uid
-            if uid in live:
-                yield "S1", f"replica {binding.spec.replica} ({uid}) is bound by {live[uid]} and {key}"
-            live[uid] = key
+    def _count_binding(self, key: str, old: Binding | None, new: Binding | None) -> None:
+        """A released one only keeps the node's capacity until the work is proven gone."""
+        if old is not None and not old.spec.quota_released:
+            self._live.get(old.spec.intent.replica_uid, {}).pop(key, None)
+        if new is not None and not new.spec.quota_released:
+            self._live.setdefault(new.spec.intent.replica_uid, {})[key] = None
 
-    def _claims(self, node: str) -> Iterator[tuple[str, Any]]:
-        bound = set()
-        for key, binding in self.bindings.items():
-            if binding.spec.node == node:
-                bound.add(key.rpartition("/")[2])
-                yield key, binding.spec
-        for key, held in self.reservations.items():
-            open_ = held.status.phase in (ReservationPhase.FIRM, ReservationPhase.NOMINATED)
-            if held.spec.node == node and open_ and key.rpartition("/")[2] not in bound:
-                yield key, held.spec
+    def _count_claim(self, meta: Any, state: dict[str, Any]) -> None:
+        """A binding and its reservation are one claim, under one name."""
+        name = f"{meta.namespace}/{meta.name}"
+        binding: Binding | None = state.get(f"/bindings/{name}")
+        held: Reservation | None = state.get(f"/reservations/{name}")
+        for claims in self._claims.values():
+            claims.pop(name, None)
+        if binding is not None:
+            self._claims.setdefault(binding.spec.node, {})[name] = binding.spec
+        elif held is not None and held.status.phase in _OPEN:
+            self._claims.setdefault(held.spec.node, {})[name] = held.spec
 
-    def _node(self, name: str) -> Iterator[tuple[str, str]]:
-        machine = self.nodes.get(f"/nodes/{name}")
+    def _unique(self, binding: Binding) -> Iterator[Found]:
+        live = tuple(self._live.get(binding.spec.intent.replica_uid, ()))
+        if len(live) > 1:
+            yield "S1", f"replica {binding.spec.replica} is bound by {' and '.join(live)}", live
+
+    def _node(self, name: str, state: dict[str, Any]) -> Iterator[Found]:
+        machine: Node | None = state.get(f"/nodes/{name}")
         if machine is None:
             return
-        used: dict[str, int] = {}
-        owners: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        used: Amounts = {}
+        devices: dict[str, list[tuple[str, int]]] = {}
         ports: dict[int, str] = {}
-        for key, spec in self._claims(name):
+        claims = self._claims.get(name, {})
+        for claim, spec in claims.items():
             add(used, amounts(spec.resources))
             for device in spec.devices:
-                owners[device.id].append((key, device.milli))
+                devices.setdefault(device.id, []).append((claim, device.milli))
             for port in spec.ports.values():
                 if port in ports:
-                    yield "S2", f"port {port} of node {name} belongs to {ports[port]} and {key}"
-                ports[port] = key
+                    yield "S2", f"port {port} of node {name} belongs to {ports[port]} and {claim}", (claim, ports[port])
+                ports[port] = claim
         whole = {d.id: d.milli for d in machine.spec.devices}
-        for device, claims in sorted(owners.items()):
-            if sum(milli for _, milli in claims) > whole.get(device, 0):
-                yield "S2", f"device {device} of node {name} is claimed by {claims}, beyond its {whole.get(device, 0)}m"
-        capacity = node_capacity(machine)
-        for resource, amount in sorted(used.items()):
+        for device_id, owners in devices.items():
+            if sum(milli for _, milli in owners) > whole.get(device_id, 0):
+                what = (
+                    f"device {device_id} of node {name} is claimed by {owners}, beyond its {whole.get(device_id, 0)}m"
+                )
+                yield "S2", what, tuple(claim for claim, _ in owners)
+        capacity = amounts(machine.spec.capacity)
+        for resource, amount in used.items():
             if resource != GPU and amount > capacity.get(resource, 0):
-                yield "S2", f"node {name} has {amount} of {resource} claimed, and {capacity.get(resource, 0)} in all"
+                what = f"node {name} has {amount} of {resource} claimed, and {capacity.get(resource, 0)} in all"
+                yield "S2", what, tuple(claims)
 
-
-def _keep(table: dict[str, Any], key: str, new: Any) -> None:
-    if new is None:
-        table.pop(key, None)
-    else:
-        table[key] = new
+    def _allowed(self, binding: Binding, state: dict[str, Any]) -> Iterator[Found]:
+        """Judged by the rules of the replica as it is on disk, and by the node it was bound to."""
+        namespace = binding.metadata.namespace
+        about = (f"/bindings/{namespace}/{binding.metadata.name}", f"/replicas/{namespace}/{binding.spec.replica}")
+        replica: Replica | None = state.get(about[1])
+        node: Node | None = state.get(f"/nodes/{binding.spec.node}")
+        if replica is None or replica.uid != binding.spec.intent.replica_uid:
+            yield "S4", f"{about[0]} is for a replica that does not exist", about
+            return
+        if node is None:
+            yield "S4", f"{about[0]} is on node {binding.spec.node}, which does not exist", about
+            return
+        rules, broken = replica.spec.placement, []
+        here: Region | None = state.get(f"/regions/{self._region}")
+        tags = here.spec.residency if here is not None else ()
+        if rules.regions and self._region not in rules.regions:
+            broken.append(f"region {self._region}")
+        if self._region in rules.excluded_regions:
+            broken.append(f"region {self._region}")
+        if rules.residency and not set(rules.residency) & set(tags):
+            broken.append(f"residency {', '.join(tags) or 'unknown'}")
+        if rules.zones and node.spec.zone not in rules.zones:
+            broken.append(f"zone {node.spec.zone}")
+        if rules.pools and node.spec.pool not in rules.pools:
+            broken.append(f"pool {node.spec.pool}")
+        if node.spec.tenant != (namespace if replica.spec.dedicated else ""):
+            broken.append(f"tenancy of {node.spec.tenant or 'everyone'}")
+        if broken:
+            yield "S4", f"{about[0]} is where its rules forbid: {', '.join(broken)}", about

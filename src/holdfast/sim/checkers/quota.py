@@ -1,0 +1,119 @@
+"""S3: a region spends within the limit it holds, holds no more than it was granted, and grants fit the quota.
+
+Judged where something grows: a limit that an operator lowers below what is granted or used is a state that is drained,
+not a breach; spending or granting more in that state is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from holdfast.model.binding import CapacityClass, ReservationPhase
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.quantity import Amounts, add, amounts
+from holdfast.model.quota import Grant, GrantClass, Quota, grant_name
+from holdfast.sim.checkers import Changed, Commit, Found
+
+GLOBAL = "global"
+
+
+class QuotaChecker:
+    """All cells', as grants are what one gives and another holds."""
+
+    def __init__(self, state_of: Callable[[str], dict[str, Any]]) -> None:
+        self._state_of = state_of
+
+    def check(self, commit: Commit) -> Iterator[Found]:
+        if commit.cell == GLOBAL:
+            raised = {c.new.metadata.namespace: c for c in commit.changed if c.kind.name == "Grant" and _raises(c)}
+            for tenant, change in raised.items():
+                yield from self._granted(tenant, change, commit.state)
+            return
+        spenders: dict[str, str] = {}
+        for change in commit.changed:
+            if change.kind.name in ("Binding", "Reservation") and change.old is None:
+                if change.new.spec.capacity_class is not CapacityClass.RECOVERY:
+                    spenders[change.new.metadata.namespace] = change.key
+            elif change.kind.name == "GrantCopy" and _raises(change):
+                yield from self._held(commit.cell, change)
+        for tenant, key in spenders.items():
+            yield from self._spent(commit, tenant, key)
+
+    def _spent(self, commit: Commit, tenant: str, key: str) -> Iterator[Found]:
+        limit: Amounts = {}
+        for name in (GrantClass.NORMAL, GrantClass.EMERGENCY):
+            copy: GrantCopy | None = commit.state.get(f"/grantcopies/{tenant}/{name.value.lower()}")
+            if copy is not None:
+                add(limit, amounts(copy.spec.limit))
+        used = used_by(tenant, commit.state)
+        over = {name: (amount, limit.get(name, 0)) for name, amount in used.items() if amount > limit.get(name, 0)}
+        if over:
+            what = f"{key} takes tenant {tenant} above its limit in {commit.cell}: " + ", ".join(
+                f"{name} {used} of {held}" for name, (used, held) in sorted(over.items())
+            )
+            yield "S3", what, (key, f"/grantcopies/{tenant}/normal")
+
+    def _held(self, region: str, change: Changed) -> Iterator[Found]:
+        copy: GrantCopy = change.new
+        tenant = copy.metadata.namespace
+        key = f"/grants/{tenant}/{grant_name(region, copy.spec.grant_class)}"
+        grant: Grant | None = self._state_of(GLOBAL).get(key)
+        counted = _counted(grant) if grant is not None else {}
+        for name, amount in amounts(copy.spec.limit).items():
+            if amount > max(counted.get(name, 0), amounts(change.old.spec.limit).get(name, 0) if change.old else 0):
+                what = f"{region} holds {amount} of {name} for {tenant}; granted are {counted.get(name, 0)}"
+                yield "S3", what, (change.key, key)
+
+    def _granted(self, tenant: str, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+        quota: Quota | None = state.get(f"/quotas/{tenant}/quota")
+        hard = amounts(quota.spec.hard) if quota is not None else {}
+        total: Amounts = {}
+        keys = []
+        for key, item in state.items():
+            ours = isinstance(item, Grant) and item.metadata.namespace == tenant
+            if ours and item.spec.grant_class is GrantClass.NORMAL:
+                add(total, _counted(item))
+                keys.append(key)
+        # A region may be given back what it still enforces from before a shrink: that adds nothing to what is counted.
+        old = _counted(change.old) if change.old is not None else {}
+        for name, amount in _counted(change.new).items():
+            if amount > old.get(name, 0) and total[name] > hard.get(name, 0):
+                what = f"{change.key} raises {name}: {total[name]} are granted of a quota of {hard.get(name, 0)}"
+                yield "S3", what, (*keys, f"/quotas/{tenant}/quota")
+
+
+def used_by(tenant: str, state: dict[str, Any]) -> Amounts:
+    """What a tenant's claims in a region add up to, recovery apart."""
+    used: Amounts = {}
+    for key, item in state.items():
+        if key.startswith(f"/bindings/{tenant}/"):
+            if not item.spec.quota_released and item.spec.capacity_class is not CapacityClass.RECOVERY:
+                add(used, amounts(item.spec.resources))
+        elif key.startswith(f"/reservations/{tenant}/"):
+            open_ = item.status.phase in (ReservationPhase.FIRM, ReservationPhase.NOMINATED)
+            bound = f"/bindings/{tenant}/{item.metadata.name}" in state
+            if open_ and not bound and item.spec.capacity_class is not CapacityClass.RECOVERY:
+                add(used, amounts(item.spec.resources))
+    return used
+
+
+def _counted(grant: Grant) -> Amounts:
+    """What counts against the quota: the most that the region may enforce by now.
+
+    That is what it should come to, what it last said that it enforces, and, as long as it has not acknowledged the
+    newest epoch, the highest of the limits in between, as it may have heard of any of them.
+    """
+    counted = amounts(grant.spec.limit)
+    behind = grant.status.acknowledged_epoch < grant.spec.epoch
+    for other in (grant.status.limit, grant.spec.peak if behind else {}):
+        for name, amount in amounts(other).items():
+            counted[name] = max(amount, counted.get(name, 0))
+    return counted
+
+
+def _raises(change: Changed) -> bool:
+    if change.new is None:
+        return False
+    old = amounts(change.old.spec.limit) if change.old is not None else {}
+    return any(amount > old.get(name, 0) for name, amount in amounts(change.new.spec.limit).items())

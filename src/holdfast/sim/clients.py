@@ -1,0 +1,175 @@
+"""The clients of simulated processes: over the network, and inside a cell. Production code sees `client.contract`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from holdfast.client import readback
+from holdfast.client.contract import Client, Committed, Listing, Seen, Token
+from holdfast.model.errors import Ambiguous, Expired, Fault, Unavailable
+from holdfast.model.meta import Object
+from holdfast.model.placement import Answers, BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
+from holdfast.model.writes import Notice, Write
+from holdfast.runtime.ports import Ports
+from holdfast.sim.chaos import Chaos, Kind
+from holdfast.sim.network import DELAY_S, STALL_S, Host, Network
+
+O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
+T = TypeVar("T")
+
+
+class Ears(Protocol):
+    """What the checkers want to hear of every client."""
+
+    def acknowledged(self, cell: str, items: Sequence[Object | None]) -> None:
+        """Told of every commit that a caller believes in: the cell, and the objects it was handed."""
+
+    def watched(self, cell: str, kind: str, after: int, batch: Sequence[Seen[Any]]) -> None:
+        """Told of every batch of a watch of a whole kind, as the cell sends it."""
+
+
+class RemoteClient:
+    """A client of another simulated process. Without `watching` its watches are open and never say anything."""
+
+    def __init__(
+        self, network: Network, caller: str, host: Host, ports: Ports, ears: Ears, *, watching: bool = True
+    ) -> None:
+        self._network = network
+        self._caller = caller
+        self._host = host
+        self._ports = ports
+        self._ears = ears
+        self._watching = watching
+
+    @property
+    def cell(self) -> str:
+        return self._host.name
+
+    async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
+        return await self._read(lambda client: client.get(kind, name, namespace))
+
+    async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
+        return await self._read(lambda client: client.list(kind, namespace, fields=fields))
+
+    def watch(
+        self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Sequence[Seen[O]]]:
+        if not self._watching:
+            return silence()
+        return self._network.stream(
+            self._caller,
+            f"{self._caller}/{kind.__name__}",
+            self._host,
+            lambda client: _overheard(client, kind, namespace, after, fields=fields, ears=self._ears),
+        )
+
+    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+        return await self._write(lambda client: client.commit(writes, token=token))
+
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+        committed = await readback.commit(self, writes, token=token, ports=self._ports)
+        self._ears.acknowledged(self._host.name, committed.objects)
+        return committed
+
+    async def reserve(self, request: ReserveRequest) -> Answers:
+        return await self._write(lambda client: client.reserve(request))
+
+    async def bind(self, request: BindRequest) -> Answers:
+        return await self._write(lambda client: client.bind(request))
+
+    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+        return await self._write(lambda client: client.release(request, token=token))
+
+    async def renew(self, request: RenewRequest) -> Answers:
+        return await self._write(lambda client: client.renew(request))
+
+    async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
+        try:
+            await self._write(lambda client: client.notify(notices, component=component))
+        except Fault:
+            return  # events are best effort
+
+    async def close(self) -> None:
+        return None
+
+    async def _read(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        return await self._network.call(self._caller, self._host, work, writes=False)
+
+    async def _write(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        return await self._network.call(self._caller, self._host, work, writes=True)
+
+
+class InsideClient:
+    """The client of a part inside a cell: no network, but its watches break and its placement answers get lost."""
+
+    def __init__(self, inner: Client, chaos: Chaos, ears: Ears, *, watching: bool = True) -> None:
+        self._inner = inner
+        self._chaos = chaos
+        self._ears = ears
+        self._watching = watching
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def watch(
+        self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Sequence[Seen[O]]]:
+        if not self._watching:
+            return silence()
+        return self._watch(kind, namespace, after, fields)
+
+    async def _watch(
+        self, kind: type[O], namespace: str, after: int, fields: Mapping[str, str] | None
+    ) -> AsyncIterator[Sequence[Seen[O]]]:
+        strikes, place = self._chaos.strikes, f"{self._inner.cell}/{kind.__name__}"
+        if strikes(Kind.WATCH_EXPIRED, place) is not None:
+            raise Expired("the revision is compacted (simulated): list again")
+        async for batch in _overheard(self._inner, kind, namespace, after, fields=fields, ears=self._ears):
+            if strikes(Kind.WATCH_DROP, place) is not None:
+                raise Unavailable("the watch was dropped (simulated)")
+            if (own := strikes(Kind.WATCH_STALL, place)) is not None:
+                await asyncio.sleep(own.uniform(*STALL_S))
+                raise Unavailable("the watch stalled and was dropped (simulated)")
+            if (own := strikes(Kind.WATCH_DELAY, place)) is not None:
+                await asyncio.sleep(own.uniform(*DELAY_S))
+            yield batch
+            if strikes(Kind.WATCH_DUPLICATE, place) is not None:
+                yield batch
+
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+        committed = await self._inner.commit(writes, token=token)
+        self._ears.acknowledged(self._inner.cell, committed.objects)
+        return committed
+
+    async def reserve(self, request: ReserveRequest) -> Answers:
+        return self._maybe_lost(await self._inner.reserve(request))
+
+    async def bind(self, request: BindRequest) -> Answers:
+        return self._maybe_lost(await self._inner.bind(request))
+
+    async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+        return self._maybe_lost(await self._inner.release(request, token=token))
+
+    def _maybe_lost(self, answers: Answers) -> Answers:
+        if self._chaos.strikes(Kind.ANSWER_LOST, self._inner.cell) is not None:
+            raise Ambiguous("the authority did not answer (simulated, committed)")
+        return answers
+
+
+async def _overheard(
+    client: Client, kind: type[O], namespace: str, after: int, *, fields: Mapping[str, str] | None, ears: Ears
+) -> AsyncIterator[Sequence[Seen[O]]]:
+    whole = not namespace and not fields
+    async for batch in client.watch(kind, namespace, after=after, fields=fields):
+        if whole and batch:
+            ears.watched(client.cell, kind.__name__, after, batch)
+            after = batch[-1].revision
+        yield batch
+
+
+async def silence() -> AsyncIterator[Sequence[Any]]:
+    """A watch that is open and never says anything."""
+    await asyncio.get_running_loop().create_future()
+    yield ()

@@ -1,0 +1,147 @@
+"""Operators of a simulated world, doing the wrong thing at the wrong time; and putting it right in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.client.contract import Client
+from holdfast.model.errors import Conflict, NotFound
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.quantity import amounts, amounts_text
+from holdfast.model.quota import Quota
+from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import Rules, SchedulerPolicy, SchedulerPolicySpec, ScoreName, WeightedScore
+from holdfast.model.tenant import Tenant
+from holdfast.model.writes import Delete
+from holdfast.sim import people
+from holdfast.sim.chaos import Kind
+from holdfast.sim.ports import stream
+
+if TYPE_CHECKING:
+    from holdfast.sim.troubles import Trouble
+    from holdfast.sim.world import World
+
+BURST_WORKLOADS = 6
+
+
+async def interfere(world: World, trouble: Trouble) -> None:
+    match trouble.kind:
+        case Kind.CORDON | Kind.DRAIN:
+            await _close_node(world, trouble)
+        case Kind.NODE_DELETED:
+            client = world.operator_of(world.agent(trouble.target).region.name)
+            await _delete_node(client, trouble.target)
+        case Kind.REPLICA_DELETED:
+            await _delete_replica(world.operator_of(trouble.target), trouble)
+        case Kind.QUOTA_CHANGED:
+            await _change_quota(world, trouble)
+        case Kind.TENANT_DELETED:
+            await _delete_tenant(world, trouble.target)
+        case Kind.ZONE_AVOIDED:
+            await _avoid(world, trouble)
+        case Kind.POLICY_CHANGED:
+            await _change_policy(world.operator, trouble)
+        case Kind.BURST:
+            await _burst(world, trouble)
+
+
+async def put_right(world: World) -> None:
+    """Nothing that a person did stands in the way any more."""
+    for region in world.regions:
+        client = world.operator_of(region.name)
+        for node in (await client.list(Node)).items:
+            if node.spec.unschedulable or node.spec.drain:
+                await people.edit(client, Node, node.metadata.name, "", unschedulable=False, drain=False)
+    for override in (await world.operator.list(Override)).items:
+        if not override.metadata.terminating:
+            await world.operator.commit([Delete("Override", override.key, override.uid)])
+
+
+async def _close_node(world: World, trouble: Trouble) -> None:
+    client = world.operator_of(world.agent(trouble.target).region.name)
+    field = "drain" if trouble.kind is Kind.DRAIN else "unschedulable"
+    await people.edit(client, Node, trouble.target, "", **{field: True})
+    await asyncio.sleep(trouble.for_s)
+    await people.edit(client, Node, trouble.target, "", **{field: False})
+
+
+async def _delete_node(client: Client, name: str) -> None:
+    node = await client.get(Node, name)
+    if node is not None and not node.metadata.terminating:
+        await client.commit([Delete("Node", node.key, node.uid)])
+
+
+async def _delete_replica(client: Client, trouble: Trouble) -> None:
+    replicas = (await client.list(Replica)).items
+    if replicas:
+        chosen = replicas[int(trouble.amount * len(replicas))]
+        await client.commit([Delete("Replica", chosen.key, chosen.uid)])
+
+
+async def _change_quota(world: World, trouble: Trouble) -> None:
+    quota = world.wanted.quotas.get(trouble.target)
+    if quota is None or trouble.target not in world.wanted.tenants:
+        return
+    hard = {name: int(amount * trouble.amount) for name, amount in amounts(quota.spec.hard).items()}
+    await people.edit(world.operator, Quota, "quota", trouble.target, hard=dict(amounts_text(hard)))
+
+
+async def _delete_tenant(world: World, name: str) -> None:
+    """Everything of the tenant is to go, and nothing of it comes back."""
+    if len(world.wanted.tenants) < 2:
+        return
+    tenant = await world.operator.get(Tenant, name)
+    if tenant is None:
+        return
+    world.wanted.tenants = [other for other in world.wanted.tenants if other != name]
+    for key in world.wanted.services:
+        if key[0] == name:
+            world.wanted.services[key] = None
+    for _ in range(5):
+        try:
+            await world.operator.commit([Delete("Tenant", tenant.key, tenant.uid)])
+            return
+        except Conflict:
+            await asyncio.sleep(0.5)
+        except NotFound:
+            return
+
+
+async def _avoid(world: World, trouble: Trouble) -> None:
+    region = trouble.target.rpartition("-")[0]
+    override = Override(
+        metadata=ObjectMeta(name=f"avoid-{trouble.name.rpartition('#')[2]}"),
+        spec=OverrideSpec(
+            kind=OverrideKind.AVOID_ZONE,
+            scope=OverrideScope(region=region, zone=trouble.target),
+            reason="it looked wrong",
+            ttl_seconds=max(1.0, trouble.for_s),
+        ),
+    )
+    await people.create(world.operator, override)
+
+
+async def _change_policy(client: Client, trouble: Trouble) -> None:
+    """Another order of preference, in the middle of whatever goes on."""
+    first = ScoreName.PACKING if trouble.amount < 0.5 else ScoreName.BALANCE
+    rules = Rules(scores=(WeightedScore(name=first, weight=1 + int(trouble.amount * 9)),))
+    policy = await client.get(SchedulerPolicy, "default")
+    if policy is not None:
+        spec = msgspec.structs.replace(SchedulerPolicySpec(), rules=rules)
+        await people.edit(client, SchedulerPolicy, "default", "", rules=spec.rules)
+
+
+async def _burst(world: World, trouble: Trouble) -> None:
+    """A lot of short work at once."""
+    if trouble.target not in world.wanted.tenants:
+        return
+    chance = stream(world.seed, f"burst/{trouble.name}")
+    number = trouble.name.rpartition("#")[2]
+    for index in range(BURST_WORKLOADS):
+        workload = people.batch(trouble.target, f"burst{number}-{index}", chance)
+        await people.want(world.operator, world.wanted, workload)

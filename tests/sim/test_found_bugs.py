@@ -1,0 +1,56 @@
+"""The decisions behind bugs that worlds have found (docs/bugs.md), each by itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.fleet.grants import need
+from holdfast.fleet.ordinals import share_ordinals
+from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.template import Template
+from holdfast.model.workload import Batch, Exclusivity, WorkloadType
+
+
+def assignment(region: str, **spec: object) -> Assignment:
+    made = AssignmentSpec(
+        workload="job",
+        workload_uid="u",
+        region=region,
+        revision="r",
+        template=Template(resources={"cpu": "1"}),
+        epoch=2,
+    )
+    made = msgspec.structs.replace(made, **spec)  # type: ignore[arg-type]
+    return Assignment(metadata=ObjectMeta(name=f"job.{region}.normal", namespace="acme"), spec=made)
+
+
+def status(item: Assignment, **values: int) -> Assignment:
+    return msgspec.structs.replace(item, status=AssignmentStatus(**values))  # type: ignore[arg-type]
+
+
+def test_a_finished_batch_asks_for_nothing() -> None:
+    batch = assignment("east", type=WorkloadType.BATCH, replicas=2, batch=Batch(completions=3, parallelism=2))
+    assert cpu(batch) == 2000
+    assert cpu(status(batch, succeeded=2)) == 1000
+    assert cpu(status(batch, succeeded=3)) == 0
+    assert cpu(status(batch, failed=7)) == 0
+    assert cpu(status(batch, succeeded=3, bound=1)) == 1000
+
+
+def cpu(item: Assignment) -> int:
+    return sum(need(item).values())
+
+
+def test_an_ordinal_is_in_one_region() -> None:
+    assert share_ordinals({"east": 2, "west": 1}, []) == {"east": (0, 1), "west": (2,)}
+
+
+def test_an_ordinal_stays_where_it_is_and_moves_only_when_it_was_let_go() -> None:
+    east = assignment("east", exclusive=Exclusivity(), ordinals=(0, 1), replicas=2)
+    there = status(east, observed_epoch=2, replicas=2)
+    assert share_ordinals({"east": 1, "west": 1}, [there]) == {"east": (0,), "west": (2,)}
+    shrunk = assignment("east", exclusive=Exclusivity(), ordinals=(0,), replicas=1, epoch=3)
+    assert share_ordinals({"east": 1, "west": 1}, [status(shrunk, observed_epoch=2, replicas=2)])["west"] == ()
+    assert share_ordinals({"east": 1, "west": 1}, [status(shrunk, observed_epoch=3, replicas=2)])["west"] == ()
+    assert share_ordinals({"east": 1, "west": 1}, [status(shrunk, observed_epoch=3, replicas=1)])["west"] == (1,)
