@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from holdfast.sim import runs
@@ -10,14 +12,16 @@ from holdfast.sim.planting import catch
 
 SEEDS = range(1, 26)
 
-# Planted and not yet caught by these seeds: the world must become harsher where they hide.
-OPEN = {
-    "old-attempt-accepted": "the attempt is part of the claim's name, which must not exist either",
-    "counted-from-reply": "ten seconds fit into the kill bound and the lead of the watchdog",
-    "finished-batch-keeps-grant": "needs a tenant at its limit in two regions after a batch has ended",
-    "ordinal-moved-too-early": "needs a move of an ordinal, which only a change of residency or a lost region brings",
-    "member-hogs": "needs a batch wider than the GPUs of its region",
-}
+# Planted and not caught by these seeds. Whether each is harmless for a reason, or the world too kind, is not yet known.
+OPEN = frozenset(
+    {
+        "acknowledged-too-early",
+        "finished-batch-keeps-grant",
+        "member-hogs",
+        "old-attempt-accepted",
+        "ordinal-moved-too-early",
+    }
+)
 
 
 def test_a_planted_bug_leaves_nothing_behind() -> None:
@@ -32,6 +36,7 @@ def test_a_planted_bug_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("HOLDFAST_PROVE" not in os.environ, reason="a search over many worlds: make prove runs it")
 @pytest.mark.parametrize("name", [m.name for m in MUTATIONS if m.name not in OPEN])
 def test_planted_bugs_are_caught(name: str) -> None:
     runs.quiet()

@@ -83,9 +83,8 @@ def why_not(workload: Workload, region: Region) -> str:
         return "not among the allowed regions"
     if name in rules.excluded_regions:
         return "excluded"
-    missing = sorted(set(rules.residency) - set(region.spec.residency))
-    if missing:
-        return f"lacks residency {', '.join(missing)}"
+    if rules.residency and not set(rules.residency) & set(region.spec.residency):
+        return f"has none of the residency tags {', '.join(rules.residency)}"
     if rules.zones and not set(rules.zones) & set(region.spec.zones):
         return "has none of the allowed zones"
     return ""
