@@ -71,7 +71,7 @@ async def test_the_api_benchmark_runs_small() -> None:
     )  # fmt: skip
     assert figures["fan_out_missing"] == 0
     assert figures["creates_per_s"] > 0
-    assert figures["heartbeat_nodes"] == 20
+    assert figures["heartbeat_cpu_s_per_10s"] > 0
     assert set(api.BOUNDS) <= set(figures)
 
 
