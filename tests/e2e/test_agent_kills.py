@@ -29,9 +29,10 @@ from holdfast.gate.certificates import issue
 from holdfast.gate.principal import NODES
 from holdfast.samples import witness
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600), pytest.mark.xdist_group("platform")]
-
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400 + 20 * ROUNDS), pytest.mark.xdist_group("platform")]
+
 EXCLUSIVE, PLAIN = 3, 4
 MOVED_WITHIN_S = 60.0
 
