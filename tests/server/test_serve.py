@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from holdfast.gate.certificates import issue, make_ca
 from holdfast.gate.principal import OPERATORS
 from holdfast.model import limits
+from holdfast.server import serve
 from holdfast.server.serve import Listener, Tls, listen
 
 from .conftest import WORKLOADS, Api, World, workload
@@ -145,6 +146,45 @@ async def test_connections_are_kept_for_the_next_request(plain: Listener) -> Non
         await client.send(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await client.answer())[1]["minor"] == "32"
     client.close()
+
+
+async def test_an_answer_is_one_write_and_answers_keep_their_order(
+    plain: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    made = serve.Connection.connection_made
+
+    def listening(self: serve.Connection, transport: asyncio.Transport) -> None:
+        made(self, transport)
+        send = transport.write
+
+        def write(data: bytes) -> None:
+            written.append(bytes(data))
+            send(data)
+
+        self.transport = _Overheard(transport, write)
+
+    monkeypatch.setattr(serve.Connection, "connection_made", listening)
+    client = await Client.to(plain.port)
+    await client.send(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert [(await client.answer())[0], (await client.answer())[0]] == [200, 404]
+    await client.send(b"HEAD /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    head, _, body = (await client.closed()).partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert body == b""
+    assert len(written) == 3, "three answers, three writes"
+    client.close()
+
+
+class _Overheard:
+    """A transport whose writes are heard; everything else goes straight through."""
+
+    def __init__(self, transport: asyncio.Transport, write: Callable[[bytes], None]) -> None:
+        self._transport = transport
+        self.write = write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 async def test_a_client_that_stops_reading_costs_a_bounded_amount(

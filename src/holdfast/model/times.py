@@ -5,7 +5,6 @@ Reading a clock is not done here: time comes in.
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -17,10 +16,12 @@ def seconds_text(at_s: float) -> str:
 
 def micro_text(at_s: float) -> str:
     """Six digits, RFC 3339: leases, expiries, anything a decision compares."""
-    fraction, second = math.modf(at_s)
-    micros = round(fraction * 1e6)
-    carried, micros = divmod(micros, 1_000_000)
-    return f"{_second(int(second) + carried)}.{micros:06}Z"
+    second = int(at_s)
+    micros = round((at_s - second) * 1e6)
+    if not 0 <= micros < 1_000_000:
+        carried, micros = divmod(micros, 1_000_000)
+        second += carried
+    return f"{_second(second)}.{micros:06}Z"
 
 
 @lru_cache(maxsize=256)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -68,7 +66,7 @@ class _Queue:
         self.running = 0
         self.waiting = 0
         self._flows: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        self._gauge = metrics.SERVER_RUNNING.labels(lane.name)
+        metrics.SERVER_RUNNING.labels(lane.name).set_function(lambda: self.running)
         self._refused = metrics.SERVER_REFUSED.labels(lane.name)
 
     async def enter(self, flow: str) -> None:
@@ -96,7 +94,6 @@ class _Queue:
 
     def leave(self) -> None:
         self.running -= 1
-        self._gauge.dec()
         while self._flows and self.running < self.lane.running:
             flow, turns = next(iter(self._flows.items()))
             turn = turns.popleft()
@@ -111,7 +108,6 @@ class _Queue:
 
     def _started(self) -> None:
         self.running += 1
-        self._gauge.inc()
 
     def _withdraw(self, flow: str, turn: asyncio.Future[None]) -> bool:
         """Gives up waiting; False when the turn had already come."""
@@ -130,20 +126,31 @@ class _Queue:
         return Overloaded(message, retry_after_s=1.0)
 
 
+class _Turn:
+    """One request's place in a lane, from the moment it may run until it has been answered."""
+
+    __slots__ = ("_flow", "_queue")
+
+    def __init__(self, queue: _Queue, flow: str) -> None:
+        self._queue = queue
+        self._flow = flow
+
+    async def __aenter__(self) -> None:
+        await self._queue.enter(self._flow)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._queue.leave()
+
+
 class FlowControl:
     def __init__(self) -> None:
         self._queues = {name: _Queue(lane) for name, lane in LANES.items()}
         self._watches: dict[str, int] = {}
         self._all_watches = 0
 
-    @asynccontextmanager
-    async def turn(self, who: Principal, namespace: str) -> AsyncIterator[None]:
-        queue = self._queues[lane_of(who)]
-        await queue.enter(flow_of(who, namespace))
-        try:
-            yield
-        finally:
-            queue.leave()
+    def turn(self, who: Principal, namespace: str) -> _Turn:
+        """To be entered: waits until the request may run, or refuses it."""
+        return _Turn(self._queues[lane_of(who)], flow_of(who, namespace))
 
     def open_watch(self, who: Principal) -> None:
         """Counts a watch in, or refuses it. Watches hold no turn: they wait for events, not for the server."""

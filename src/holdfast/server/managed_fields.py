@@ -174,6 +174,8 @@ def after_update(
 ) -> Owners:  # fmt: skip
     """A plain write: what changed now belongs to its writer, what vanished to nobody. No change keeps every entry."""
     paths = owned_paths(schema, new, only_status=only_status)
+    if old is None and not owners:
+        return {owner: Entry(paths, now, api_version)} if paths else {}
     if old is None:
         changed = paths
     else:

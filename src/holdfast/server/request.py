@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -47,6 +47,17 @@ class StreamResponse(msgspec.Struct):
 Answer = Response | StreamResponse
 
 
+class Exchange(Protocol):
+    """What `serve.Exchange` is."""
+
+    @property
+    def arrived(self) -> bool: ...
+
+    async def answer(
+        self, code: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False
+    ) -> None: ...
+
+
 class Request:
     """What a handler is given. `warnings` become Warning headers of the answer."""
 
@@ -65,6 +76,8 @@ class Request:
         self.warnings: list[str] = []
         self.abort: Callable[[], None] = scope.get("holdfast.abort", lambda: None)
         """Cuts the connection at once, for a client that no longer reads."""
+        self.exchange: Exchange | None = scope.get("holdfast.exchange")
+        """The server's own way to answer at once, where there is one; other servers have `send`."""
         self._receive = receive
         self._body: bytes | None = None
 
@@ -103,6 +116,9 @@ class Request:
             declared = self.headers.get("content-length", "0")
             if declared.isdigit() and len(declared) < 20 and int(declared) > limits.MAX_BODY_BYTES:
                 raise status.too_large(limits.MAX_BODY_BYTES)
+            if self.exchange is not None and self.exchange.arrived:
+                self._body = await self._read()
+                return self._body
             try:
                 async with asyncio.timeout(limits.BODY_TIMEOUT_S):
                     self._body = await self._read()

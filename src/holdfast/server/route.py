@@ -37,38 +37,40 @@ class Target(msgspec.Struct):
     route: Route | None = None
 
 
+class _Row(msgspec.Struct, frozen=True):
+    """A pattern taken apart: which words it fixes after the first, and what the others are called."""
+
+    fixed: tuple[tuple[int, str], ...]
+    named: tuple[tuple[int, str], ...]
+    route: Route
+
+
 class Router:
     """Finds the row for a path. Rows are tried in order among those with the same length and first word."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._rows: dict[tuple[int, str], list[tuple[tuple[str, ...], Route]]] = {}
+        self._rows: dict[tuple[int, str], list[_Row]] = {}
         for route in routes:
             words = tuple(route.pattern.strip("/").split("/"))
-            self._rows.setdefault((len(words), words[0]), []).append((words, route))
+            fixed = tuple((at, word) for at, word in enumerate(words) if at and not word.startswith("{"))
+            named = tuple((at, word[1:-1]) for at, word in enumerate(words) if word.startswith("{"))
+            self._rows.setdefault((len(words), words[0]), []).append(_Row(fixed, named, route))
 
     def find(self, path: str) -> list[tuple[Route, dict[str, str]]]:
         """All rows whose pattern fits, with what their names stand for; the method picks among them."""
         if len(path) > MAX_PATH:
             return []
-        words = tuple(path.strip("/").split("/"))
+        words = path.strip("/").split("/")
         found = []
-        for pattern, route in self._rows.get((len(words), words[0]), ()):
-            parameters = _match(pattern, words)
-            if parameters is not None:
-                found.append((route, parameters))
+        for row in self._rows.get((len(words), words[0]), ()):
+            for at, word in row.fixed:
+                if words[at] != word:
+                    break
+            else:
+                parameters = {name: words[at] for at, name in row.named}
+                if all(parameters.values()):
+                    found.append((row.route, parameters))
         return found
-
-
-def _match(pattern: tuple[str, ...], words: tuple[str, ...]) -> dict[str, str] | None:
-    parameters: dict[str, str] = {}
-    for wanted, word in zip(pattern, words, strict=True):
-        if wanted.startswith("{"):
-            if not word:
-                return None
-            parameters[wanted[1:-1]] = word
-        elif wanted != word:
-            return None
-    return parameters
 
 
 def resource_target(parameters: dict[str, str]) -> Target | None:

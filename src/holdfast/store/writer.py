@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from queue import Empty, SimpleQueue
 
 import apsw
@@ -27,13 +28,8 @@ JobDone = Callable[[object, Exception | None], None]
 # Many rows per statement: each statement gives up the interpreter lock once, and taking it back may cost
 # milliseconds while the loop is busy.
 _ROWS_PER_STATEMENT = (128, 16, 1)
-_COLUMNS = 6
-_INSERT = {
-    count: "INSERT INTO history(revision, key, value, created, previous, last) VALUES "
-    + ",".join(["(?,?,?,?,?,?)"] * count)
-    for count in _ROWS_PER_STATEMENT
-}
-_APPEND = "INSERT INTO log(sequence, name, value) VALUES (?,?,?)"
+_HISTORY = ("revision", "key", "value", "created", "previous", "last")
+_LOG = ("sequence", "name", "value")
 
 
 class GroupWriter:
@@ -125,7 +121,7 @@ class GroupWriter:
 
 def _insert(connection: apsw.Connection, group: Sequence[Staged]) -> None:
     values: list[object] = []
-    appends: list[tuple[int, str, bytes]] = []
+    appends: list[object] = []
     for staged in group:
         last = staged.changes[-1].revision if staged.changes else 0
         for change, prior in zip(staged.changes, staged.priors, strict=True):
@@ -134,12 +130,22 @@ def _insert(connection: apsw.Connection, group: Sequence[Staged]) -> None:
                 values += (change.revision, change.key, entry.value, entry.created, prior, last)
             else:
                 values += (change.revision, change.key, None, 0, prior, last)
-        appends += ((sequence, append.log, append.value) for sequence, append in staged.appends)
+        for sequence, append in staged.appends:
+            appends += (sequence, append.log, append.value)
+    _insert_rows(connection, "history", _HISTORY, values)
+    _insert_rows(connection, "log", _LOG, appends)
+
+
+def _insert_rows(connection: apsw.Connection, table: str, columns: tuple[str, ...], values: list[object]) -> None:
     at = 0
     for count in _ROWS_PER_STATEMENT:
-        width = count * _COLUMNS
+        width = count * len(columns)
         while len(values) - at >= width:
-            connection.execute(_INSERT[count], tuple(values[at : at + width]))
+            connection.execute(_statement(table, columns, count), tuple(values[at : at + width]))
             at += width
-    if appends:
-        connection.executemany(_APPEND, appends)
+
+
+@cache
+def _statement(table: str, columns: tuple[str, ...], rows: int) -> str:
+    row = f"({','.join('?' * len(columns))})"
+    return f"INSERT INTO {table}({', '.join(columns)}) VALUES {','.join([row] * rows)}"
