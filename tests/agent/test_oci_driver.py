@@ -18,6 +18,7 @@ from holdfast.agent.drivers.contract import StartFailed
 from holdfast.agent.drivers.oci import OciDriver
 from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.runtime.ports import SystemClock
+from needs import lacking
 
 TOOLS = Path(__file__).parents[2] / ".tools" / "bin"
 SCRIPT = 'trap "echo asked; exit 5" TERM; echo pid $$ of $GREETING; while true; do sleep 0.05; done'
@@ -55,7 +56,7 @@ def made(name: str, where: str, **more: Any) -> Any:
 async def driver(tmp_path: Path) -> AsyncIterator[OciDriver]:
     program = runc()
     if not program or os.geteuid() != 0:
-        pytest.skip("runc is missing, or this is not root; next: make tools")
+        lacking("runc is missing, or this is not root; next: make tools")
     inner = ProcessDriver(tmp_path / "oci" / "tasks", SystemClock())
     driver = OciDriver(inner, tmp_path / "oci", program)
     yield driver

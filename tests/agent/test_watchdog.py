@@ -22,6 +22,7 @@ from holdfast.agent.groups import Confinement, Rlimits, Unconfined, confinement
 from holdfast.model import limits
 from holdfast.runtime.ports import SystemClock
 from holdfast.samples import witness
+from needs import lacking
 
 # They measure seconds against leases: these have the machine to themselves.
 pytestmark = pytest.mark.e2e
@@ -178,7 +179,7 @@ async def test_a_stepped_wall_clock_changes_nothing(tmp_path: Path, step: str) -
     """The whole tree of shim, guard and work lives an hour off, as after a step of the node's clock."""
     library = Path(__file__).parents[2] / ".tools" / "bin" / "libfaketime"
     if not library.exists():
-        pytest.skip("libfaketime is missing; next: make tools")
+        lacking("libfaketime is missing; next: make tools")
     script = f"""
 import asyncio, sys
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parent.parent)]!r}

@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 from test_up import ROOT, Up, free_port_base, holdfast, until
 
+from needs import lacking
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("platform")]
 
 REPLICAS = 40 if os.environ.get("HOLDFAST_PROVE") else 12
@@ -113,7 +115,7 @@ def shop(platform: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
     tools = ROOT / ".tools" / "bin" / "haproxy"
     program = shutil.which("haproxy") or (str(tools) if tools.exists() else None)
     if program is None:
-        pytest.skip("haproxy is missing; next: make tools")
+        lacking("haproxy is missing; next: make tools")
     folder = tmp_path_factory.mktemp("proxy")
     apply(platform, MANIFEST)
     until(lambda: len(platform.addresses(NAME)) == REPLICAS, within_s=120, what=f"{REPLICAS} serve")

@@ -14,7 +14,7 @@ from holdfast.samples.web import Sample, say
 MAX_BYTES = int(os.environ.get("INDEX_MEMORY_MB") or 32) * 1024 * 1024
 PER_TICK = int(os.environ.get("INDEX_DOCUMENTS_PER_TICK") or 50)
 DOCUMENT_BYTES = 4096
-TOLD_EVERY = 5000
+TOLD_EVERY = 1000
 
 
 class Index:
