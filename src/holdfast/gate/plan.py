@@ -35,7 +35,6 @@ from holdfast.store.objects import Objects
 _ANY_NAMESPACE = frozenset({"Event", "Lease"})
 _TENANT = BY_NAME["Tenant"]
 _TERM = BY_NAME["Term"]
-_decoders = {kind.name: msgspec.json.Decoder(kind.type) for kind in ALL}
 _MIRRORED = {
     cell_is_global: frozenset(
         k.name for k in ALL if is_mirrored_here(k.name, "global" if cell_is_global else "a-region")
@@ -390,7 +389,7 @@ def _typed(kind: Kind, after: Object) -> tuple[bytes, Object]:
     """The bytes to store and the object exactly as those bytes read: what is checked is what is stored."""
     try:
         value = codec.encode(after)
-        typed: Object = _decoders[kind.name].decode(value)
+        typed: Object = codec.read(kind, value)
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as wrong:
         raise faults.invalid(kind, after.metadata.name, [_type_cause(wrong, "")]) from None
     return value, typed

@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.model import limits
 from holdfast.model.kinds import ALL, Kind, kind_of
 from holdfast.model.meta import Object
 
 _OPENING = b'{"metadata":{'
 _encoder = msgspec.json.Encoder()
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {kind.name: msgspec.json.Decoder(kind.type) for kind in ALL}
+
+_owned_fields: dict[bytes, dict[str, Any]] = {}
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
@@ -33,7 +36,22 @@ def encode(item: Object) -> bytes:
 
 def decode(kind: Kind, value: bytes, revision: int) -> Any:
     """The object stored as `value` at `revision`."""
-    return stamped(_decoders[kind.name].decode(value), revision)
+    return stamped(read(kind, value), revision)
+
+
+def read(kind: Kind, value: bytes) -> Any:
+    """The object in stored bytes, without a revision yet."""
+    item = _decoders[kind.name].decode(value)
+    for entry in item.metadata.managed_fields:
+        # Who owns which fields is most of a decoded object, and alike for all objects of one manifest.
+        shape = _encoder.encode(entry.fields_v1)
+        shared = _owned_fields.get(shape)
+        if shared is None:
+            if len(_owned_fields) >= limits.OWNED_FIELDS_SHARED:
+                _owned_fields.clear()
+            shared = _owned_fields[shape] = entry.fields_v1
+        msgspec.structs.force_setattr(entry, "fields_v1", shared)
+    return item
 
 
 def stamped(item: O, revision: int) -> O:

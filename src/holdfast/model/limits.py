@@ -28,11 +28,18 @@ MAX_PATCH_OPERATIONS = 1000
 UPDATE_ENTRIES_KEPT = 10
 WRITE_ATTEMPTS = 8
 
+# How many shapes of managedFields are kept once for all objects that have them.
+OWNED_FIELDS_SHARED = 4096
+
 # The HTTP server
 HEADER_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 30.0
 KEEP_ALIVE_S = 75.0
+# How old the list of revoked certificates may be that a request is checked against.
+REVOCATION_SEEN_S = 0.5
 SEND_STALL_S = 30.0
+# A request that took longer is logged, however well it ended.
+SLOW_REQUEST_S = 1.0
 HANDSHAKE_TIMEOUT_S = 10.0
 DRAIN_S = 10.0
 WATCH_CHUNK_BYTES = 256 * 1024
@@ -91,6 +98,8 @@ PRUNE_EVERY_S = 30.0
 
 # Controllers
 RESYNC_S = 30.0
+# Kinds that are read for their age: a watch of one that is silent for so long is doubted, and the kind is listed.
+SILENCE_S = {"LeasePage": NODE_LEASE_TTL_S / 3, "Region": 5.0}
 NOTICES_LOGGED = 20
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 30.0
@@ -182,9 +191,19 @@ REGION_LOOK_EVERY_S = 1.0
 PEER_PROBE_TIMEOUT_S = 1.5
 PEER_PROBE_FAILURES = 2
 LINK_FLUSH_EVERY_S = 0.1
+# A restored global cell jumps so far ahead that no region can have heard of a later epoch from its former life.
+EPOCHS_PER_INCARNATION = 1_000_000
+REJOIN_LOOK_EVERY_S = 1.0
+JOIN_TOKEN_KEPT_S = 86400.0
+JOIN_TOKENS_SWEPT = 16
 LINK_BATCH = WRITES_JOINED
 ENDPOINT_TTL_S = 60.0
 GRANT_LEASE_S = 120.0
+# Work that a region places on its own while it is cut off: how long it runs unless renewed, and how long in all after
+# the cut. Its part of the grant comes back by time once not even a slow clock can still let it run.
+PROVISIONAL_RUN_S = 600.0
+PROVISIONAL_MAX_S = 3600.0
+PROVISIONAL_RETURN_SPARE_S = 600.0
 
 # Recovery
 RECOVERY_LOOK_EVERY_S = 0.5
@@ -204,12 +223,25 @@ BACKING_STEPS = 20_000
 BACKING_ITEMS = 200
 OVERRIDES_KEPT_S = 7 * 24 * 3600.0
 
+# How nodes join
+JOIN_TTL_S = 3600.0
+JOIN_TTL_MAX_S = 7 * 86400.0
+JOIN_USES_MAX = 256
+NODE_CERTIFICATE_S = 30 * 86400.0
+NODE_CERTIFICATE_MIN_S = 10.0
+NODE_CERTIFICATE_MAX_S = 366 * 86400.0
+# A certificate is renewed when this much of its life is over, give or take the jitter of every period.
+NODE_CERTIFICATE_RENEW_AT = 0.6
+JOIN_LOOK_EVERY_S = 2.0
+STREAMS_CHECKED_EVERY_S = 5.0
+
 # The node agent
 AGENT_FLUSH_EVERY_S = 0.1
 AGENT_CALL_TIMEOUT_S = 10.0
 AGENT_RETRY_FIRST_S = 0.2
 AGENT_RETRY_MAX_S = 5.0
-AGENT_RESYNC_S = 120.0
+# Below the deadline of the stage Bound: work must be found by listing before it is taken to be stuck.
+AGENT_RESYNC_S = 40.0
 AGENT_STARTS_IN_FLIGHT = 8
 AGENT_START_HANDSHAKE_S = 20.0
 AGENT_EXIT_DRAIN_S = 5.0
@@ -259,7 +291,7 @@ MAX_AGE_S = {
 STAGE_DEADLINE_S = {
     "Queued": 3600.0,
     "Reserved": RESERVATION_MAX_S,
-    "Bound": 60.0,
+    "Bound": 120.0,
     "Starting": 120.0,
     "Ready": 60.0,
     "Unknown": 300.0,
