@@ -137,14 +137,16 @@ class Bed:
             words += ["--global-url", self.urls["global"], "--link-cert", link.cert, "--link-key", link.key]
         return self._add(Process(f"cell {cell}", words, self.place / f"{cell}.log"))
 
-    def start_hollow(self, count: int, *options: str) -> Process:
-        who = self._user("hollow", f"holdfast:hollow:{REGION}:{PREFIX}", (HOLLOW_NODES,))
-        zones = [word for zone in ZONES for word in ("--zone", zone)]
+    def start_hollow(
+        self, count: int, *options: str, region: str = REGION, prefix: str = PREFIX, zones: Sequence[str] = ZONES
+    ) -> Process:
+        who = self._user(f"hollow-{region}", f"holdfast:hollow:{region}:{prefix}", (HOLLOW_NODES,))
+        named = [word for zone in zones for word in ("--zone", zone)]
         words = [
-            "-m", "holdfast.cli", "hollow", "--count", str(count), "--region", REGION, "--prefix", PREFIX, *zones,
-            "--url", self.urls[REGION], "--ca", self.ca, "--cert", who.cert, "--key", who.key, *options,
+            "-m", "holdfast.cli", "hollow", "--count", str(count), "--region", region, "--prefix", prefix, *named,
+            "--url", self.urls[region], "--ca", self.ca, "--cert", who.cert, "--key", who.key, *options,
         ]  # fmt: skip
-        return self._add(Process("hollow nodes", words, self.place / "hollow.log"))
+        return self._add(Process(f"hollow nodes of {region}", words, self.place / f"hollow-{region}.log"))
 
     def _add(self, process: Process) -> Process:
         self.processes.append(process)

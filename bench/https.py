@@ -19,11 +19,11 @@ class Refused(Exception):
     """An answer that is not a success."""
 
 
-def request(url: str, method: str, path: str, body: bytes = b"") -> bytes:
+def request(url: str, method: str, path: str, body: bytes = b"", *, content: str = "application/json") -> bytes:
     """The bytes of one request."""
     head = f"{method} {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nUser-Agent: bench\r\n"
     if body:
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        head += f"Content-Type: {content}\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"\r\n" + body
 
 

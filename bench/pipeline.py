@@ -1,121 +1,61 @@
 """From the first POST to the last binding: 10,000 replicas on 5,000 hollow nodes, through the real API.
 
 A global cell and one region, each a process on a SQLite file with synchronous=FULL, TLS, authentication and audit on; a
-process of hollow nodes that heartbeat and follow their bindings. Nodes have 4 CPU and 32Gi, replicas ask for 100m and
-500Mi, as Kubernetes' scheduler_perf SchedulingBasic. Shapes:
-
-- workloads: 20 workloads of 500 replicas each;
-- singles: 10,000 workloads of one replica, posted one by one from 64 clients, the global hop included;
-- ready: the first shape again, until every replica is reported ready; hollow work takes 0.2 to 1 s to start.
+process of hollow nodes that heartbeat and follow their bindings. `bench/shapes.py` says what is posted in each shape;
+`arrival` is the time of single replicas on an idle region, in `bench/arrival.py`. Every shape has a fresh world.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from bench import arrival
+from bench.__main__ import Unknown
 from bench.cells import REGION, TENANT, Bed, Process, bed, first_objects, until_placing, until_ready
 from bench.https import connect, request, send_all
+from bench.load import Watcher, posts, workload_body, workload_requests, workloads_path
+from bench.shapes import BESIDE, SHAPES, Shape
+from holdfast.client.http import HttpClient
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.template import Template
-from holdfast.model.workload import Workload, WorkloadSpec
+from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
+from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.scheduler_policy import Preemption, Rules, SchedulerPolicy, SchedulerPolicySpec
+from holdfast.model.tenant import Tenant
+from holdfast.model.writes import Create
 
 NODES = 5_000
 REPLICAS = 10_000
-PER_WORKLOAD = 500
 CLIENTS = 64
-LOOK_EVERY_S = 0.05
-MOST_S = 120.0
-RESOURCES = {"cpu": "100m", "memory": "500Mi"}
-LATER = ("--start-delay", "300")
-"""Hollow work that does not begin while bindings are counted, as in scheduler_perf, where nodes run nothing."""
+CHURN_EVERY_S = 0.25
+CHURN_REPLICAS = 20
+CHURN_LIVES = 8
+"""A churning workload is deleted when so many younger ones were made."""
+NAMES = (*SHAPES, "arrival")
 
-
-class _ListMeta(msgspec.Struct, rename="camel"):
-    remaining_item_count: int = 0
-
-
-class _Count(msgspec.Struct):
-    metadata: _ListMeta
-    items: list[msgspec.Raw] = []
-
-
-class _Summary(msgspec.Struct):
-    ready: int = 0
-
-
-class _Status(msgspec.Struct):
-    summary: _Summary = msgspec.field(default_factory=_Summary)
-
-
-class _Item(msgspec.Struct):
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-class _Items(msgspec.Struct):
-    items: list[_Item] = []
-
-
-def workload_body(name: str, replicas: int, **spec: Any) -> bytes:
-    template = Template(driver="hollow", command=("serve",), resources=RESOURCES)  # type: ignore[arg-type]
-    item = Workload(ObjectMeta(name=name, namespace=TENANT), WorkloadSpec(replicas=replicas, template=template, **spec))
-    plain = {"apiVersion": "holdfast.dev/v1", "kind": "Workload", **msgspec.to_builtins(item)}
-    plain.pop("status", None)
-    plain["metadata"] = {"name": name, "namespace": TENANT}
-    return msgspec.json.encode(plain)
-
-
-def workload_requests(url: str, count: int, replicas: int) -> list[bytes]:
-    path = f"/apis/holdfast.dev/v1/namespaces/{TENANT}/workloads"
-    return [request(url, "POST", path, workload_body(f"w{number:05}", replicas)) for number in range(count)]
-
-
-class Watcher:
-    """Counts from outside, at little cost to the cells: a list of one item says how many follow."""
-
-    def __init__(self, made: Bed) -> None:
-        self._made = made
-        self._bindings = request(
-            made.urls[REGION], "GET", f"/apis/holdfast.dev/v1/namespaces/{TENANT}/bindings?limit=1"
-        )
-        self._workloads = request(made.urls["global"], "GET", f"/apis/holdfast.dev/v1/namespaces/{TENANT}/workloads")
-
-    async def until_bound(self, wanted: int) -> float:
-        return await self._until("bound", REGION, self._bindings, _bound, wanted)
-
-    async def until_ready(self, wanted: int) -> float:
-        return await self._until("ready", "global", self._workloads, _ready, wanted)
-
-    async def _until(self, what: str, cell: str, message: bytes, count: Any, wanted: int) -> float:
-        """The moment when so many were counted."""
-        line = await connect(self._made.urls[cell], self._made.tls(self._made.operator))
-        deadline = time.perf_counter() + MOST_S
-        found = 0
-        try:
-            while time.perf_counter() < deadline:
-                found = count(await line.ask(message))
-                if found >= wanted:
-                    return time.perf_counter()
-                self._made.check()
-                await asyncio.sleep(LOOK_EVERY_S)
-        finally:
-            line.close()
-        raise TimeoutError(f"{found} of {wanted} replicas were {what} after {MOST_S} s")
-
-
-def _bound(body: bytes) -> int:
-    found = msgspec.json.decode(body, type=_Count)
-    return len(found.items) + found.metadata.remaining_item_count
-
-
-def _ready(body: bytes) -> int:
-    return sum(item.status.summary.ready for item in msgspec.json.decode(body, type=_Items).items)
+BOUNDS: dict[str, tuple[float | None, float | None]] = {
+    "bound_per_s": (1_500, None),
+    "workloads_region_us_per_replica": (None, 450),
+    "workloads_region_peak_mb": (None, 600),
+    "singles_per_s": (750, None),
+    "singles_region_peak_mb": (None, 600),
+    "ready_per_s": (1_000, None),
+    "spread_per_s": (1_000, None),
+    "anti-affinity_per_s": (1_000, None),
+    "backlog_cost_pct": (None, 20),
+    "preemption_seconds": (None, 8),
+    "arrival_p99_ms": (None, 25),
+}
+"""What is asked for at full size."""
 
 
 class Stage:
@@ -132,6 +72,7 @@ class Stage:
         client = made.client("global")
         try:
             await first_objects(client, region=True)
+            await _beside(client)
             self.parts["region"] = made.start_cell(REGION)
             await until_ready(made, REGION)
             self.parts["hollow"] = made.start_hollow(nodes, *hollow)
@@ -143,21 +84,40 @@ class Stage:
         return {name: part.cpu_s() for name, part in self.parts.items()}
 
 
-async def place(made: Bed, nodes: int, replicas: int, per_workload: int, *, ready: bool = False) -> dict[str, float]:
+async def _beside(client: HttpClient) -> None:
+    """Another tenant, a class that may preempt, and a policy that does not count evictions."""
+    rules = Rules(preemption=Preemption(per_tenant_per_minute=1_000_000))
+    ample: Any = {"cpu": "1000000", "memory": "1000Ti", "gpu": "100000"}
+    await client.commit(
+        [
+            Create(Tenant(ObjectMeta(name=BESIDE))),
+            Create(PriorityClass(ObjectMeta(name="urgent"), PriorityClassSpec(rank=1_000, may_preempt=True))),
+            Create(SchedulerPolicy(ObjectMeta(name="default"), SchedulerPolicySpec(rules=rules))),
+        ]
+    )
+    spec = QuotaSpec(hard=ample, pending_cap=1_000_000)
+    await client.commit([Create(Quota(ObjectMeta(name="quota", namespace=BESIDE), spec))])
+
+
+async def place(made: Bed, shape: Shape, nodes: int, replicas: int) -> dict[str, float]:
     """One shape in a fresh world."""
     stage = Stage(made)
-    await stage.build(nodes, *(() if ready else LATER))
+    await stage.build(nodes, *shape.hollow)
     watcher = Watcher(made)
     url = made.urls["global"]
-    messages = workload_requests(url, replicas // per_workload, per_workload)
+    if shape.before is not None:
+        await _before(made, watcher, shape, nodes, replicas)
+    messages = posts(url, shape.posted(replicas))
     gc.collect()
-    before, own = stage.used(), time.process_time()
-    began = time.perf_counter()
-    sending = asyncio.create_task(send_all(url, made.tls(made.user), messages, min(CLIENTS, len(messages))))
-    looking = asyncio.create_task(watcher.until_ready(replicas) if ready else watcher.until_bound(replicas))
-    await sending
-    posted_s = time.perf_counter() - began
-    took_s = await looking - began
+    async with _churning(made) if shape.churn else contextlib.nullcontext():
+        before, own = stage.used(), time.process_time()
+        began = time.perf_counter()
+        sending = asyncio.create_task(send_all(url, made.tls(made.user), messages, min(CLIENTS, len(messages))))
+        looking = watcher.until_ready(replicas) if shape.until_ready else watcher.until_bound(replicas)
+        counted = asyncio.create_task(looking)
+        await sending
+        posted_s = time.perf_counter() - began
+        took_s = await counted - began
     figures = {
         "per_s": round(replicas / took_s, 1),
         "seconds": round(took_s, 3),
@@ -170,15 +130,86 @@ async def place(made: Bed, nodes: int, replicas: int, per_workload: int, *, read
     return figures
 
 
+async def _before(made: Bed, watcher: Watcher, shape: Shape, nodes: int, replicas: int) -> None:
+    """What is there first: placed as far as it fits, or waiting in the region's queue."""
+    assert shape.before is not None
+    url = made.urls["global"]
+    messages = posts(url, shape.before(nodes, replicas), BESIDE)
+    await send_all(url, made.tls(made.operator), messages, min(CLIENTS, len(messages)))
+    placed = shape.placed_before(nodes)
+    if not placed:
+        await watcher.until_waiting(len(messages), BESIDE)
+    elif shape.hollow:
+        await watcher.until_bound(placed, BESIDE)
+    else:
+        await watcher.until_ready(placed, BESIDE)
+
+
+@contextlib.asynccontextmanager
+async def _churning(made: Bed) -> AsyncIterator[None]:
+    """Other work comes and goes, and a node is cordoned and uncordoned, for as long as this lasts."""
+    task = asyncio.create_task(_churn(made))
+    try:
+        yield
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _churn(made: Bed) -> None:
+    globe, region = made.urls["global"], made.urls[REGION]
+    tls = made.tls(made.operator)
+    at_global, at_region = await connect(globe, tls), await connect(region, tls)
+    number = 0
+    try:
+        while True:
+            name = f"churn{number:05}"
+            await at_global.ask(posts(globe, [workload_body(name, CHURN_REPLICAS, tenant=BESIDE)], BESIDE)[0])
+            if number >= CHURN_LIVES:
+                old = f"{workloads_path(BESIDE)}/churn{number - CHURN_LIVES:05}"
+                await at_global.ask(request(globe, "DELETE", old))
+            wish = msgspec.json.encode({"spec": {"unschedulable": number % 2 == 0}})
+            path = f"/apis/holdfast.dev/v1/nodes/{arrival.NODE}"
+            await at_region.ask(request(region, "PATCH", path, wish, content="application/merge-patch+json"))
+            number += 1
+            await asyncio.sleep(CHURN_EVERY_S)
+    finally:
+        at_global.close()
+        at_region.close()
+
+
+async def measure(name: str, nodes: int, replicas: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place_, bed(Path(place_)) as made:
+        if name == "arrival":
+            stage = Stage(made)
+            await stage.build(nodes, *SHAPES["workloads"].hollow)
+            return await arrival.measure(made, arrivals=min(arrival.ARRIVALS, replicas))
+        shape = SHAPES[name]
+        return await place(made, shape, *shape.size(nodes, replicas))
+
+
 async def run(nodes: int = NODES, replicas: int = REPLICAS, shapes: tuple[str, ...] = ()) -> dict[str, Any]:
-    per_workload = {"workloads": min(PER_WORKLOAD, replicas), "singles": 1, "ready": min(PER_WORKLOAD, replicas)}
+    """All shapes, or those named; `backlog` brings `workloads` along, as its cost is the difference."""
+    unknown = [name for name in shapes if name not in NAMES]
+    if unknown:
+        raise Unknown(f"there is no shape {', '.join(unknown)}; there are: {', '.join(NAMES)}")
+    wanted = [name for name in NAMES if not shapes or name in shapes or (name == "workloads" and "backlog" in shapes)]
     found: dict[str, dict[str, float]] = {}
-    for shape in shapes or tuple(per_workload):
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place_, bed(Path(place_)) as made:
-            found[shape] = await place(made, nodes, replicas, per_workload[shape], ready=shape == "ready")
+    for name in wanted:
+        found[name] = await measure(name, nodes, replicas)
+        print(f"  {name}: {found[name]}", file=sys.stderr, flush=True)
     figures: dict[str, Any] = {}
     if "workloads" in found:
         figures["bound_per_s"] = found["workloads"]["per_s"]
     for shape, rows in found.items():
         figures.update({f"{shape}_{name}": value for name, value in rows.items()})
+    if "backlog" in found:
+        plain, beside = found["workloads"]["per_s"], found["backlog"]["per_s"]
+        figures["backlog_cost_pct"] = round(max(0.0, 1 - beside / plain) * 100, 1)
     return figures
+
+
+__all__ = ["BOUNDS", "NAMES", "TENANT", "measure", "run", "workload_requests"]

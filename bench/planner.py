@@ -1,8 +1,15 @@
-"""How fast the planner chooses: like replicas, and replicas that all differ, on 5,000 nodes."""
+"""How fast the planner chooses: like replicas, and replicas that all differ, on 100 to 20,000 nodes.
+
+Every batch is planned from a snapshot of its own that counts the batches before; what was planned is assumed, as the
+scheduler does. Both are part of the time. `memory_mb` is what the planner's state adds to the process.
+"""
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from holdfast.flow.plan import Ask, ask_of, plan
 from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
@@ -13,17 +20,24 @@ from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
 
-NODES = 5_000
+NODES = (100, 1_000, 5_000, 20_000)
+ASKED_AT = 5_000
+"""The number of nodes that bounds are given for."""
 ZONES = 3
 BATCH = 256
 LIKE_REPLICAS = 10_000
 DIFFERENT_REPLICAS = 1_500
 
+BOUNDS = {
+    f"like_per_s_{ASKED_AT}": (20_000, None),
+    f"different_per_s_{ASKED_AT}": (5_000, None),
+}
 
-def _builder() -> SnapshotBuilder:
+
+def _builder(nodes: int) -> SnapshotBuilder:
     builder = SnapshotBuilder("bench")
     status = NodeStatus(contact=ContactBlock(state=Contact.LIVE), execution=NodeExecution(epoch=1, reconciled=True))
-    for number in range(NODES):
+    for number in range(nodes):
         spec = NodeSpec(
             zone=f"zone-{number % ZONES}", capacity={"cpu": 8 + number % 3 * 8, "memory": f"{32 + number % 5 * 8}Gi"}
         )
@@ -38,8 +52,9 @@ def _ask(name: str, replicas: int, cpu_milli: int) -> Ask:
     return ask_of(SchedulingRequest(metadata=ObjectMeta(name=name, namespace="acme"), spec=spec))
 
 
-def _run(builder: SnapshotBuilder, batches: list[list[Ask]]) -> float:
-    """Seconds to plan all batches, each from a fresh snapshot that counts the ones before."""
+def _run(builder: SnapshotBuilder, batches: list[list[Ask]]) -> tuple[int, float]:
+    """How many were placed, and the seconds it took, each batch from a snapshot that counts the ones before."""
+    placed = 0
     began = time.perf_counter()
     for revision, asks in enumerate(batches, 1):
         made = plan(builder.freeze(revision), asks, Rules(), 0.0, 1)
@@ -47,25 +62,38 @@ def _run(builder: SnapshotBuilder, batches: list[list[Ask]]) -> float:
             for proposal in outcome.proposals:
                 key = ClaimKey("acme", claim_name(proposal.member.name, 1))
                 builder.assume(key, outcome.ask.claim(proposal.node, proposal.member, proposal.devices))
-    return time.perf_counter() - began
+                placed += 1
+    return placed, time.perf_counter() - began
 
 
-async def run() -> dict[str, float]:
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+async def run(nodes: int | Sequence[int] = ()) -> dict[str, float]:
     """Replicas planned and assumed per second, snapshots included."""
-    workloads = 20
-    like = [
-        [_ask(f"w{number % workloads}-{number}", BATCH, 100 + number % workloads * 10)]
-        for number in range(LIKE_REPLICAS // BATCH)
-    ]
-    differing = [_ask(f"d{number}", 1, 50 + number) for number in range(DIFFERENT_REPLICAS)]
-    different = [differing[i : i + BATCH] for i in range(0, len(differing), BATCH)]
-    like_s = _run(_builder(), like)
-    different_s = _run(_builder(), different)
-    planned = sum(len(ask.members) for batch in like for ask in batch)
-    return {
-        "nodes": NODES,
-        "like_per_s": round(planned / like_s),
-        "like_us": round(like_s / planned * 1e6, 1),
-        "different_per_s": round(DIFFERENT_REPLICAS / different_s),
-        "different_us": round(different_s / DIFFERENT_REPLICAS * 1e6, 1),
-    }
+    sizes = (nodes,) if isinstance(nodes, int) else nodes or NODES
+    figures: dict[str, float] = {}
+    for size in sizes:
+        gc.collect()
+        before_mb = _resident_mb()
+        builder = _builder(size)
+        like_each = min(BATCH, size)
+        like = [
+            [_ask(f"w{number}", like_each, 100 + number % 20 * 10)]
+            for number in range(max(1, min(LIKE_REPLICAS, size * 20) // like_each))
+        ]
+        differing = [_ask(f"d{number}", 1, 50 + number) for number in range(min(DIFFERENT_REPLICAS, size * 4))]
+        different = [differing[i : i + BATCH] for i in range(0, len(differing), BATCH)]
+        like_placed, like_s = _run(builder, like)
+        memory_mb = _resident_mb() - before_mb
+        different_placed, different_s = _run(_builder(size), different)
+        figures |= {
+            f"like_per_s_{size}": round(like_placed / like_s),
+            f"like_us_{size}": round(like_s / like_placed * 1e6, 1),
+            f"different_per_s_{size}": round(different_placed / different_s),
+            f"different_us_{size}": round(different_s / different_placed * 1e6, 1),
+            f"memory_mb_{size}": round(memory_mb, 1),
+        }
+    return figures

@@ -1,0 +1,130 @@
+"""What the pipeline is fed with, and how its outcome is counted from outside: workloads as bytes, and two counters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from bench.cells import REGION, TENANT, Bed
+from bench.https import connect, request
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.template import Template
+from holdfast.model.workload import Workload, WorkloadSpec
+
+LOOK_EVERY_S = 0.05
+MOST_S = 180.0
+RESOURCES = {"cpu": "100m", "memory": "500Mi"}
+"""What scheduler_perf's pods ask for."""
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    remaining_item_count: int = 0
+
+
+class _Count(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] = []
+
+
+class _Summary(msgspec.Struct):
+    ready: int = 0
+
+
+class _Status(msgspec.Struct):
+    summary: _Summary = msgspec.field(default_factory=_Summary)
+
+
+class _Item(msgspec.Struct):
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class _Items(msgspec.Struct):
+    items: list[_Item] = []
+
+
+def workload_body(
+    name: str,
+    replicas: int,
+    *,
+    tenant: str = TENANT,
+    resources: Mapping[str, str] = RESOURCES,
+    labels: Mapping[str, str] | None = None,
+    drain_delay_s: float | None = None,
+    **spec: Any,
+) -> bytes:
+    template = Template(
+        driver="hollow",  # type: ignore[arg-type]
+        command=("serve",),
+        resources=dict(resources),
+        labels=dict(labels or {}),
+    )
+    if drain_delay_s is not None:
+        template = msgspec.structs.replace(template, drain_delay_seconds=drain_delay_s)
+    item = Workload(ObjectMeta(name=name, namespace=tenant), WorkloadSpec(replicas=replicas, template=template, **spec))
+    plain = {"apiVersion": "holdfast.dev/v1", "kind": "Workload", **msgspec.to_builtins(item)}
+    plain.pop("status", None)
+    plain["metadata"] = {"name": name, "namespace": tenant}
+    return msgspec.json.encode(plain)
+
+
+def workloads_path(tenant: str = TENANT) -> str:
+    return f"/apis/holdfast.dev/v1/namespaces/{tenant}/workloads"
+
+
+def posts(url: str, bodies: Iterable[bytes], tenant: str = TENANT) -> list[bytes]:
+    path = workloads_path(tenant)
+    return [request(url, "POST", path, body) for body in bodies]
+
+
+def workload_requests(url: str, count: int, replicas: int) -> list[bytes]:
+    return posts(url, (workload_body(f"w{number:05}", replicas) for number in range(count)))
+
+
+class Watcher:
+    """Counts from outside, at little cost to the cells: a list of one item says how many follow."""
+
+    def __init__(self, made: Bed) -> None:
+        self._made = made
+
+    async def until_bound(self, wanted: int, tenant: str = TENANT) -> float:
+        """The moment when the region's API showed so many bindings of a tenant."""
+        path = f"/apis/holdfast.dev/v1/namespaces/{tenant}/bindings?limit=1"
+        return await self._until("bound", REGION, path, _counted, wanted)
+
+    async def until_ready(self, wanted: int, tenant: str = TENANT) -> float:
+        """The moment when the global API showed so many replicas as ready."""
+        return await self._until("ready", "global", workloads_path(tenant), _ready, wanted)
+
+    async def until_waiting(self, wanted: int, tenant: str) -> float:
+        """The moment when so many requests of a tenant had reached the region's queue."""
+        path = f"/apis/holdfast.dev/v1/namespaces/{tenant}/schedulingrequests?limit=1"
+        return await self._until("queued", REGION, path, _counted, wanted)
+
+    async def _until(self, what: str, cell: str, path: str, count: Callable[[bytes], int], wanted: int) -> float:
+        message = request(self._made.urls[cell], "GET", path)
+        line = await connect(self._made.urls[cell], self._made.tls(self._made.operator))
+        deadline = time.perf_counter() + MOST_S
+        found = 0
+        try:
+            while time.perf_counter() < deadline:
+                found = count(await line.ask(message))
+                if found >= wanted:
+                    return time.perf_counter()
+                self._made.check()
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            line.close()
+        raise TimeoutError(f"{found} of {wanted} were {what} after {MOST_S} s")
+
+
+def _counted(body: bytes) -> int:
+    found = msgspec.json.decode(body, type=_Count)
+    return len(found.items) + found.metadata.remaining_item_count
+
+
+def _ready(body: bytes) -> int:
+    return sum(item.status.summary.ready for item in msgspec.json.decode(body, type=_Items).items)

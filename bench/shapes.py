@@ -1,0 +1,137 @@
+"""The shapes of load the pipeline is measured with: what is there before, and what is then posted.
+
+They follow Kubernetes' scheduler_perf (SchedulingBasic, TopologySpreading, SchedulingPodAntiAffinity,
+Unschedulable, PreemptionBasic, SchedulingWithMixedChurn): nodes of 4 CPU and 32Gi, replicas of 100m and 500Mi.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bench.cells import TENANT
+from bench.load import workload_body
+from holdfast.model.placement_rules import AffinityRule, Placement, SpreadRule
+from holdfast.model.workload import Disruption
+
+PER_WORKLOAD = 500
+LATER = ("--start-delay", "300")
+"""Hollow work that does not begin while bindings are counted, as in scheduler_perf, where nodes run nothing."""
+BESIDE = "beside"
+"""The tenant of work that is there before the measured work comes."""
+NODE_MILLI = 4_000
+LOW_MILLI, HIGH_MILLI = 900, 3_000
+"""Four of the low rank fill a node; three have to leave for one of the high rank, as in PreemptionBasic."""
+
+
+class Shape(NamedTuple):
+    """`posted` makes the bodies that are timed, `before` those that are placed, or left waiting, first.
+
+    `most_nodes`, `most_replicas` and `per_node` bound the size from above; so many of `before` get a place as
+    `placed_before` says.
+    """
+
+    posted: Callable[[int], list[bytes]]
+    before: Callable[[int, int], list[bytes]] | None = None
+    placed_before: Callable[[int], int] = lambda nodes: 0
+    most_nodes: int = 5_000
+    most_replicas: int = 10_000
+    per_node: float = 40.0
+    until_ready: bool = False
+    churn: bool = False
+    hollow: tuple[str, ...] = LATER
+
+    def size(self, nodes: int, replicas: int) -> tuple[int, int]:
+        """As asked for, and no more than the shape has room for."""
+        nodes = min(nodes, self.most_nodes)
+        return nodes, max(1, min(replicas, self.most_replicas, int(nodes * self.per_node)))
+
+
+def in_workloads(replicas: int) -> list[bytes]:
+    """20 workloads of 500, for 10,000."""
+    return [workload_body(name, count) for name, count in _parts(replicas, PER_WORKLOAD)]
+
+
+def singles(replicas: int) -> list[bytes]:
+    return [workload_body(name, 1) for name, _ in _parts(replicas, 1)]
+
+
+def all_different(replicas: int) -> list[bytes]:
+    """No two ask for the same: processors rise by a milli, memory by another step."""
+    return [
+        workload_body(name, 1, resources={"cpu": f"{100 + number % 1_009}m", "memory": f"{400 + number % 211}Mi"})
+        for number, (name, _) in enumerate(_parts(replicas, 1))
+    ]
+
+
+def spread(replicas: int) -> list[bytes]:
+    """Evenly over the zones, one more at most."""
+    rules = Placement(spread=(SpreadRule(topology="zone", max_skew=1),))
+    return [workload_body(name, count, placement=rules) for name, count in _parts(replicas, PER_WORKLOAD)]
+
+
+def anti_affinity(replicas: int) -> list[bytes]:
+    """No two of all these on one node: apart from the other workloads by label, and among themselves by spread."""
+    green = {"color": "green"}
+    rules = Placement(
+        affinity=(AffinityRule(workload_labels=green, topology="node", apart=True),),
+        spread=(SpreadRule(topology="node", max_skew=1),),
+    )
+    parts = _parts(replicas, max(1, replicas // 20))
+    return [workload_body(name, count, placement=rules, labels=green) for name, count in parts]
+
+
+def unplaceable(nodes: int, replicas: int) -> list[bytes]:
+    """As many as are measured, each a request of its own, and none fits any node."""
+    more = {"cpu": f"{NODE_MILLI + 1_000}m", "memory": "500Mi"}
+    return [workload_body(name, 1, tenant=BESIDE, resources=more) for name, _ in _parts(replicas, 1, "b")]
+
+
+def low_rank(nodes: int, replicas: int) -> list[bytes]:
+    """Every node full of work that may leave, and that nobody sends traffic to while it does."""
+    low = {"cpu": f"{LOW_MILLI}m", "memory": "500Mi"}
+    whole = nodes * (NODE_MILLI // LOW_MILLI)
+    return [
+        workload_body(
+            name, count, tenant=BESIDE, resources=low, disruption=Disruption(max_unavailable=count), drain_delay_s=0.0
+        )
+        for name, count in _parts(whole, PER_WORKLOAD, "l")
+    ]
+
+
+def high_rank(replicas: int) -> list[bytes]:
+    high = {"cpu": f"{HIGH_MILLI}m", "memory": "500Mi"}
+    return [
+        workload_body(name, count, resources=high, priority_class_name="urgent")
+        for name, count in _parts(replicas, PER_WORKLOAD)
+    ]
+
+
+def _parts(replicas: int, each: int, letter: str = "w") -> list[tuple[str, int]]:
+    """Names and sizes of workloads that make up so many replicas."""
+    found = [(f"{letter}{number:05}", each) for number in range(replicas // each)]
+    rest = replicas % each
+    return [*found, (f"{letter}{len(found):05}", rest)] if rest else found
+
+
+SHAPES: dict[str, Shape] = {
+    "workloads": Shape(in_workloads),
+    "singles": Shape(singles),
+    "ready": Shape(in_workloads, until_ready=True, hollow=()),
+    "spread": Shape(spread),
+    "anti-affinity": Shape(anti_affinity, most_replicas=2_000, per_node=0.4),
+    "backlog": Shape(in_workloads, before=unplaceable),
+    "preemption": Shape(
+        high_rank,
+        before=low_rank,
+        placed_before=lambda nodes: nodes * (NODE_MILLI // LOW_MILLI),
+        most_nodes=1_000,
+        most_replicas=1_000,
+        per_node=1.0,
+        hollow=(),
+    ),
+    "churn": Shape(in_workloads, churn=True),
+    "different": Shape(all_different),
+}
+
+__all__ = ["BESIDE", "SHAPES", "TENANT", "Shape"]
