@@ -68,6 +68,7 @@ prove: install-dev tools ## Every longer demonstration once: many worlds, real p
 	$(PY) -m holdfast.sim --seeds 600
 	HOLDFAST_PROVE=1 HOLDFAST_KILL_ROUNDS=200 $(PY) -m pytest -q -m "slow or e2e"
 	$(PY) -m bench
+	$(PY) -m bench openb --trace all
 
 .PHONY: docs
 docs: install-dev ## Write the generated pages: reasons, metrics, command line, lifecycle

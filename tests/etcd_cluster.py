@@ -38,12 +38,12 @@ def free_ports(count: int) -> list[int]:
 
 
 class Member:
-    def __init__(self, name: str, folder: Path, client: str, peer: str, *options: str) -> None:
+    def __init__(self, name: str, folder: Path, client: str, peer: str, *options: str, program: str = "etcd") -> None:
         self.name = name
         self.folder = folder
         self.client = client
         self._argv = [
-            etcd_binary(), "--name", name, "--data-dir", str(folder), "--listen-client-urls", client,
+            etcd_binary(program), "--name", name, "--data-dir", str(folder), "--listen-client-urls", client,
             "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
             "--log-level", "error", "--logger", "zap", *options,
         ]  # fmt: skip
@@ -77,7 +77,9 @@ class Member:
 
 
 class Cluster:
-    def __init__(self, folder: Path, size: int, *, scheme: str = "http", options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, size: int, *, scheme: str = "http", options: tuple[str, ...] = (), program: str = "etcd"
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         ports = free_ports(2 * size)
         peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
@@ -86,7 +88,8 @@ class Cluster:
         if size > 1:
             more += ["--heartbeat-interval", "50", "--election-timeout", "500"]
         self.members = [
-            Member(f"m{n}", folder / f"m{n}", f"{scheme}://127.0.0.1:{ports[n]}", peers[n], *more) for n in range(size)
+            Member(f"m{n}", folder / f"m{n}", f"{scheme}://127.0.0.1:{ports[n]}", peers[n], *more, program=program)
+            for n in range(size)
         ]
 
     @property

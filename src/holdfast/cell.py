@@ -14,6 +14,7 @@ import structlog
 from holdfast.authority.authority import Authority
 from holdfast.client.contract import Client, Token
 from holdfast.controllers import global_controllers, regional_controllers
+from holdfast.flow import replay
 from holdfast.gate import collect
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
@@ -22,6 +23,8 @@ from holdfast.gate.principal import Principal, controller
 from holdfast.link.link import Link
 from holdfast.link.peers import PeerProbe
 from holdfast.model import limits
+from holdfast.model.decision import Decision
+from holdfast.model.kinds import kind_of
 from holdfast.runtime import fleet_gauges
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.leader import Election
@@ -213,11 +216,14 @@ class Cell:
             await self.ports.clock.sleep(limits.FLEET_GAUGES_EVERY_S)
 
     async def _compact(self) -> None:
-        """History is kept for the last so many revisions."""
+        """History is kept for the last so many revisions, and as far as the decisions that are kept need it to be
+        replayed; not without end."""
         while True:
             await self.ports.clock.sleep(limits.COMPACT_EVERY_S)
             if not self.election.leading:
                 continue
-            oldest = self.store.back(limits.HISTORY_REVISIONS)
+            needed = replay.needed_from(self.objects.list(kind_of(Decision))[0])
+            oldest = min(self.store.back(limits.HISTORY_REVISIONS), needed or self.store.head)
+            oldest = max(oldest, self.store.back(limits.HISTORY_REVISIONS_MAX))
             if oldest > self.store.compacted:
                 await self.store.compact(oldest)

@@ -15,6 +15,8 @@ from holdfast.client.contract import Client
 from holdfast.client.http import HttpClient
 from holdfast.gate.authenticate import Authenticator
 from holdfast.gate.certificates import RevokedSerials
+from holdfast.gate.joining import Joining
+from holdfast.gate.node_certificates import NodeAuthority
 from holdfast.gate.tokens import TokenFile
 from holdfast.link.peer_https import HttpsProbe
 from holdfast.model import limits
@@ -60,6 +62,9 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where the cell's other servers reach this one; `peer_cert` and `peer_key` are what it shows to them."""
     peer_cert: Path | None = None
     peer_key: Path | None = None
+    node_ca: Path | None = None
+    """For a region: the authority that certifies nodes that join, and its key."""
+    node_ca_key: Path | None = None
 
 
 async def run_cell(config: CellConfig) -> int:
@@ -171,11 +176,19 @@ class _Api:
     def __init__(self, config: CellConfig, cell: Cell, ports: Ports) -> None:
         self._config = config
         self._listener: Listener | None = None
+        signing = (
+            NodeAuthority(config.cell, config.node_ca, config.node_ca_key)
+            if config.node_ca is not None and config.node_ca_key is not None
+            else None
+        )
+        joining = Joining(cell.gate, signing)
         authenticator = Authenticator(
             config.cell,
             ports,
             tokens=TokenFile(config.tokens),
             revoked=RevokedSerials(config.client_ca.parent / "revoked.json"),
+            node_issuer=signing.name if signing is not None else "",
+            identities=joining.identity,
         )
         self._app = Application(
             config.cell,
@@ -186,13 +199,14 @@ class _Api:
             placement=cell.placement,
             events=cell.events,
             open_metrics=True,
+            joining=joining,
         )
         self._app.health.ready["parts"] = lambda: ", ".join(
             f"{name} is not ready" for name, ready in cell.ready().items() if not ready
         )
 
     async def start(self) -> None:
-        tls = Tls(self._config.tls_cert, self._config.tls_key, self._config.client_ca)
+        tls = Tls(self._config.tls_cert, self._config.tls_key, self._config.client_ca, self._config.node_ca)
         self._listener = await listen(self._app, self._config.host, self._config.port, tls)
 
     async def stop(self) -> None:

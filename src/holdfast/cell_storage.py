@@ -43,7 +43,7 @@ async def restore(place: Place, path: Path, *, replace: bool) -> int:
     if content.cell != place.cell:
         raise StoreFailed(f"{path} is a backup of the cell {content.cell}, not of {place.cell}")
     known = await _incarnation(place) if replace else 1
-    entries, incarnation = rejoin.restored(content.entries, time.time(), str(uuid.uuid4()), known)
+    entries, incarnation = rejoin.restored(place.cell, content.entries, time.time(), str(uuid.uuid4()), known)
     await _fill(place, msgspec.structs.replace(content, entries=tuple(entries)), replace=replace)
     return incarnation
 

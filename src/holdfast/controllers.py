@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from holdfast.fleet import (
     assign,
+    autoscale,
     backing,
     batch_ttl,
     grants,
+    node_pools,
     overrides,
     policy,
     recover,
     region_health,
+    rejoin,
     rollout,
     workload_status,
 )
 from holdfast.flow import hold, node_health, replicate, serve
-from holdfast.flow.retreat import drain, over_quota, preempt, release, repair
+from holdfast.flow.retreat import drain, finalizers, preempt, release, repair
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.core import Lease
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.hold import Hold
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.node import Node
+from holdfast.model.node_pool import NodePool
 from holdfast.model.override import Override
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quota import Grant, Quota
@@ -39,7 +44,19 @@ from holdfast.runtime.controller import Controller
 
 
 def global_controllers() -> tuple[Controller, ...]:
-    return (*_workload_controllers(), *_incident_controllers())
+    return (*_workload_controllers(), *_incident_controllers(), _finalizers("global"))
+
+
+def _finalizers(cell: str) -> Controller:
+    """Tells of deletions that hang, in every cell."""
+    return Controller(
+        name="finalizers",
+        decide=finalizers.decider(cell),
+        keys=finalizers.keys,
+        wakes={},
+        reads=(*(kind.type for kind in finalizers.kinds_of(cell)), Lease),
+        resync_s=limits.FINALIZERS_LOOK_EVERY_S,
+    )
 
 
 def _workload_controllers() -> tuple[Controller, ...]:
@@ -47,7 +64,7 @@ def _workload_controllers() -> tuple[Controller, ...]:
     return (
         Controller(
             name="assign",
-            decide=assign.decide,
+            decide=rejoin.unless_rejoining(assign.decide),
             keys=assign.keys,
             batch=True,
             wakes={
@@ -67,8 +84,9 @@ def _workload_controllers() -> tuple[Controller, ...]:
                 Grant: grants.woken_by_any,
                 Assignment: grants.woken_by_any,
                 Override: grants.woken_by_override,
+                Region: grants.woken_by_region,
+                PolicyRevision: grants.woken_by_policy,
             },
-            reads=(Region,),
         ),
         Controller(
             name="policy",
@@ -87,6 +105,7 @@ def _workload_controllers() -> tuple[Controller, ...]:
                 Region: workload_status.woken_by_region,
             },
             batch=True,
+            calm_s=limits.STATUS_CALM_S,
         ),
         Controller(
             name="rollout",
@@ -95,6 +114,15 @@ def _workload_controllers() -> tuple[Controller, ...]:
             wakes={Workload: rollout.woken_by_workload, Assignment: rollout.woken_by_assignment},
             reads=(Region,),
             batch=True,
+            calm_s=limits.STATUS_CALM_S,
+        ),
+        Controller(
+            name="autoscale",
+            decide=autoscale.decide,
+            keys=autoscale.keys,
+            wakes={Workload: autoscale.woken_by_workload},
+            reads=(Assignment, Override),
+            resync_s=limits.AUTOSCALE_LOOK_EVERY_S,
         ),
         Controller(
             name="batch-ttl",
@@ -140,7 +168,7 @@ def _incident_controllers() -> tuple[Controller, ...]:
         ),
         Controller(
             name="recover",
-            decide=recover.decide,
+            decide=rejoin.unless_rejoining(recover.decide),
             keys=recover.keys,
             wakes={
                 Region: recover.woken_by_region,
@@ -150,6 +178,35 @@ def _incident_controllers() -> tuple[Controller, ...]:
             },
             reads=(Assignment, PriorityClass, Tenant, Grant, Override),
             resync_s=5.0,  # one key at a time: targets are chosen over all workloads together
+        ),
+    )
+
+
+def _leaving_controllers() -> tuple[Controller, ...]:
+    """How replicas give up their places, and the account of it."""
+    return (
+        Controller(
+            name="release",
+            decide=release.decide,
+            keys=release.keys,
+            wakes={
+                Replica: release.woken_by_replica,
+                Binding: release.woken_by_binding,
+                Node: release.woken_by_node,
+                Reservation: preempt.woken_by_reservation,
+                GrantCopy: release.woken_by_copy,
+            },
+            reads=(Assignment,),
+            batch=True,
+            ordered=True,  # a disruption budget spans the replicas of a workload
+        ),
+        Controller(
+            name="drain",
+            decide=drain.decide,
+            keys=drain.keys,
+            wakes={Node: drain.woken_by_node, Replica: drain.woken_by_replica},
+            reads=(Assignment,),
+            resync_s=5.0,
         ),
     )
 
@@ -166,6 +223,7 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
                 SchedulingRequest: replicate.woken_by_request,
             },
             batch=True,
+            pace_s=limits.WORKLOAD_PACE_S,
         ),
         Controller(
             name="serve",
@@ -173,27 +231,9 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             keys=serve.keys,
             wakes={Replica: serve.woken_by_replica, Endpoint: serve.woken_by_endpoint},
             batch=True,
+            pace_s=limits.WORKLOAD_PACE_S,
         ),
-        Controller(
-            name="release",
-            decide=release.decide,
-            keys=release.keys,
-            wakes={
-                Replica: release.woken_by_replica,
-                Binding: release.woken_by_binding,
-                Node: release.woken_by_node,
-                Reservation: preempt.woken_by_reservation,
-                GrantCopy: over_quota.woken_by_copy,
-            },
-            reads=(Assignment,),  # one key at a time: a disruption budget spans the replicas of a workload
-        ),
-        Controller(
-            name="drain",
-            decide=drain.decide,
-            keys=drain.keys,
-            wakes={Node: drain.woken_by_node, Replica: drain.woken_by_replica},
-            resync_s=5.0,
-        ),
+        *_leaving_controllers(),
         Controller(
             name="node-health",
             decide=node_health.decide,
@@ -211,8 +251,17 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             decide=repair.decide,
             keys=repair.keys,
             wakes={},
-            reads=(Replica, Override),
+            reads=(Replica, Override, GrantCopy),
             resync_s=limits.REPAIR_LOOK_EVERY_S,
+        ),
+        _finalizers(region),
+        Controller(
+            name="node-pool",
+            decide=node_pools.decider(region),
+            keys=node_pools.keys,
+            wakes={NodePool: node_pools.woken_by_pool, SchedulingRequest: node_pools.woken_by_request},
+            reads=(Node, Binding, Reservation, Hold, RecoveryBudget),
+            resync_s=limits.NODE_POOL_LOOK_EVERY_S,
         ),
         Controller(
             name="hold",

@@ -29,7 +29,7 @@ from holdfast.model.binding import Binding, BindingSpec, BindingStatus, Desired,
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.replica import Exit, Phase
 from holdfast.model.template import Port, RestartPolicy
-from holdfast.model.workload import Exclusivity
+from holdfast.model.workload import ExclusiveScope, Exclusivity
 
 NOW = Now(wall_s=1_700_000_000.0, mono_s=1000.0)
 LIVE = Lease(epoch=3, until_mono_s=1010.0, fenced_epoch=2)
@@ -64,6 +64,13 @@ STOP = bound(desired=Desired.STOP, stop_reason="Drained", stop_grace_seconds=4.0
 BATCH = bound(RestartPolicy.ON_FAILURE)
 ONCE = bound(RestartPolicy.NEVER)
 ONLY = bound(exclusive=Exclusivity())
+ANYWHERE = bound(exclusive=Exclusivity(scope=ExclusiveScope.GLOBAL))
+
+
+def tenured(left_s: float) -> Lease:
+    return Lease(epoch=3, until_mono_s=1010.0, fenced_epoch=2, tenures={"b": NOW.mono_s + left_s})
+
+
 NEVER = Exit(reason="NeverStarted", message="the work was withdrawn before it was started")
 
 TABLE = [
@@ -115,10 +122,17 @@ TABLE = [
     ("hastens every stop when fenced", bound(node_epoch=0), STOPPING, FENCED, Verdict(Stop(0.0, "Fenced"))),
     # time
     ("runs until", bound(run_until="2023-11-14T22:13:30.000000Z"), RUNNING, LIVE, Verdict(again_in_s=10.0)),
-    ("ends at runUntil", bound(run_until="2023-11-14T22:13:20.000000Z"), RUNNING, LIVE, Verdict(Stop(0.0, "Finished"))),
+    ("ends at runUntil", bound(run_until="2023-11-14T22:13:20.000000Z"), RUNNING, LIVE,
+     Verdict(Stop(0.0, "ProvisionalEnded"))),
     ("starts nothing past runUntil", bound(run_until="2023-11-14T22:13:19.000000Z"), ABSENT, LIVE,
      Verdict(Acknowledge(Phase.STOPPED, NEVER))),
     ("exclusive looks again before the lease's end", ONLY, RUNNING, LIVE, Verdict(again_in_s=8.0)),
+    ("scope Global starts only under a tenure", ANYWHERE, ABSENT, LIVE, Verdict()),
+    ("scope Global starts under a tenure", ANYWHERE, ABSENT, tenured(30.0), Verdict(Start(1))),
+    ("scope Global does not start as its tenure ends", ANYWHERE, ABSENT, tenured(1.0), Verdict()),
+    ("scope Global looks again before its tenure's end", ANYWHERE, RUNNING, tenured(6.0), Verdict(again_in_s=4.0)),
+    ("scope Global ends with its tenure", ANYWHERE, RUNNING, tenured(-1.0), Verdict(Stop(0.0, "LeaseLapsed"))),
+    ("scope Global that was found runs on until the region speaks", ANYWHERE, RUNNING, LIVE, Verdict(again_in_s=8.0)),
     ("exclusive ends with the lease", ONLY, RUNNING, LAPSED, Verdict(Stop(0.0, "LeaseLapsed"))),
     # probes
     ("unwell work is restarted", bound(), msgspec.structs.replace(RUNNING, unwell="LivenessFailed"), LIVE,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -95,6 +96,42 @@ async def test_a_second_stop_may_hasten_the_first(driver: ProcessDriver) -> None
     await asyncio.sleep(0.1)
     quick = await driver.stop("a", 0.0)
     assert (await slow) == quick and quick.signal == "SIGKILL"
+
+
+CHECKPOINTS = """
+import signal, sys, time
+def note(word): open(sys.argv[1], "a").write(word + "\\n")
+signal.signal(signal.SIGUSR1, lambda *_: note("checkpoint") or (sys.argv[2] == "leaves" and sys.exit(0)))
+signal.signal(signal.SIGTERM, lambda *_: note("asked") or (sys.argv[2] == "waits" and sys.exit(0)))
+note("ready")
+while True: time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "words", "signal_", "at_least_s", "at_most_s"),
+    [
+        ("leaves", ["ready", "checkpoint"], "", 0.0, 1.0),
+        ("waits", ["ready", "checkpoint", "asked"], "", 1.0, 1.9),
+        ("stays", ["ready", "checkpoint", "asked"], "SIGKILL", 2.0, 4.0),
+    ],
+)
+async def test_a_checkpoint_is_asked_for_before_the_end(  # noqa: PLR0917 - one row of the table
+    driver: ProcessDriver,
+    tmp_path: Path,
+    work: str,
+    words: list[str],
+    signal_: str,
+    at_least_s: float,
+    at_most_s: float,
+) -> None:
+    notes = tmp_path / "notes"
+    await driver.start(task("t", sys.executable, "-c", CHECKPOINTS, str(notes), work, checkpoint_signal="SIGUSR1"))
+    await eventually(lambda: notes.exists() and notes.read_text().split())
+    began = time.monotonic()
+    exit_ = await driver.stop("t", 2.0)
+    assert notes.read_text().split() == words and exit_.signal == signal_
+    assert at_least_s <= time.monotonic() - began < at_most_s + 1.0, "half of the grace for each"
 
 
 async def test_what_the_work_leaves_behind_ends_with_it(driver: ProcessDriver) -> None:

@@ -170,7 +170,7 @@ async def test_provisional_work_ends_at_its_time(driver: ProcessDriver, tmp_path
     await driver.start(provisional)
     driver.run_until("only", end + 1.0)
     ended = await driver.next_exit()
-    assert ended.exit.reason == "Finished"
+    assert ended.exit.reason == "ProvisionalEnded"
     assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end + 1.0
 
 

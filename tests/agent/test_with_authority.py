@@ -7,6 +7,7 @@ import asyncio
 import virtual
 from agent_world import REGION, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
 
+from holdfast.agent.memory import Facts
 from holdfast.agent.supervisor import Supervisor
 from holdfast.authority.authority import Authority
 from holdfast.client.contract import Token
@@ -18,7 +19,7 @@ from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
 from holdfast.model.placement import Answers, RenewRequest
 from holdfast.model.replica import Phase
-from holdfast.model.term import Term, TermSpec
+from holdfast.model.term import INCARNATION, Term, TermSpec
 from holdfast.store.contract import Put, Txn
 
 
@@ -83,6 +84,44 @@ def test_cut_off_fenced_and_back() -> None:
 
         for task in (agent, leading):
             task.cancel()
+        await asyncio.gather(agent, leading, return_exceptions=True)
+        await world.close()
+
+    virtual.run(main)
+
+
+def test_no_lease_is_taken_from_a_life_of_the_cell_that_a_restore_has_ended() -> None:
+    """The agent has heard incarnation 3; a process that still serves the data of before is not its cell any more."""
+
+    async def main() -> None:
+        ports = virtual.VirtualPorts()
+        world = await World(ports).start()
+        authority = Authority(REGION, world.objects, ports)
+        await authority.start(await elected(world))
+        leading = asyncio.create_task(authority.run())
+        memory, driver = KeptMemory(), ScriptedDriver(ports)
+        memory.save(Facts(epoch=1, incarnation=3))
+        supervisor = Supervisor(
+            config(),
+            world.agent(placement=Reached(authority, world)),
+            drivers={"process": driver},
+            prober=ScriptedProber(driver),
+            memory=memory,
+            ports=ports,
+        )
+        agent = asyncio.create_task(supervisor.run())
+        await virtual.until(lambda: world.node() is not None)
+        await world.bind("a", template(), node_epoch=1)
+        await asyncio.sleep(60)
+        assert memory.load().lease_until_mono_s == 0.0, "it took a lease from the past"
+        assert driver.running() == [], "it started what the past wants"
+        life = Term(ObjectMeta(name=INCARNATION, uid="life"), TermSpec("joined", 4))
+        key = BY_NAME["Term"].store_key("", INCARNATION)
+        await world.objects.commit(None, Txn(writes=(Put(key, encode(life), life),)))
+        await virtual.until(lambda: memory.load().lease_until_mono_s > 0.0)
+        assert memory.load().incarnation == 4
+        agent.cancel()
+        authority.stop()
         await asyncio.gather(agent, leading, return_exceptions=True)
         await world.close()
 

@@ -59,7 +59,7 @@ async def first_objects(gate: Gate) -> None:
 
 
 async def main(folder: Path, cell: str) -> None:
-    configure(cell=cell, component="api", level="info")
+    configure(cell=cell, component="api", level="debug")  # every request is then told of
     ports = SystemPorts()
     now_s = ports.clock.now()
     pki = folder / "pki"

@@ -68,6 +68,7 @@ def line(cell: Cell) -> Iterator[Line]:
     made.close()
 
 
+@pytest.mark.slow
 def test_everything_the_schema_allows_and_more(cell: Cell, line: Line) -> None:
     """Schemathesis makes requests from the server's own OpenAPI document, valid and not."""
     _, root = line.call("GET", "/openapi/v3")

@@ -11,12 +11,15 @@ import pytest
 from tests.authority.cell import TENANT, Cell, devices, turns
 
 from holdfast.authority.records import put, unstored
+from holdfast.gate import audit
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
 from holdfast.model.errors import Ambiguous, StaleToken, Unavailable
 from holdfast.model.kinds import kind_of
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement import ReleaseAction, Result
-from holdfast.model.replica import Phase
+from holdfast.model.replica import Phase, Replica
 from holdfast.runtime.ports import SystemClock
 from holdfast.store.contract import Committed, Txn
 
@@ -119,8 +122,10 @@ async def test_a_caller_that_goes_away_leaves_no_half_claim(cell: Cell) -> None:
 async def test_batches_in_flight_count_each_others_claims(cell: Cell) -> None:
     replicas = [await cell.replica(f"w-{i}", template={"resources": {"cpu": "3"}}) for i in range(3)]
     slow = SlowStore(cell)
-    asking = [asyncio.create_task(cell.place(r)) for r in replicas]
-    await turns()
+    asking = []
+    for replica in replicas:
+        asking.append(asyncio.create_task(cell.place(replica)))
+        await turns()
     assert len(slow.waiting) == 2
     assert not asking[2].done()  # its refusal rests on commits that could still fail
     slow.let_go()
@@ -128,6 +133,45 @@ async def test_batches_in_flight_count_each_others_claims(cell: Cell) -> None:
     assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"]
     assert answers[2].reason == "InsufficientCpu"
     cell.check_ledger()
+
+
+async def test_what_is_asked_at_the_same_moment_is_one_commit_and_one_record(cell: Cell) -> None:
+    replicas = [await cell.replica(f"w-{i}", template={"resources": {"cpu": "3"}}) for i in range(3)]
+    before = len(await audit.read(cell.store.inner))
+    slow = SlowStore(cell)
+    asking = [asyncio.create_task(cell.reserve(cell.item(r), decision=_decision(r))) for r in replicas]
+    await turns()
+    assert len(slow.waiting) == 1
+    slow.let_go()
+    answers = [own[0] for own in await asyncio.gather(*asking)]
+    assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"], "each is judged by itself"
+    recorded = [record for _, record in (await audit.read(cell.store.inner))[before:]]
+    assert [len(record["entries"]) for record in recorded if record["verb"] == "bind"] == [2]
+    told = {d.metadata.name: [entry.result for entry in d.spec.entries] for d in cell.every(Decision)}
+    assert told == {"d-w-0": ["Accepted"], "d-w-1": ["Accepted"], "d-w-2": ["Rejected"]}, "each keeps its decision"
+    for replica, name in ((replicas[0], "d-w-0"), (replicas[1], "d-w-1")):
+        assert cell.get_replica(replica.metadata.name).status.placement.decision == name
+    cell.check_ledger()
+
+
+async def test_one_that_moved_does_not_spoil_the_others_of_its_moment(cell: Cell) -> None:
+    first, second = await cell.replica("one"), await cell.replica("two")
+    slow = SlowStore(cell)
+    asking = [asyncio.create_task(cell.reserve(cell.item(r), decision=_decision(r))) for r in (first, second)]
+    await turns()
+    await cell.remove(first)
+    slow.let_go()
+    await cell.clock.advance(1)
+    answers = [own[0] for own in await asyncio.gather(*asking)]
+    assert [a.reason for a in answers] == ["ReplicaGone", ""]
+    assert {d.metadata.name for d in cell.every(Decision)} == {"d-one", "d-two"}
+    cell.check_ledger()
+
+
+def _decision(replica: Replica) -> Decision:
+    entry = DecisionEntry(replica=replica.metadata.name, uid=replica.uid, attempt=1, node="n1")
+    meta = ObjectMeta(name=f"d-{replica.metadata.name}", namespace=replica.metadata.namespace)
+    return Decision(meta, DecisionSpec(replica.metadata.name, "web", entries=(entry,)))
 
 
 async def test_a_refusal_that_rested_on_a_failed_commit_is_checked_again(cell: Cell) -> None:

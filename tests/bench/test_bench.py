@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from bench import __main__ as harness  # noqa: E402 - the tree's top is no package of ours
-from bench import api, authority, openb, pipeline, planner, store  # noqa: E402
+from bench import api, authority, openb, pipeline, planner, recovery, store  # noqa: E402
+
+SMALL = ("singles", "ready", "anti-affinity", "preemption", "arrival")
+"""Shapes that differ most; each takes a world of its own."""
+PAIRED = {"workloads", "backlog"}
 
 
 def test_figures_outside_their_bounds_are_named() -> None:
@@ -57,11 +62,13 @@ async def test_the_parts_run_small(monkeypatch) -> None:
                         ("SUBSCRIBERS", 10), ("FAN_OUT_COMMITS", 3)):  # fmt: skip
         monkeypatch.setattr(store, name, value)
     assert min((await store.run()).values()) >= 0
-    for module, name, value in ((authority, "NODES", 500), (authority, "BATCHES", 1), (planner, "NODES", 50),
+    for module, name, value in ((authority, "NODES", 500), (authority, "BATCHES", 1), (planner, "NODES", (50, 100)),
                                 (planner, "LIKE_REPLICAS", 512), (planner, "DIFFERENT_REPLICAS", 50)):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     assert (await authority.run())["sqlite"]["bound_per_s"] > 0
-    assert (await planner.run())["like_per_s"] > 0
+    figures = await planner.run()
+    assert min(figures[f"{kind}_per_s_{size}"] for kind in ("like", "different") for size in (50, 100)) > 0
+    assert set(await planner.run(nodes=70)) >= {"like_per_s_70", "different_per_s_70"}
 
 
 @pytest.mark.e2e
@@ -76,12 +83,47 @@ async def test_the_api_benchmark_runs_small() -> None:
 
 
 @pytest.mark.e2e
-async def test_the_pipeline_runs_small_in_every_shape() -> None:
-    figures = await pipeline.run(nodes=20, replicas=40)
-    assert figures["bound_per_s"] > 0
-    assert figures["ready_per_s"] > 0
-    assert figures["singles_per_s"] > 0
-    assert figures["workloads_region_us_per_replica"] > 0
+@pytest.mark.parametrize("shape", SMALL if not os.environ.get("HOLDFAST_PROVE") else sorted({*pipeline.NAMES} - PAIRED))
+async def test_the_pipeline_runs_small_in_every_shape(shape: str) -> None:
+    figures = await pipeline.run(nodes=20, replicas=30, shapes=(shape,))
+    if shape == "arrival":
+        assert 0 < figures["arrival_p50_ms"] <= figures["arrival_p99_ms"] <= figures["arrival_max_ms"]
+        assert figures["arrival_with_global_p50_ms"] > figures["arrival_p50_ms"]
+        return
+    assert figures[f"{shape}_per_s"] > 0
+    assert figures[f"{shape}_region_us_per_replica"] > 0
+    assert "bound_per_s" not in figures, "the main figure is of one shape alone"
+
+
+@pytest.mark.e2e
+async def test_what_a_backlog_costs_is_measured_against_the_same_without_one() -> None:
+    figures = await pipeline.run(nodes=20, replicas=30, shapes=("backlog",))
+    assert figures["bound_per_s"] == figures["workloads_per_s"] > 0
+    assert 0 <= figures["backlog_cost_pct"] <= 100
+
+
+def test_every_bound_is_of_a_figure_that_some_shape_gives() -> None:
+    for name in pipeline.BOUNDS:
+        assert name == "bound_per_s" or name.startswith(tuple(f"{shape}_" for shape in pipeline.NAMES)), name
+
+
+def test_a_part_is_kept_apart_and_another_size_answers_for_no_bound(tmp_path, monkeypatch, capsys) -> None:
+    async def run(nodes: int = 5, shapes: tuple[str, ...] = ()) -> dict[str, object]:
+        return {"spread_per_s": 1.0}
+
+    monkeypatch.setattr(harness, "OUT", tmp_path)
+    monkeypatch.setattr(pipeline, "run", run)
+    assert harness.main(["pipeline", "--shape", "spread"]) == 1, "its own bound is checked"
+    assert "spread_per_s is 1.0; at least 1,000 is asked for" in capsys.readouterr().err
+    assert (tmp_path / "pipeline-spread.json").exists() and not (tmp_path / "pipeline.json").exists()
+    assert harness.main(["pipeline", "--shape", "spread", "--nodes", "7"]) == 0
+    assert (tmp_path / "pipeline-spread-nodes7.json").exists()
+    assert harness.main(["pipeline"]) == 1, "the whole answers for everything"
+
+
+def test_an_unknown_shape_or_trace_is_refused_and_the_known_ones_are_told(capsys) -> None:
+    assert harness.main(["pipeline", "--shape", "no-such"]) == 2
+    assert "anti-affinity" in capsys.readouterr().err
 
 
 async def test_the_trace_protocol_on_a_small_cluster() -> None:
@@ -95,3 +137,14 @@ async def test_the_trace_protocol_on_a_small_cluster() -> None:
     for policy in openb.POLICIES:
         curve = openb.replay(nodes, pods, ["half", "other", "half", "whole", "whole"], {"n-0001": 0}, policy)
         assert [curve[load] for load in (25, 75, 100, 150, 200)] == [25.0, 25.0, 50.0, 100.0, 100.0], policy
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+async def test_a_region_lost_at_a_small_scale_is_recovered_and_the_load_is_told() -> None:
+    figures = await recovery.run(nodes=40)
+    assert figures["workloads"] == 20 and figures["lost_workloads"] > 0
+    assert figures["short"] == 0 and figures["recovered_seconds"] < 90
+    assert 0 < figures["writes_per_s_peak"] < 5_000
+    assert all(isinstance(figures[name], float) for name in ("queue_keys_peak", "scheduler_due_peak"))
+    assert figures["clock_serving_s"] >= figures["clock_bound_s"] >= figures["clock_detected_s"] > 0

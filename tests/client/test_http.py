@@ -221,7 +221,7 @@ async def test_certificates_are_checked_both_ways(tmp_path: Path) -> None:
 
         good = client(mine, here.ca)
         assert await good.get(Endpoint, "a", "t") == stored
-        good.reload_certificate()
+        await good.reload_certificate()
         await good.close()
         for wrong in (client(mine, other.ca), client(other, here.ca)):
             with pytest.raises(Unavailable):

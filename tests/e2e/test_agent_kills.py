@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joined_agent import joined_agent
 from test_up import Up, free_port_base, holdfast, until
 
 from holdfast.agent.drivers.records import TaskDir
-from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.layout import Layout
-from holdfast.cli.platform.supervisor import python_command, venv_path
-from holdfast.gate.certificates import issue
-from holdfast.gate.principal import NODES
 from holdfast.samples import witness
 
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
@@ -227,24 +223,10 @@ class Proxy:
 
 def test_a_cut_off_agent_ends_its_exclusive_work_and_returns(platform: Up) -> None:
     """A third agent, which reaches its region only through a proxy, takes the work; then the proxy is cut."""
-    layout = Layout(str(platform.state))
-    plan = layout.load().regions[0]
-    proxy = Proxy(plan.port)
+    proxy = Proxy(Layout(str(platform.state)).load().regions[0].port)
     name = "us-east-9"
-    files = Credentials(layout).agent("us-east", plan.agents[0].name)
-    issue(files.ca.parent, f"agent-us-east-{name}", f"holdfast:node:us-east:{name}", (NODES,), now_s=time.time())
-    files = Credentials(layout).agent("us-east", name)
-    command = python_command(
-        "agent", "--name", name, "--region", "us-east", "--zone", plan.agents[0].zone, "--url",
-        f"https://127.0.0.1:{proxy.port}", "--ca", str(files.ca), "--cert", str(files.cert), "--key", str(files.key),
-        "--state", str(layout.agent(name)), "--ports", "29900-29999", "--capacity", "cpu=4", "--capacity",
-        "memory=4Gi", "--stop-work-on-exit",
-    )  # fmt: skip
-    with (platform.state / "agent-9.log").open("wb") as log:
-        agent = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "PATH": venv_path(os.environ["PATH"])}
-        )
-    try:
+    with joined_agent(platform, "us-east", name, port=proxy.port), contextlib.ExitStack() as mended:
+        mended.callback(setattr, proxy, "cut", False)
         until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=30,
               what="the agent registers")  # fmt: skip
         for other in ("us-east-1", "us-east-2"):
@@ -265,9 +247,3 @@ def test_a_cut_off_agent_ends_its_exclusive_work_and_returns(platform: Up) -> No
         until(lambda: any(n["name"] == name and n["schedulable"] for n in platform.status()["nodes"]), within_s=60,
               what="the agent is taken back under a new epoch")  # fmt: skip
         assert not breaches(platform)
-    finally:
-        proxy.cut = False
-        agent.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(30)
-        agent.kill()

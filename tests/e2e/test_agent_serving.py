@@ -174,6 +174,38 @@ def test_a_rollout_loses_no_request(platform: Up, shop: int) -> None:
     assert len(revisions(platform)) == 1
 
 
+def mixture(platform: Up) -> collections.Counter[str]:
+    told = holdfast("endpoints", NAME, "--state", str(platform.state), "-o", "json").stdout
+    return collections.Counter(a["revision"] for a in json.loads(told)["addresses"])
+
+
+def test_a_paused_rollout_stays_where_it_is_and_goes_on_when_resumed(platform: Up, shop: int) -> None:
+    with Load(shop) as load:
+        apply(platform, changed(SHOP="paused"))
+        until(lambda: len(mixture(platform)) == 2, within_s=60, what="both revisions serve")
+        assert "paused" in rollout(platform, "pause", NAME).stdout
+        phase = "status", NAME, "--no-wait", "-o", "json"
+        until(
+            lambda: json.loads(rollout(platform, *phase).stdout)["phase"] == "Paused", within_s=20, what="it is paused"
+        )
+        # What was being replaced when the pause arrived is still finished; then nothing moves.
+        still = until(lambda: seen if (seen := mixture(platform)) == later(platform) else None, within_s=40,
+                      what="the mixture comes to rest")  # fmt: skip
+        assert sum(still.values()) >= REPLICAS and len(still) == 2, still
+        for _ in range(5):
+            time.sleep(1.0)
+            assert mixture(platform) == still
+        assert "resumed" in rollout(platform, "resume", NAME).stdout
+        assert "Complete" in rollout(platform, "status", NAME).stdout
+    assert not load.failed, load.failed[:5]
+    assert len(revisions(platform)) == 1
+
+
+def later(platform: Up) -> collections.Counter[str]:
+    time.sleep(3.0)
+    return mixture(platform)
+
+
 def test_a_bad_revision_goes_back_by_itself_and_the_old_one_keeps_serving(platform: Up, shop: int) -> None:
     good = revisions(platform)
     least = REPLICAS

@@ -40,6 +40,11 @@ class Proxy:
         self._open: set[asyncio.StreamWriter] = set()
         self.port = 0
         self.is_cut = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.held = bytearray()
+        """What was sent through it since it was stalled; `arrived` once it was passed on."""
+        self.arrived = False
 
     async def start(self) -> Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -54,6 +59,15 @@ class Proxy:
 
     def heal(self) -> None:
         self.is_cut = False
+
+    def stall(self) -> None:
+        """What is sent from now on is on its way and does not arrive, until it is let through."""
+        self.held.clear()
+        self.arrived = False
+        self._flowing.clear()
+
+    def let_through(self) -> None:
+        self._flowing.set()
 
     def end(self) -> None:
         if self._server is not None:
@@ -71,19 +85,26 @@ class Proxy:
             return
         self._open |= {writer, there[1]}
         try:
-            await asyncio.gather(_pump(reader, there[1]), _pump(there[0], writer))
+            await asyncio.gather(self._pump(reader, there[1], self.held), self._pump(there[0], writer, bytearray()))
         finally:
             for each in (writer, there[1]):
                 self._open.discard(each)
                 each.transport.abort()
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                stalled = not self._flowing.is_set()
+                held += data if stalled else b""
+                while not self._flowing.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        more = await asyncio.wait_for(reader.read(65536), 0.05)
+                        held += more
+                        data += more
+                writer.write(data)
+                await writer.drain()
+                self.arrived = self.arrived or stalled
+        writer.transport.abort()
 
 
 class Fleet:

@@ -1,59 +1,123 @@
-"""Is a history of single-key operations linearizable? Searches for an order that explains every answer.
+"""Is a history of concurrent calls linearizable? Searches for an order that explains every answer (Wing and Gong).
 
-Operations whose answer never came may have taken effect at any time after they were sent, or not at all.
+A model says which states may follow a call, given what the caller was told. Calls whose answer never came may have
+taken effect at any time after they were sent, or not at all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from typing import Any
+
+NEVER = float("inf")
+UNKNOWN = None
+"""What a caller was told who was told nothing."""
 
 
 @dataclass(frozen=True)
-class Operation:
-    """`write` sets `value` if the key is at `expected` (None: whatever it is); `read` answered `value`."""
+class Call:
+    """`asked` is for the model alone, as is `told`; a call without an answer is `answered` never."""
 
-    kind: str
-    value: str
-    expected: str | None
+    asked: Any
+    told: Any
     sent: float
     answered: float
-    """Infinity where no answer came."""
-    succeeded: bool = True
-    """For a conditional write: whether it was told to have happened."""
 
 
-def linearizable(operations: list[Operation], first: str = "") -> bool:
-    """Whether some order, in which no operation moves outside of its own time, explains every answer."""
-    ordered = tuple(sorted(operations, key=lambda operation: operation.sent))
-    forever = float("inf")
+Model = Callable[[Any, Call], Iterable[Any]]
+"""State and call in, the states out that the answer allows; none where it cannot be explained here."""
 
-    @cache
-    def explains(done: frozenset[int], value: str) -> bool:
-        left = [index for index in range(len(ordered)) if index not in done]
-        if all(ordered[index].answered == forever for index in left):
+
+def linearizable(calls: Sequence[Call], first: Hashable, model: Model) -> bool:
+    """Whether some order, in which no call moves outside of its own time, explains every answer."""
+    ordered = sorted(calls, key=lambda call: call.sent)
+    answered = sum(1 << n for n, call in enumerate(ordered) if call.answered != NEVER)
+    dead: set[tuple[int, Any]] = set()
+    pending: list[tuple[int, Any]] = [(0, first)]
+    while pending:
+        done, state = pending.pop()
+        if done & answered == answered:
             return True
+        if (done, state) in dead:
+            continue
+        dead.add((done, state))
+        left = [n for n in range(len(ordered)) if not done >> n & 1]
         # Whatever comes next must have been sent before the first of the others was answered.
-        horizon = min(ordered[index].answered for index in left)
-        for index in left:
-            operation = ordered[index]
-            if operation.sent > horizon:
+        horizon = min(ordered[n].answered for n in left)
+        for n in left:
+            if ordered[n].sent > horizon:
                 break
-            after = _apply(operation, value)
-            if after is not None and explains(done | {index}, after):
-                return True
-        return False
-
-    return explains(frozenset(), first)
+            pending += [(done | 1 << n, after) for after in model(state, ordered[n])]
+    return False
 
 
-def _apply(operation: Operation, value: str) -> str | None:
-    """The value after the operation; None when its answer cannot be explained here."""
-    if operation.kind == "read":
-        return value if operation.value == value else None
-    matches = operation.expected is None or operation.expected == value
-    if operation.answered == float("inf"):
-        return operation.value if matches else value
-    if operation.succeeded != matches:
-        return None
-    return operation.value if matches else value
+@dataclass(frozen=True)
+class Read:
+    pass
+
+
+@dataclass(frozen=True)
+class Write:
+    """Sets `value` if the register holds `expected`."""
+
+    value: str
+    expected: str
+
+
+def register(state: str, call: Call) -> Iterable[str]:
+    """One key, read, and written with a compare. A write is told whether it happened."""
+    if isinstance(call.asked, Read):
+        return (state,) if call.told == state else ()
+    write: Write = call.asked
+    after = write.value if state == write.expected else state
+    if call.told is UNKNOWN:
+        return (after,)
+    return (after,) if call.told == (state == write.expected) else ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A claim of one replica to one node; `bind` makes a reserved one binding, or both at once."""
+
+    node: str
+    reserve: bool = True
+    bind: bool = True
+
+
+def replica(state: tuple[str, str], call: Call) -> Iterable[tuple[str, str]]:
+    """One replica at one attempt: (stage, node), from nothing to Reserved to Bound. Told is (result, node)."""
+    stage, at = state
+    asked: Place = call.asked
+    outcomes: list[tuple[Any, tuple[str, str]]] = [(("Rejected", ""), state)]
+    if asked.reserve and not stage:
+        outcomes = [(("Accepted", asked.node), ("Bound" if asked.bind else "Reserved", asked.node)), *outcomes]
+    elif asked.reserve:
+        outcomes = [(("Already", at), state)]
+    elif stage == "Reserved":
+        outcomes = [(("Accepted", at), ("Bound", at))]
+    elif stage == "Bound":
+        outcomes = [(("Already", at), state)]
+    if call.told is UNKNOWN:
+        return [after for _, after in outcomes]
+    return [after for told, after in outcomes if told == call.told]
+
+
+@dataclass(frozen=True)
+class Take:
+    """A claim of one owner to one whole device."""
+
+    owner: str
+
+
+def device(state: str, call: Call) -> Iterable[str]:
+    """One exclusive device: its owner, or nobody. Told is the result."""
+    asked: Take = call.asked
+    free = not state
+    if call.told is UNKNOWN:
+        return (asked.owner if free else state,)
+    if call.told == "Accepted":
+        return (asked.owner,) if free else ()
+    if call.told == "Already":
+        return (state,) if state == asked.owner else ()
+    return (state,) if not free and state != asked.owner else ()

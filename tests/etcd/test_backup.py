@@ -6,12 +6,14 @@ import gzip
 
 import msgspec
 import pytest
-from tests.authority.cell import TENANT, Cell, ManualClock
+from tests.authority.cell import START_S, TENANT, Cell, ManualClock
 
 from holdfast import cell_storage
+from holdfast.agent.decide import Lease, Now, wish
 from holdfast.authority import rejoin
 from holdfast.cell_storage import Place
-from holdfast.model.binding import Binding
+from holdfast.model import codec
+from holdfast.model.binding import Binding, Desired
 from holdfast.model.errors import StoreFailed, Unavailable
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
@@ -129,6 +131,8 @@ async def test_an_old_backup_under_running_work_doubles_nothing_and_overspends_n
     await cell.lead()
     assert cell.objects.head(kind_of(Binding)) > seen, "a revision was given out twice"
     assert cell.authority.rejoining
+    (known,) = cell.every(Binding)
+    assert (known.spec.desired, known.spec.stop_reason) == (Desired.STOP, Reason.REJOINING), "an agent would start it"
     # Nothing is bound, and agents of before are told to stop everything and register anew.
     second = cell.get_replica("web-1")
     with pytest.raises(Unavailable) as refused:
@@ -161,6 +165,25 @@ async def test_an_old_backup_under_running_work_doubles_nothing_and_overspends_n
     assert copy.metadata.namespace == TENANT
     cell.check_ledger()
     await cell.close()
+
+
+async def test_an_agent_starts_nothing_that_only_a_backup_wants(tmp_path):
+    """It is connected again before its lease is over, and reads its bindings before it hears that it was fenced."""
+    cell = await Cell.open(tmp_path / "store.sqlite")
+    await cell.node()
+    await cell.grant()
+    await cell.lead()
+    await cell.place(await cell.replica())
+    binding = cell.binding("web-0.1")
+    await cell.close()
+    live, now = Lease(epoch=1, until_mono_s=1010.0), Now(wall_s=START_S, mono_s=1000.0)
+    assert wish(binding, live, now).run, "before the restore it would"
+    kind = kind_of(Binding)
+    stored = Put(kind.store_key(TENANT, "web-0.1"), codec.encode(binding))
+    (put, _), incarnation = rejoin.restored("us-east", [stored], START_S, "uid", 1)
+    assert incarnation == 2
+    back = codec.decode(kind, put.value, 1)
+    assert (wish(back, live, now).run, wish(back, live, now).reason) == (False, Reason.REJOINING)
 
 
 async def test_incarnations_only_rise(tmp_path):

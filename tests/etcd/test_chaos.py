@@ -13,20 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import msgspec
 import pytest
 from tests.etcd.fleet import REGION, Fleet
-from tests.etcd.linear import Operation, linearizable
+from tests.etcd.linear import NEVER, UNKNOWN, Call, Read, Write, linearizable, register
 
-from holdfast.model import codec
 from holdfast.model.errors import Ambiguous, Conflict, Fault
-from holdfast.model.kinds import kind_of_store_key
-from holdfast.sim.checkers import Changed, Commit
-from holdfast.sim.checkers.placement import PlacementChecker
-from holdfast.sim.checkers.quota import QuotaChecker
+from holdfast.sim.recorded import judge, read_etcd, read_sqlite
 from holdfast.store.contract import Compare, Put, Txn
 from holdfast.store.etcd import wire
-from holdfast.store.etcd.keys import main_of
 from holdfast.store.etcd.store import EtcdStore, open_store
 from holdfast.store.etcd.target import Target
 
@@ -36,23 +30,6 @@ HEALED_S = 90.0
 """How long after healing everything must be placed and serve."""
 
 
-def test_the_linearizability_check_itself():
-    def write(value: str, expected: str | None, sent: float, answered: float, succeeded: bool = True) -> Operation:
-        return Operation("write", value, expected, sent, answered, succeeded)
-
-    def read(value: str, sent: float, answered: float) -> Operation:
-        return Operation("read", value, None, sent, answered)
-
-    never = float("inf")
-    assert linearizable([write("a", None, 0, 1), read("a", 2, 3)])
-    assert not linearizable([write("a", None, 0, 1), read("", 2, 3)])
-    assert linearizable([write("a", None, 0, 4), read("", 1, 2), read("a", 3, 5)])
-    assert not linearizable([write("a", None, 0, 4), read("a", 1, 2), read("", 3, 5)])
-    assert linearizable([write("a", None, 0, never), read("", 5, 6), read("a", 7, 8)])
-    assert not linearizable([write("a", "", 0, 1), write("b", "", 0, 1), read("b", 2, 3)])
-    assert linearizable([write("a", "", 0, 1), write("b", "", 0, 1, succeeded=False), read("a", 2, 3)])
-
-
 class Client:
     """Works on a few keys and writes down what it asked, when, and what it was told."""
 
@@ -60,7 +37,7 @@ class Client:
         self._store = store
         self._chance = random.Random(seed)
         self._name = seed
-        self.history: dict[str, list[Operation]] = {}
+        self.history: dict[str, list[Call]] = {}
         self.gaps: list[float] = []
 
     async def run(self, ended: asyncio.Event) -> None:
@@ -82,7 +59,7 @@ class Client:
         except Fault:
             return False
         held = now.value.decode() if now is not None else ""
-        self._note(key, Operation("read", held, None, sent, time.monotonic()))
+        self._note(key, Call(Read(), held, sent, time.monotonic()))
         if self._chance.random() < 0.4:
             return False
         sent = time.monotonic()
@@ -90,18 +67,18 @@ class Client:
         try:
             await self._store.commit(txn)
         except Conflict:
-            self._note(key, Operation("write", value, held, sent, time.monotonic(), succeeded=False))
+            self._note(key, Call(Write(value, held), False, sent, time.monotonic()))
             return False
         except Ambiguous:
-            self._note(key, Operation("write", value, held, sent, float("inf")))
+            self._note(key, Call(Write(value, held), UNKNOWN, sent, NEVER))
             return False
         except Fault:
             return False  # refused for certain: nothing happened
-        self._note(key, Operation("write", value, held, sent, time.monotonic()))
+        self._note(key, Call(Write(value, held), True, sent, time.monotonic()))
         return True
 
-    def _note(self, key: str, operation: Operation) -> None:
-        self.history.setdefault(key, []).append(operation)
+    def _note(self, key: str, call: Call) -> None:
+        self.history.setdefault(key, []).append(call)
 
 
 def manifests() -> list[tuple[str, dict[str, Any]]]:
@@ -121,7 +98,7 @@ def workload(name: str, replicas: int) -> dict[str, Any]:
     return {
         "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "shop"},
         "spec": {
-            "replicas": replicas, "priorityClass": "standard",
+            "replicas": replicas, "priorityClassName": "standard",
             "template": {"driver": "hollow", "command": ["work"], "resources": {"cpu": "1", "memory": "1Gi"}},
         },
     }  # fmt: skip
@@ -146,9 +123,13 @@ async def serving(fleet: Fleet, wanted: int) -> bool:
     )
 
 
-async def lease(fleet: Fleet, name: str) -> dict[str, Any]:
+async def all_nodes(fleet: Fleet, wanted: int) -> bool:
+    return len((await fleet.ask("front", "/apis/holdfast.dev/v1/nodes"))["items"]) >= wanted
+
+
+async def lease(fleet: Fleet, name: str, where: str = "front") -> dict[str, Any]:
     path = f"/apis/coordination.k8s.io/v1/namespaces/holdfast-system/leases/{name}"
-    found: dict[str, Any] = await fleet.ask("front", path)
+    found: dict[str, Any] = await fleet.ask(where, path)
     return found
 
 
@@ -244,38 +225,17 @@ async def everything(fleet: Fleet) -> Any:
     return found[-1]
 
 
-async def check_history(store: EtcdStore) -> int:
-    """S1 to S4 at every commit of the region, from its whole history."""
-    checker, state, commits = PlacementChecker(REGION), dict[str, Any](), 0
-    quota = QuotaChecker(lambda cell: state if cell == REGION else {})
-    broken: list[Any] = []
-    head = await store.newest()
-    after = 0
-    watch = store.watch("", after=0)
-    while after < head:
-        changes = await asyncio.wait_for(anext(watch), 30)
-        after = changes[-1].revision
-        for _, group in itertools.groupby(changes, key=lambda change: main_of(change.revision)):
-            changed = []
-            for change in group:
-                kind = kind_of_store_key(change.key)
-                if kind is None:
-                    continue
-                old = state.pop(change.key, None)
-                new = codec.decode(kind, change.entry.value, change.revision) if change.entry is not None else None
-                if new is not None:
-                    state[change.key] = new
-                changed.append(Changed(change.key, kind, old, new))
-            commits += 1
-            commit = Commit(REGION, 0.0, 0.0, Txn(), tuple(changed), state)
-            # What the global cell granted is not in this history: only spending is judged.
-            spent = msgspec.structs.replace(commit, changed=tuple(c for c in changed if c.kind.name != "GrantCopy"))
-            broken += [*checker.check(commit), *quota.check(spent)]
-    assert not broken, broken[:5]
-    bound = sum(key.startswith("/bindings/") for key in state)
-    replicas = sum(key.startswith("/replicas/") for key in state)
+async def check_history(store: EtcdStore, folder: Path) -> str:
+    """S1 to S10 at every commit of both cells, from their whole histories and audit logs."""
+    region = await read_etcd(REGION, store)
+    verdict = judge([read_sqlite("global", folder / "global" / "store.sqlite"), region])
+    assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
+    assert not verdict.unattributed, "the audit log does not reach back to the beginning"
+    left = {entry.key for entry in (await store.range("")).entries}
+    bound = sum(key.startswith("/bindings/") for key in left)
+    replicas = sum(key.startswith("/replicas/") for key in left)
     assert bound == replicas >= 120 * ROUNDS, (bound, replicas)
-    return commits
+    return str(verdict)
 
 
 @pytest.mark.e2e
@@ -291,10 +251,7 @@ async def test_a_region_survives_every_fault_of_its_parts(own_cluster, tmp_path)
         for path, body in manifests():
             await fleet.until(path, partial(apply, fleet, path, body), 60)
 
-        async def all_nodes() -> bool:
-            return len((await fleet.ask("front", "/apis/holdfast.dev/v1/nodes"))["items"]) >= NODES
-
-        await fleet.until("the nodes", all_nodes, 120)
+        await fleet.until("the nodes", partial(all_nodes, fleet, NODES), 120)
         for seed in range(3):
             stores.append(await open_store("linear", Target(endpoints=own_cluster.endpoints)))
             clients.append(Client(stores[-1], seed))
@@ -306,9 +263,9 @@ async def test_a_region_survives_every_fault_of_its_parts(own_cluster, tmp_path)
         await check_clients(clients, stores[0])
         region = await open_store(REGION, Target(endpoints=own_cluster.endpoints))
         stores.append(region)
-        commits = await check_history(region)
+        verdict = await check_history(region, tmp_path)
         worst = max(gap for client in clients for gap in client.gaps)
-        print(f"{commits} commits checked; worst write gap of a client {worst:.1f} s", flush=True)
+        print(f"the whole history: {verdict}; worst write gap of a client {worst:.1f} s", flush=True)
     finally:
         ended.set()
         for store in stores:
@@ -321,10 +278,10 @@ async def check_clients(clients: list[Client], store: EtcdStore) -> None:
     keys = sorted({key for client in clients for key in client.history})
     operations = 0
     for key in keys:
-        history = [operation for client in clients for operation in client.history.get(key, [])]
+        history = [call for client in clients for call in client.history.get(key, [])]
         now = await store.get(key)
         end = time.monotonic()
         held = now.value.decode() if now is not None else ""
-        assert linearizable([*history, Operation("read", held, None, end, end)]), (key, history)
+        assert linearizable([*history, Call(Read(), held, end, end)], "", register), (key, history)
         operations += len(history)
     print(f"{operations} operations on {len(keys)} keys are linearizable", flush=True)

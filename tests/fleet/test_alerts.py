@@ -1,14 +1,17 @@
-"""Alert rules name metrics that exist and runbooks that can be opened."""
+"""Alert rules name metrics that exist and runbooks that can be opened, and are heard when they should be."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from holdfast.runtime import metrics
+from needs import lacking
 
 ROOT = Path(__file__).parents[2]
 RULES = yaml.safe_load((ROOT / "deploy/alerts/holdfast.rules.yaml").read_text())
@@ -23,3 +26,22 @@ def test_every_rule_is_about_something_that_is_measured_and_says_what_to_do():
         for name in re.findall(r"holdfast_[a-z_]+", rule["expr"]):
             assert name in known, f"{rule['alert']}: {name}"
         assert (ROOT / rule["annotations"]["runbook"]).is_file() and rule["annotations"]["summary"]
+
+
+def promtool(*words: str, where: Path) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("promtool") or shutil.which("promtool", path=str(ROOT / ".tools/bin"))
+    if program is None:
+        lacking("promtool is missing; make tools fetches it")
+    return subprocess.run([program, *words], cwd=where, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_promtool_accepts_the_rules():
+    ran = promtool("check", "rules", "--lint=all", "--lint-fatal", "holdfast.rules.yaml", where=ROOT / "deploy/alerts")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_alerts_are_heard_when_they_should_be_and_quiet_when_not(tmp_path):
+    for source in (ROOT / "deploy/alerts/holdfast.rules.yaml", Path(__file__).parent / "alerts.test.yaml"):
+        shutil.copy(source, tmp_path)
+    ran = promtool("test", "rules", "alerts.test.yaml", where=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -153,6 +153,7 @@ FROM_NODES: dict[Reason, Callable[[], Case]] = {
 
 BEYOND = (
     Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.WAITING, Reason.VICTIM_NOT_ALLOWED,
+    Reason.HELD_WHILE_CUT_OFF,
 )  # fmt: skip
 
 

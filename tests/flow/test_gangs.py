@@ -12,6 +12,7 @@ from tests.flow.test_replay import all_the_same
 from tests.flow.test_scheduler import Region, in_region
 from tests.runtime.virtual import until
 
+from holdfast.authority import waits
 from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.kinds import kind_of
@@ -122,6 +123,36 @@ def test_a_lost_member_of_a_standing_gang_is_replaced_by_itself() -> None:
         meta = msgspec.structs.replace(stored.metadata, uid="", name="ring-again")
         await cell.put(SchedulingRequest(meta, spec))
         await until(lambda: len(region.bound()) == 3)
+
+    in_region(test, chores=True)
+
+
+def test_another_revision_that_stands_does_not_stand_for_this_one() -> None:
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await assigned(region, "ring", gang=Gang(min_available=3))
+        await waiting(region, "ring", 3, cpu="3", gang=Gang(min_available=3))
+        await until(lambda: len(region.bound()) == 3)
+        newer = []
+        for i in (3, 4, 5):  # the next revision asks for more than is left beside the old one on two of the nodes
+            made = await cell.replica(f"ring-{i}", template={"resources": {"cpu": "7"}})
+            item = msgspec.structs.replace(made.spec, workload="ring", assignment="ring", revision="2")
+            await cell.put(msgspec.structs.replace(made, spec=item))
+            newer.append(cell.get_replica(f"ring-{i}"))
+        old = region.stored("ring")
+        members = tuple(Member(r.metadata.name, r.uid) for r in newer)
+        spec = msgspec.structs.replace(old.spec, revision="2", template=newer[0].spec.template, members=members)
+        meta = msgspec.structs.replace(old.metadata, uid="", name="ring-2", resource_version="")
+        await cell.put(SchedulingRequest(meta, spec))
+        await until(lambda: region.stored("ring-2").status.pending == 3)
+        assert region.stored("ring-2").status.reasons[0].reason == Reason.GANG_INCOMPLETE
+        assert [
+            waits.bound_members(cell.authority._state, cell.get_replica(name)) for name in ("ring-0", "ring-3")
+        ] == [
+            3,
+            0,
+        ], "the authority does not take the old ones for it either"
+        assert len(region.bound()) == 3
 
     in_region(test, chores=True)
 

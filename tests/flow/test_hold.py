@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+
 import msgspec
 
 from holdfast.flow import hold
@@ -80,3 +83,18 @@ def test_a_budget_that_goes_gives_its_places_back():
     assert world.settle()
     world.cache.remove(RecoveryBudget, Key("", "b"), int(meta("gone").resource_version))
     assert world.settle() == {}
+
+
+def test_hundreds_of_places_on_a_thousand_nodes_are_decided_without_a_pause_that_would_cost_leases():
+    """A pass takes processor time in proportion to nodes and new places, not to nodes times all places."""
+    many = [node(f"{'abc'[n % 3]}{n}", zone=f"z{n % 3}") for n in range(600)]
+    world = Place(budget(count=400, cpu="500m"), *many)
+    world.settle(passes=6)
+    began_s = time.process_time()
+    world.settle(passes=1)
+    spent_s = time.process_time() - began_s
+    found = world.settle(passes=2)
+    assert len(found) == 400
+    zones = Counter(h.spec.zone for h in found.values())
+    assert max(zones.values()) - min(zones.values()) <= 1
+    assert spent_s < 2.0, f"one pass took {spent_s:.1f} s"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.flow.retreat import release, repair
-from holdfast.model import limits
+from holdfast.model import ages, limits
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.override import Override, OverrideKind, OverrideSpec, OverrideStatus
 from holdfast.model.replica import PlacementBlock, ReplicaStatus
 from holdfast.model.times import micro_text
@@ -14,7 +15,7 @@ from making import again, assignment, binding, meta, node, replica, view
 NOW = 1_800_000_000.0
 
 
-def bound(ordinal: int = 0, *, since_s: float = 100.0):
+def bound(ordinal: int = 0, *, since_s: float = limits.STAGE_DEADLINE_S["Bound"] + 40.0):
     placed = PlacementBlock(
         attempt=1, node="n1", zone="z", reservation=f"c{ordinal}.1", binding=f"c{ordinal}.1", epoch=1,
         bound_at=micro_text(NOW - since_s),
@@ -69,3 +70,34 @@ def test_a_stuck_finalizer_is_told_with_its_owner():
     late = msgspec.structs.replace(item.metadata, deletion_timestamp=micro_text(NOW - 700))
     item, _ = after(again(item, metadata=late))
     assert "of release" in item.status.repair.message and item.status.repair.state == "Told"
+
+
+def test_killed_between_any_two_steps_it_goes_on_where_it_was_and_asks_each_once():
+    """Every write of a pass is one commit here, and the controller dies after each of them in turn."""
+    stuck = [bound(n) for n in range(limits.REPAIRS_PER_MINUTE + 3)]
+    for survives in range(len(stuck) + 1):
+        items = {item.key: item for item in stuck}
+        asks: dict[object, int] = {}
+        for attempt in range(3):
+            outcome = repair.decide(repair.ALL, view(*items.values()), NOW)
+            for number, write in enumerate(outcome.writes):
+                if attempt == 0 and number >= survives:
+                    break  # dead: the rest of this pass never happened
+                item = items[write.key]
+                asks[write.key] = asks.get(write.key, 0) + (write.blocks["repair"].state == "Asked")
+                status = msgspec.structs.replace(item.status, repair=write.blocks["repair"])
+                items[write.key] = again(item, status=status)
+        assert max(asks.values()) == 1, "nothing is asked twice"
+        assert sum(asks.values()) == limits.REPAIRS_PER_MINUTE, "the budget holds over the crash"
+        states = sorted(item.status.repair.state for item in items.values())
+        assert states == ["Asked"] * limits.REPAIRS_PER_MINUTE + ["AwaitingApproval"] * 3
+        assert repair.decide(repair.ALL, view(*items.values()), NOW).writes == ()
+
+
+def test_an_approval_that_may_have_been_taken_back_unheard_approves_nothing():
+    many = [after(bound(n))[0] for n in range(1, limits.REPAIRS_PER_MINUTE + 1)]
+    approved = override(OverrideKind.APPROVE_REPAIR)
+    for silent_s, state in ((5.0, "Asked"), (ages.OVERRIDE.seconds + 1, "AwaitingApproval")):
+        spec = GrantCopySpec(heard_at=micro_text(NOW - silent_s))
+        item, _ = after(bound(0), *many, approved, GrantCopy(metadata=meta("normal", "acme"), spec=spec))
+        assert item.status.repair.state == state

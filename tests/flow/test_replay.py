@@ -13,7 +13,7 @@ from tests.authority.cell import TENANT, Cell
 from tests.flow.test_scheduler import Region, in_region
 from tests.runtime.virtual import VirtualClock, run, until
 
-from holdfast.flow.replay import NotReplayable, Replayed, parse_ahead, replay
+from holdfast.flow.replay import NotReplayable, Replayed, needed_from, parse_ahead, replay
 from holdfast.model.decision import Decision
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
@@ -107,6 +107,12 @@ def test_what_cannot_be_replayed_says_why() -> None:
         assert await reason(policy_revision="other") == "PolicyMissing"
         assert await reason(snapshot_hash="0") == "SnapshotDiffers"
         assert await reason(ordinal=3) == "EarlierDecisionMissing"
+        needed = needed_from([decision])
+        assert 0 < needed <= min(decision.spec.revisions.values())
+        await region.cell.store.compact(needed)
+        assert isinstance(await replayed(objects, decision), Replayed), "kept as far as it is needed"
+        older = msgspec.structs.replace(decision, spec=msgspec.structs.replace(decision.spec, planner="0"))
+        assert needed_from([older]) == 0, "what no planner can replay holds nothing back"
         await region.cell.store.compact(region.cell.store.head)
         assert await reason() == "HistoryCompacted"
 

@@ -6,14 +6,16 @@ import msgspec
 import pytest
 
 from holdfast.flow import node_health, serve
-from holdfast.flow.retreat import release
+from holdfast.flow.retreat import budget, release
 from holdfast.model.binding import BindingStatus, Desired
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
+from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key
 from holdfast.model.node import Contact, FenceBlock
 from holdfast.model.placement import ReleaseAction
 from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, ReplicaContact
+from holdfast.model.workload import Disruption
 from holdfast.model.writes import Create, SetStatus, Update
 from making import again, assignment, binding, bound_status, meta, node, replica, serving_status, view
 
@@ -99,10 +101,36 @@ def test_a_drain_respects_the_disruption_budget():
     assert waits.writes == () and waits.again_in_s
 
 
+def test_a_region_takes_no_more_than_its_share_of_the_budget():
+    """One budget over all regions: what others have away is not this region's to take."""
+    wanted = assignment(replicas=3, disruption=Disruption(max_unavailable=2))
+    all_ = [replica(n, wanted, status=serving_status(name=f"api-us-east-{n}")) for n in range(3)]
+    draining = node(drain=True)
+
+    def why(share, *replicas):
+        given = again(wanted, spec=msgspec.structs.replace(wanted.spec, away_share=share))
+        return budget.why_it_stays(replicas[0], view(given, *replicas, draining)), budget.held_back(
+            replicas, view(given, *replicas, draining)
+        )
+
+    assert why(None, *all_) == ("", 0), "the whole budget, as long as nobody shares it out"
+    assert why(1, *all_) == ("", 0)
+    words, held = why(0, *all_)
+    assert "lets 2 be away over all regions" in words and held == 3
+    words, held = why(1, all_[0], released(all_[1]), all_[2])
+    assert "lets 1 of 3 be away, and 1 are: api-us-east-1 is Stopping" in words and held == 2
+    assert why(5, all_[0], released(all_[1]), all_[2])[0] == "", "never above the budget itself"
+    assert why(5, all_[0], released(all_[1]), released(all_[2]))[0], "never above the budget itself"
+    changed = again(wanted, spec=msgspec.structs.replace(wanted.spec, disruption=Disruption(max_unavailable=0)))
+    assert "lets none be away" in budget.why_it_stays(all_[0], view(changed, *all_, draining)), (
+        "what is wanted now counts"
+    )
+
+
 def test_serve_lists_exactly_those_that_may_receive_traffic():
     wanted = assignment(replicas=5)
     good = replica(0, wanted, status=serving_status(serving=False))
-    lost = replica(1, wanted, status=serving_status(contact=ReplicaContact(lost=True)))
+    lost = replica(1, wanted, status=serving_status(contact=ReplicaContact(lost=True, attempt=1)))
     going = replica(2, wanted, status=serving_status(), terminating=True)
     stale = replica(3, wanted, status=serving_status(attempt=2))
     stale = again(
@@ -115,6 +143,24 @@ def test_serve_lists_exactly_those_that_may_receive_traffic():
     outcome = serve_here(Key("acme", "api"), view(good, lost, going, stale, bound), 10.0)
     (slice_,) = [w.object for w in outcome.writes if isinstance(w, Create)]
     assert isinstance(slice_, Endpoint) and [a.replica for a in slice_.spec.addresses] == ["api-us-east-0"]
+
+
+def test_that_an_earlier_node_was_lost_says_nothing_about_the_present_one():
+    wanted = assignment(replicas=1)
+    moved = replica(
+        0, wanted, status=serving_status(attempt=2, contact=ReplicaContact(lost=True, attempt=1, node="n0"))
+    )
+    assert stage(moved) is Stage.SERVING
+    assert serve.may_serve(moved, 10.0) == (True, None)
+    page = LeasePage(metadata=meta("0"), spec=LeasePageSpec(page=0, leases={"n1": NodeLease(1, 100.0, 15.0)}))
+    heard = node_health.decide(Key("", "n1"), view(node(), page, moved), 110.0)
+    assert not [w for w in heard.writes if w.kind == "Replica"], "it is as good as unmarked"
+    (_, marked) = node_health.decide(Key("", "n1"), view(node(), page, moved), 116.0).writes
+    contact = marked.blocks["contact"]
+    assert (contact.lost, contact.attempt, contact.node) == (True, 2, "n1")
+    assert node_health.woken_by_replica(moved, replica(0, wanted, status=serving_status(attempt=1)), view()) == (
+        Key("", "n1"),
+    )
 
 
 def test_a_lease_is_read_as_evidence():

@@ -11,9 +11,11 @@ from tests.authority.cell import TENANT, Cell
 from tests.runtime.virtual import VirtualClock, run, until
 
 from holdfast.client.contract import Client
+from holdfast.flow.active_policy import shadow_policy
 from holdfast.gate.gate import Gate
 from holdfast.gate.local import LocalClient
 from holdfast.gate.principal import controller
+from holdfast.model import limits
 from holdfast.model.binding import Binding
 from holdfast.model.core import Event
 from holdfast.model.decision import Decision
@@ -22,7 +24,7 @@ from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
-from holdfast.model.placement import Answers, ReleaseAction, ReserveRequest
+from holdfast.model.placement import Answer, Answers, ReleaseAction, ReserveRequest, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import (
@@ -57,6 +59,8 @@ class Outlet:
             raise Unavailable("the authority is not there")
         if fault == "lost":
             raise Ambiguous("no answer; nothing happened")
+        if fault == "fleeting":  # accepted, and gone again before any watch showed it
+            return Answers(tuple(Answer(Result.ACCEPTED, node=item.node, attempt=1) for item in request.items))
         answers = await self._inner.reserve(request)
         if fault == "unheard":
             raise Ambiguous("no answer; it happened")
@@ -235,6 +239,30 @@ def test_a_call_that_failed_is_made_again() -> None:
     in_region(test)
 
 
+def test_a_place_that_never_shows_up_is_looked_for_again_although_nothing_else_happens() -> None:
+    async def test(region: Region) -> None:
+        region.outlet.faults = ["fleeting"]
+        began = asyncio.get_running_loop().time()
+        await region.request("web", await region.replicas(2))
+        await until(lambda: len(region.bound()) == 2)
+        took_s = asyncio.get_running_loop().time() - began
+        assert limits.ASSUMED_TTL_S <= took_s < limits.ASSUMED_TTL_S + 0.5, "the next resync may be later"
+
+    in_region(test)
+
+
+def test_it_stops_even_if_something_comes_at_the_same_moment() -> None:
+    async def test(region: Region) -> None:
+        await region.request("web", await region.replicas(1))
+        await until(lambda: len(region.bound()) == 1)
+        await asyncio.sleep(1.0)  # it rests
+        region.scheduler._work.set()
+        async with asyncio.timeout(5.0):
+            await region.scheduler.stop()
+
+    in_region(test)
+
+
 def test_two_schedulers_race_without_harm() -> None:
     async def test(region: Region) -> None:
         second = Region(region.cell)
@@ -292,6 +320,35 @@ def test_the_active_policy_decides() -> None:
         assert {d.spec.policy_sequence for d in region.cell.every(Decision)} == {3}
 
     in_region(test)
+
+
+def test_a_shadow_policy_is_asked_beside_the_active_one_and_decides_nothing() -> None:
+    async def test(region: Region) -> None:
+        packing = Rules(scores=(WeightedScore(name=ScoreName.PACKING, weight=1),))
+        active = PolicyRevisionSpec(policy="p", rules=Rules(), sequence=1)
+        shadow = PolicyRevisionSpec(policy="p", rules=packing, sequence=2, stage=PromotionStage.SHADOW)
+        await region.cell.put(PolicyRevision(ObjectMeta(name="spread"), active))
+        await region.cell.put(PolicyRevision(ObjectMeta(name="packed"), shadow))
+        await until(lambda: len(region.informers.cache.list(PolicyRevision)) == 2)
+        await region.request("web", await region.replicas(6))
+        await until(lambda: len(region.bound()) == 6)
+        assert len(set(region.bound().values())) == 3, "the active policy spreads"
+        (decision,) = region.cell.every(Decision)
+        said = decision.spec.shadow
+        assert decision.spec.policy_revision == "spread"
+        assert said is not None and said.revision == "packed"
+        assert said.same + said.other == 6 and said.other >= 4 and not said.gained and not said.lost
+        assert len({entry.node for entry in said.entries}) == 1, "the shadow would have packed"
+
+    in_region(test)
+
+
+def test_a_shadow_that_is_no_longer_the_newest_is_not_asked() -> None:
+    shadow = PolicyRevisionSpec(policy="p", rules=Rules(), sequence=2, stage=PromotionStage.SHADOW)
+    active = PolicyRevisionSpec(policy="p", rules=Rules(), sequence=3)
+    tried = PolicyRevision(ObjectMeta(name="tried"), shadow)
+    assert shadow_policy([tried]) is not None
+    assert shadow_policy([tried, PolicyRevision(ObjectMeta(name="newer"), active)]) is None
 
 
 def test_finished_members_are_left_alone() -> None:

@@ -157,6 +157,17 @@ async def test_orphans_stay(collected: World) -> None:
     assert left is not None and left.metadata.owner_references == ()
 
 
+async def test_a_tenant_is_not_let_go_by_a_collector_that_has_not_seen_its_work(world: World) -> None:
+    await world.create(USER, workload("late"))
+    shop = world.get(Tenant, "shop")
+    await world.do(OPERATOR, Delete("Tenant", shop.key, shop.uid))
+    going = world.get(Tenant, "shop")
+    blind = with_meta(going, finalizers=())
+    with pytest.raises(Conflict, match="1 workloads are in it"):
+        await world.do(by("collect"), Update(blind))
+    assert world.get(Tenant, "shop") is not None
+
+
 async def test_a_tenant_is_emptied_in_order(collected: World) -> None:
     made = await collected.create(USER, workload())
     await collected.create(

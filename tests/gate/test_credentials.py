@@ -16,6 +16,7 @@ from holdfast.gate.authenticate import Authenticator, impersonated
 from holdfast.gate.certificates import Issued, RevokedSerials, expires_soon, issue, make_ca, revoke
 from holdfast.gate.principal import OPERATORS, from_identity
 from holdfast.gate.tokens import TokenFile, digest
+from holdfast.model import limits
 from holdfast.model.errors import Forbidden, Unauthorized
 
 DAY_S = 86400.0
@@ -99,7 +100,7 @@ def _peer(made: Issued) -> dict[str, Any]:
     return found
 
 
-def test_certificates_say_who_and_in_which_groups(tmp_path: Path, ports: TestPorts) -> None:
+async def test_certificates_say_who_and_in_which_groups(tmp_path: Path, ports: TestPorts) -> None:
     now = ports.clock.now()
     make_ca(tmp_path, now_s=now)
     made = issue(tmp_path, "n1", "holdfast:node:north:n1", ["holdfast:nodes"], now_s=now)
@@ -109,11 +110,12 @@ def test_certificates_say_who_and_in_which_groups(tmp_path: Path, ports: TestPor
     assert (who.node, who.region, who.roles) == ("n1", "north", {"agent"})
     assert who.credential == f"certificate:{_peer(made)['serialNumber']}"
     revoke(tmp_path, "n1")
+    await asyncio.sleep(limits.REVOCATION_SEEN_S)
     with pytest.raises(Unauthorized):
         auth.from_certificate(_peer(made))
 
 
-def test_certificates_expire(tmp_path: Path, ports: TestPorts) -> None:
+async def test_certificates_expire(tmp_path: Path, ports: TestPorts) -> None:
     now = ports.clock.now()
     make_ca(tmp_path, now_s=now)
     made = issue(tmp_path, "ann", "ann", [OPERATORS], now_s=now, days=1)

@@ -84,7 +84,7 @@ async def test_conditions_belong_to_those_who_own_some_of_the_status(world: Worl
 async def test_creating_needs_the_metadata_and_only_owned_spec_fields(north: World) -> None:
     with pytest.raises(Forbidden):
         await north.create(by("replicate", "north"), node())
-    with pytest.raises(Forbidden, match=re.escape("spec.unschedulable (owned by operator)")):
+    with pytest.raises(Forbidden, match=re.escape("spec.unschedulable (owned by node-pool, operator)")):
         await north.create(node_agent(), with_spec(node(), unschedulable=True))
     made = await north.create(node_agent(), node())
     cordoned = await north.do(OPERATOR, Update(with_spec(made, unschedulable=True)))

@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
+from holdfast.model.replica import ReleaseBlock, Replica, ReplicaSpec
+from holdfast.model.template import Template
 from holdfast.model.tenant import Tenant
-from holdfast.model.writes import Create, Delete, Update
+from holdfast.model.writes import Create, Delete, SetStatus, Update
 from holdfast.runtime.cache import Cache
 from holdfast.runtime.declared_view import DeclaredView
+
+SPEC = ReplicaSpec(workload="w", workload_uid="w", assignment="w", revision="1", template=Template())
 
 
 def ranks(item: PriorityClass) -> dict[str, int]:
@@ -51,6 +55,29 @@ def test_totals_count_the_decisions_of_the_pass() -> None:
     assert view.get(PriorityClass, "b", "t") is None, "single objects are seen as stored"
     view.begin_pass()
     assert view.total(PriorityClass, "t", ranks) == {"rank": 5}
+
+
+def test_an_ordered_controller_sees_the_status_its_pass_has_set() -> None:
+    cache = Cache()
+    for name, uid in (("a", "1"), ("b", "2")):
+        cache.put(Replica(ObjectMeta(name=name, namespace="t", uid=uid, resource_version="1"), SPEC))
+    block = ReleaseBlock(attempt=1, reason="Drained")
+    write = SetStatus("Replica", Key("t", "a"), "1", blocks={"release": block})
+    stale = SetStatus("Replica", Key("t", "b"), "another", blocks={"release": block})
+
+    def leaving(replica: Replica) -> dict[str, int]:
+        return {"leaving": int(replica.status.release is not None)}
+
+    for ordered in (False, True):
+        view = DeclaredView("test", cache, frozenset({Replica}), ordered=ordered)
+        view.assume([write, stale])
+        found = view.get(Replica, "a", "t")
+        assert found is not None and (found.status.release == block) is ordered
+        assert [r.status.release is not None for r in view.list(Replica, "t")] == [ordered, False]
+        assert [r.status.release is not None for r in view.by(Replica, "workload", "t/w")] == [ordered, False]
+        assert view.total(Replica, "t", leaving).get("leaving", 0) == int(ordered)
+        view.begin_pass()
+        assert view.get(Replica, "a", "t").status.release is None, "what was refused is not there in the next pass"
 
 
 def test_an_undeclared_kind_has_no_total() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
 
-from holdfast.runtime.lifetime import tell_supervisor
+import pytest
+
+from holdfast.runtime.lifetime import keep_telling, tell_supervisor
 
 
 def test_systemd_is_told_where_it_asked(tmp_path, monkeypatch):
@@ -15,3 +19,23 @@ def test_systemd_is_told_where_it_asked(tmp_path, monkeypatch):
         assert heard.recv(100) == b"READY=1"
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     tell_supervisor("STOPPING=1")
+
+
+async def test_systemd_is_told_that_the_loop_turns_and_nobody_else_is(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "100000")
+        loop = asyncio.get_running_loop()
+        telling = asyncio.create_task(keep_telling())
+        for _ in range(3):
+            assert await asyncio.wait_for(loop.sock_recv(heard, 100), 5) == b"WATCHDOG=1"
+        time.sleep(0.3)  # the loop hangs
+        with pytest.raises(BlockingIOError):
+            heard.recv(100)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        for name, value in (("WATCHDOG_PID", "1"), ("WATCHDOG_USEC", "0")):
+            monkeypatch.setenv(name, value)
+            await asyncio.wait_for(keep_telling(), 1)

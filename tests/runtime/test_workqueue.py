@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual import VirtualPorts, run, until
 
+from holdfast.model import limits
 from holdfast.model.meta import Key
 from holdfast.runtime.backoff import delay_s
 from holdfast.runtime.retry_budget import RetryBudget
@@ -20,7 +22,7 @@ def key(name: str, namespace: str = "t") -> Key:
     return Key(namespace, name)
 
 
-def queue(**options: int) -> Workqueue:
+def queue(**options: Any) -> Workqueue:
     return Workqueue("test", VirtualPorts(), **options)
 
 
@@ -37,6 +39,41 @@ def test_a_key_waits_once_and_comes_back_when_added_while_worked_on() -> None:
         assert await q.take(10) == [key("a")]
         q.done(key("a"))
         assert q.idle
+
+    run(main)
+
+
+def test_with_a_pace_a_key_rests_after_its_work_unless_that_asked_for_more_at_once() -> None:
+    async def main() -> None:
+        q, loop = queue(pace_s=1.0), asyncio.get_running_loop()
+        began = loop.time()
+        q.add(key("a"))
+        assert await q.take() == [key("a")] and loop.time() == began, "the first time at once"
+        q.add(key("a"))
+        q.done(key("a"))
+        q.add(key("b"))
+        assert await q.take(2) == [key("b")], "others do not wait for it"
+        assert await q.take() == [key("a")]
+        assert loop.time() == pytest.approx(began + 1.0), "nothing that was added is lost"
+        q.add_after(key("a"), 0.0)
+        q.done(key("a"))
+        assert await q.take() == [key("a")] and loop.time() == pytest.approx(began + 1.0)
+
+    run(main)
+
+
+def test_in_a_burst_keys_wait_for_a_moment_of_calm_and_a_few_never_do() -> None:
+    async def main() -> None:
+        q, loop = queue(calm_s=1.0), asyncio.get_running_loop()
+        began = loop.time()
+        many = [key(f"k{n:04}") for n in range(limits.CALM_KEYS_BURST + 50)]
+        q.add_all(many)
+        q.add_all(many)  # an event later
+        assert len(await q.take(1000)) == limits.CALM_KEYS_BURST and loop.time() == began
+        q.add(many[-1])
+        late = await q.take(1000)
+        assert sorted(late) == sorted(many[limits.CALM_KEYS_BURST :]), "each once, and none is lost"
+        assert loop.time() == pytest.approx(began + 1.0)
 
     run(main)
 

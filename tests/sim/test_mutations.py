@@ -1,4 +1,4 @@
-"""Every planted bug is caught by the seed that caught it, and that seed is clean without it."""
+"""Planted bugs are caught within a bounded number of seeds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,32 @@ from holdfast.sim.planting import catch
 
 SEEDS = range(1, 26)
 
-# Planted and not caught by these seeds. Whether each is harmless for a reason, or the world too kind, is not yet known.
+# Planted and not yet seen caught. Whether each is harmless for a reason, or the world too kind, is not known.
 OPEN = frozenset(
     {
         "acknowledged-too-early",
+        "drawn-twice",
         "finished-batch-keeps-grant",
         "member-hogs",
-        "old-attempt-accepted",
+        "older-list-taken",
         "ordinal-moved-too-early",
+        "release-by-name",
+        "release-repeated",
+        "retried-without-pause",
     }
 )
+
+# Caught by one of the very first worlds: looked for at every change, among so many seeds.
+QUICK = ("override-by-other-clock", "quota-left-out", "watch-crosses-tenants")
+QUICK_SEEDS = range(1, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_some_planted_bugs_are_caught_at_every_change(name: str) -> None:
+    runs.quiet()
+    caught = catch(name, QUICK_SEEDS)
+    assert caught.seed is not None, f"{name} was not caught in {len(QUICK_SEEDS)} seeds"
 
 
 def test_a_planted_bug_leaves_nothing_behind() -> None:

@@ -43,12 +43,18 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ca: str = ""
     cert: str = ""
     key: str = ""
+    join_token_file: str = ""
+    """Without `cert`: the file the operator's join token is found in, now or later."""
     stop_work_on_exit: bool = False
     isolation: Literal["auto", "rlimits", "none"] = "auto"
 
     @property
     def tasks_dir(self) -> Path:
         return Path(self.state_dir) / "tasks"
+
+    @property
+    def identity_dir(self) -> Path:
+        return Path(self.state_dir) / "identity"
 
     @property
     def oci_dir(self) -> Path:

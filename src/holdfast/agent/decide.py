@@ -15,6 +15,7 @@ from holdfast.model.binding import Binding, Desired
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit, Phase
 from holdfast.model.template import RestartPolicy
+from holdfast.model.tenure import needs_tenure
 
 
 class State(enum.StrEnum):
@@ -55,12 +56,29 @@ class Local(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Counted from the sending of the renewal that was answered. `fenced`: this epoch is over, everything must stop."""
+    """Counted from the sending of the renewal that was answered. `fenced`: this epoch is over, everything must stop.
+
+    `tenures` says until when exclusive work of scope Global may run, by the binding's uid; None before any answer.
+    """
 
     epoch: int = 0
     until_mono_s: float = 0.0
     fenced_epoch: int = 0
     fenced: bool = False
+    tenures: dict[str, float] | None = None
+
+    def with_tenures(self, answered: dict[str, float], sent_mono_s: float) -> Lease:
+        """An answer that does not name a binding takes nothing back: what was given lasts until its time."""
+        kept = {uid: end_s for uid, end_s in (self.tenures or {}).items() if end_s > sent_mono_s}
+        for uid, seconds in answered.items():
+            kept[uid] = max(kept.get(uid, 0.0), sent_mono_s + seconds)
+        return msgspec.structs.replace(self, tenures=kept)
+
+    def run_until_mono_s(self, binding: Binding) -> float:
+        """Until when exclusive work may run: the node's lease, and where its scope is Global the region's tenure."""
+        if not needs_tenure(binding.spec.exclusive):
+            return self.until_mono_s
+        return min(self.until_mono_s, (self.tenures or {}).get(binding.uid, 0.0))
 
 
 class Now(msgspec.Struct, frozen=True):
@@ -100,7 +118,7 @@ _NOTHING = Verdict()
 ADOPTED_FAILURES_MAX = 3
 
 # Ends the work did not bring about. An agent that died in the middle of a stop leaves the second kind behind.
-_NOT_ITS_OWN = (Reason.NEVER_STARTED, Reason.STOPPED_AS_ASKED, Reason.LEASE_LAPSED)
+_NOT_ITS_OWN = (Reason.NEVER_STARTED, Reason.STOPPED_AS_ASKED, Reason.LEASE_LAPSED, Reason.PROVISIONAL_ENDED)
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -129,7 +147,7 @@ def wish(binding: Binding | None, lease: Lease, now: Now, until_mono_s: float | 
         end_mono_s = until_mono_s if until_mono_s is not None else run_until_mono_s(binding, now)
         left_s = end_mono_s - now.mono_s
         if left_s <= 0:
-            return Wish(run=False, reason=Reason.FINISHED)
+            return Wish(run=False, reason=Reason.PROVISIONAL_ENDED)
         return Wish(run=True, again_in_s=left_s)
     return Wish(run=True)
 
@@ -142,7 +160,8 @@ def run_until_mono_s(binding: Binding, now: Now) -> float:
 def _may_start(binding: Binding, lease: Lease, now: Now) -> bool:
     """Exclusive work is started only with time to spare: its watchdog ends it some seconds before the lease does."""
     spare_s = 2 * limits.WATCHDOG_LEAD_S if binding.spec.exclusive is not None else 0.0
-    return lease.until_mono_s > now.mono_s + spare_s
+    until_mono_s = lease.run_until_mono_s(binding) if binding.spec.exclusive is not None else lease.until_mono_s
+    return until_mono_s > now.mono_s + spare_s
 
 
 def decide(binding: Binding | None, local: Local, lease: Lease, now: Now) -> Verdict:
@@ -202,6 +221,9 @@ def _running(binding: Binding, wanted: Wish, local: Local, lease: Lease, now: No
         return Verdict(Stop(binding.spec.template.termination_grace_seconds, local.unwell))
     if binding.spec.exclusive is None:
         return Verdict(again_in_s=wanted.again_in_s)
+    if lease.tenures is not None:
+        # Until the first answer its watchdog keeps the tenure that was given to the agent before this one.
+        lease = msgspec.structs.replace(lease, until_mono_s=lease.run_until_mono_s(binding))
     return _while_leased(lease, now, wanted.again_in_s)
 
 

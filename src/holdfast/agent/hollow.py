@@ -16,11 +16,12 @@ import msgspec
 import structlog
 
 from holdfast.agent.config import AgentConfig
-from holdfast.agent.decide import Acknowledge, Forget, Local, Now, Start, State, Stop, decide, failures_after, wish
+from holdfast.agent.decide import Acknowledge, Forget, Local, Now, Start, Stop, decide
 from holdfast.agent.describe import acknowledgement, execution_of, execution_write
 from holdfast.agent.follow import follow_bindings
 from holdfast.agent.hollow_nodes import HollowNode, HollowNodes
 from holdfast.agent.reports import Reports
+from holdfast.agent.steps import BUSY, ended, is_zombie, running, starting, stopping
 from holdfast.client.contract import Client
 from holdfast.model import times
 from holdfast.model.binding import Binding
@@ -33,7 +34,6 @@ from holdfast.model.template import Driver, RestartPolicy
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.tasks import end
 
-_BUSY = (State.STARTING, State.RUNNING, State.STOPPING)
 _NAME_DIGITS = 5
 
 log = structlog.get_logger()
@@ -204,7 +204,7 @@ class HollowHost:
 
     def _set(self, unit: _Unit, local: Local) -> None:
         """Keeps the node's counts, and tells the region."""
-        unit.node.running += (local.state in _BUSY) - (unit.local.state in _BUSY)
+        unit.node.running += (local.state in BUSY) - (unit.local.state in BUSY)
         unit.local = local
         if unit.binding is not None:
             block = execution_of(unit.binding, local, unit.node.config)
@@ -216,13 +216,8 @@ class HollowHost:
 
     def _count_zombies(self, node: HollowNode) -> None:
         now = self._now()
-        node.zombies = sum(
-            unit.local.state in _BUSY
-            and (
-                unit.binding is None or wish(unit.binding, node.lease, now).reason in (Reason.FENCED, Reason.NODE_LOST)
-            )
-            for unit in self._by_node.get(node.name, {}).values()
-        )
+        units = self._by_node.get(node.name, {}).values()
+        node.zombies = sum(is_zombie(unit.binding, unit.local, node.lease, now) for unit in units)
 
     def _next(self, unit: _Unit, delay: Span, then: Callable[[_Unit], None]) -> None:
         if unit.step is not None:
@@ -231,20 +226,21 @@ class HollowHost:
         unit.step = asyncio.get_running_loop().call_later(delay_s, then, unit)
 
     def _start(self, unit: _Unit, run: int) -> None:
-        self._set(unit, Local(state=State.STARTING, run=run, failures=unit.local.failures, exit=unit.local.exit))
+        self._set(unit, starting(unit.local, run))
         self._next(unit, self._config.delays.start, self._started)
 
     def _started(self, unit: _Unit) -> None:
         probes = unit.last.spec.template.probes
         waits = probes.startup is not None or probes.readiness is not None
         now = self._now()
+        begun = running(unit.local, pid=unit.local.run, started_at_s=now.wall_s, now=now)
+        since_s = 0.0 if waits else now.wall_s
         self._set(
             unit,
             msgspec.structs.replace(
-                unit.local, state=State.RUNNING, pid=unit.local.run, started_at_s=now.wall_s, started_mono_s=now.mono_s,
-                startup_passed=probes.startup is None, ready=not waits, ready_since_s=0.0 if waits else now.wall_s,
+                begun, startup_passed=probes.startup is None, ready=not waits, ready_since_s=since_s
             ),
-        )  # fmt: skip
+        )
         if waits:
             self._next(unit, self._config.delays.probe, self._passed)
         else:
@@ -266,13 +262,7 @@ class HollowHost:
         self._ended(unit, Exit(code=0, reason=Reason.FINISHED, at=times.micro_text(self._clock.now())), "")
 
     def _stop(self, unit: _Unit, stop: Stop) -> None:
-        by_mono_s = self._clock.monotonic() + stop.grace_s
-        self._set(
-            unit,
-            msgspec.structs.replace(
-                unit.local, state=State.STOPPING, stop_by_mono_s=by_mono_s, stop_reason=stop.reason, ready=False
-            ),
-        )
+        self._set(unit, stopping(unit.local, stop, self._now()))
         self._next(unit, self._config.delays.stop, self._stopped)
 
     def _stopped(self, unit: _Unit) -> None:
@@ -280,15 +270,7 @@ class HollowHost:
         self._ended(unit, Exit(signal="SIGTERM", reason=Reason.STOPPED_AS_ASKED, at=at), unit.local.stop_reason)
 
     def _ended(self, unit: _Unit, exit_: Exit, stop_reason: str) -> None:
-        now = self._now()
-        failures = failures_after(unit.local, exit_, stop_reason, now)
-        self._set(
-            unit,
-            msgspec.structs.replace(
-                unit.local, state=State.ENDED, exit=exit_, ended_mono_s=now.mono_s, stop_reason=stop_reason,
-                failures=failures, ready=False, pid=0,
-            ),
-        )  # fmt: skip
+        self._set(unit, ended(unit.local, exit_, stop_reason, self._now()))
         self._act(unit)
 
     def _acknowledge(self, unit: _Unit, said: Acknowledge) -> None:

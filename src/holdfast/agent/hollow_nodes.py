@@ -192,8 +192,10 @@ class HollowNodes:
             epoch = answer.epoch or lease.epoch
             until_mono_s = sent_mono_s + (answer.ttl_seconds or limits.NODE_LEASE_TTL_S)
             lapsed = lease.until_mono_s <= self._clock.monotonic()
+            lease = lease.with_tenures(answer.tenures, sent_mono_s) if answer.tenures or lease.tenures else lease
+            renewed = lease.tenures != node.lease.tenures
             node.lease = msgspec.structs.replace(lease, epoch=epoch, until_mono_s=until_mono_s)
-            if epoch != lease.epoch or lapsed:
+            if epoch != lease.epoch or lapsed or renewed:
                 self._changed(node)
             self.say(node)
             return True

@@ -41,8 +41,10 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
     memory = FileMemory(Path(config.state_dir))
     held = confinement(config.name, config.isolation)
     own = client is None
-    client = client or _connect(config, ports)
+    background: tuple[asyncio.Task[None], ...] = ()
     try:
+        if client is None:
+            client, background = await _connect(config, ports)
         artifacts = Artifacts(Path(config.state_dir) / "artifacts")
         driver: Driver = ProcessDriver(config.tasks_dir, ports.clock, confinement=held, artifacts=artifacts)
         drivers: dict[str, Driver] = {DriverName.PROCESS: driver}
@@ -61,7 +63,8 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
             await end(*answering)
         log.info("agent_ended", node=config.name, work="stopped" if config.stop_work_on_exit else "left running")
     finally:
-        if own:
+        await end(*background)
+        if own and client is not None:
             await client.close()
         held.close()
         memory.close()
@@ -79,12 +82,21 @@ def _answering(
     return (asyncio.create_task(answers.run(), name="agent:answers"),)
 
 
-def _connect(config: AgentConfig, ports: Ports) -> Client:
+async def _connect(config: AgentConfig, ports: Ports) -> tuple[Client, tuple[asyncio.Task[None], ...]]:
+    """A client with the certificate of the configuration, or with the agent's own, which a task then keeps good."""
     from holdfast.client.http import HttpClient
 
     if not config.url:
         raise Invalid(f"agent {config.name} does not know its region's API; set `url`")
-    return HttpClient(config.url, ports, cell=config.region, ca=config.ca, cert=config.cert, key=config.key)
+    if config.cert or config.url.startswith("http:"):
+        shown = HttpClient(config.url, ports, cell=config.region, ca=config.ca, cert=config.cert, key=config.key)
+        return shown, ()
+    from holdfast.agent.identity import Identity
+
+    identity = Identity(config, ports)
+    await identity.obtain()
+    client = HttpClient(config.url, ports, cell=config.region, ca=config.ca, cert=str(identity.path))
+    return client, (asyncio.create_task(identity.keep(client), name="agent:identity"),)
 
 
 async def _until_told(supervisor: Supervisor, config: AgentConfig) -> None:

@@ -1,6 +1,8 @@
-"""The few facts an agent keeps across its own death: its lease epoch, what was fenced, and how long the lease runs.
+"""The few facts an agent keeps across its own death: its lease epoch, what was fenced, how long the lease runs, and
+the newest incarnation of its cell that it has heard.
 
-A changed epoch is durable before it is used. The lease's end is on a clock that only this boot of the node knows.
+A changed epoch or incarnation is durable before it is used. The lease's end is on a clock that only this boot of the
+node knows.
 """
 
 from __future__ import annotations
@@ -22,13 +24,19 @@ class Facts(msgspec.Struct, frozen=True):
     fenced_epoch: int = 0
     lease_until_mono_s: float = 0.0
     boot: str = ""
+    incarnation: int = 0
+
+    @property
+    def lasting(self) -> tuple[int, int, int]:
+        """What must be durable before it is acted on."""
+        return self.epoch, self.fenced_epoch, self.incarnation
 
 
 class Memory(Protocol):
     def load(self) -> Facts: ...
 
     def save(self, facts: Facts) -> None:
-        """Durable on return when the epochs changed; the lease's end may be lost with the node's power."""
+        """Durable on return when what lasts has changed; the lease's end may be lost with the node's power."""
 
 
 class FileMemory(Memory):
@@ -62,7 +70,7 @@ class FileMemory(Memory):
     def save(self, facts: Facts) -> None:
         facts = msgspec.structs.replace(facts, boot=self._boot)
         data = msgspec.json.encode(facts)
-        if (facts.epoch, facts.fenced_epoch) != (self._last.epoch, self._last.fenced_epoch):
+        if facts.lasting != self._last.lasting:
             write_whole(self._path, data)
         else:
             part = self._path.with_name("agent.json.soft")

@@ -17,7 +17,7 @@ from holdfast.agent.decide import Lease
 from holdfast.agent.memory import Facts, Memory
 from holdfast.client.contract import Client
 from holdfast.model import limits
-from holdfast.model.errors import AlreadyExists, Conflict, Fault
+from holdfast.model.errors import AlreadyExists, Conflict, Fault, StaleToken
 from holdfast.model.node import Node
 from holdfast.model.placement import Answer, RenewItem, RenewRequest, Result
 from holdfast.model.reasons import Reason
@@ -49,6 +49,8 @@ class Registration:
             epoch=facts.epoch, fenced_epoch=facts.fenced_epoch, until_mono_s=facts.lease_until_mono_s,
             fenced=0 < facts.epoch <= facts.fenced_epoch,
         )  # fmt: skip
+        self._incarnation = facts.incarnation
+        """The newest life of the cell that was heard. A lease from an older one would be a lease from nobody."""
         self.node: Node | None = None
         self._look_again_mono_s = 0.0
         """When the Node is read again: someone may have removed it, and nobody tells an idle agent."""
@@ -103,6 +105,13 @@ class Registration:
         request = RenewRequest(items=(RenewItem(node=self._config.name, epoch=self.lease.epoch),))
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # a hung call must leave time for another
             answers = await self._client.renew(request)
+        if 0 < answers.incarnation < self._incarnation:
+            log.error("former_life_refused", node=self._config.name, heard=self._incarnation, found=answers.incarnation)
+            raise StaleToken(
+                f"incarnation {answers.incarnation} of the cell answered node {self._config.name}, which has heard "
+                f"{self._incarnation}: the cell was restored since; stop the process that still serves the old data"
+            )
+        self._incarnation = max(self._incarnation, answers.incarnation)
         return self._heard(answers.answers[0], sent_mono_s)
 
     def _heard(self, answer: Answer, sent_mono_s: float) -> bool:
@@ -110,7 +119,8 @@ class Registration:
             ttl_s = answer.ttl_seconds or limits.NODE_LEASE_TTL_S
             epoch = answer.epoch or self.lease.epoch
             metrics.AGENT_LEASE_LEFT.set(max(0.0, self.lease.until_mono_s - self._clock.monotonic()))
-            self._set(msgspec.structs.replace(self.lease, epoch=epoch, until_mono_s=sent_mono_s + ttl_s, fenced=False))
+            lease = self.lease.with_tenures(answer.tenures, sent_mono_s)
+            self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=sent_mono_s + ttl_s, fenced=False))
             return True
         log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,
                     message=answer.message)  # fmt: skip
@@ -130,11 +140,13 @@ class Registration:
 
     def _set(self, lease: Lease) -> None:
         """An epoch counts only once it is remembered; how long the lease runs may be forgotten on a full disk."""
-        facts = Facts(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.until_mono_s)
+        facts = Facts(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.until_mono_s,
+                      incarnation=self._incarnation)  # fmt: skip
+        lasts = facts.lasting != self._memory.load().lasting
         try:
             self._memory.save(facts)
         except OSError as error:
-            if (lease.epoch, lease.fenced_epoch) != (self.lease.epoch, self.lease.fenced_epoch):
+            if lasts:
                 raise
             log.warning("lease_unremembered", node=self._config.name, error=str(error))
         self.lease = lease

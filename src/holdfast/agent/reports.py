@@ -13,7 +13,7 @@ import structlog
 
 from holdfast.client.contract import Client
 from holdfast.model import limits
-from holdfast.model.errors import Conflict, Fault, Final
+from holdfast.model.errors import Conflict, Fault, Final, Unauthorized
 from holdfast.model.meta import Key
 from holdfast.model.writes import SetStatus
 from holdfast.runtime import metrics
@@ -78,6 +78,9 @@ class Reports:
         try:
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
                 await self._client.commit(batch)
+        except Unauthorized as refusal:
+            # It is the agent that is not believed, not the word: it is kept until the agent has joined again.
+            return self._delay(batch, refusal)
         except (Final, Conflict) as refusal:
             if len(batch) > 1:
                 return await self._send_singly(batch)
@@ -86,11 +89,8 @@ class Reports:
                      message=refusal.message)  # fmt: skip
             return True
         except (Fault, TimeoutError, OSError) as fault:
-            _delayed.inc(len(batch))
-            log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
             self._in_doubt.update(dict.fromkeys((w.kind, w.key, w.uid) for w in batch))
-            self._put_back(batch)
-            return False
+            return self._delay(batch, fault)
         except asyncio.CancelledError:
             self._put_back(batch)
             raise
@@ -104,6 +104,12 @@ class Reports:
             else:
                 self._sent[address] = _over(self._sent.get(address), write)
         return True
+
+    def _delay(self, batch: list[SetStatus], fault: BaseException) -> bool:
+        _delayed.inc(len(batch))
+        log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
+        self._put_back(batch)
+        return False
 
     async def _send_singly(self, batch: list[SetStatus]) -> bool:
         for index, write in enumerate(batch):

@@ -70,7 +70,7 @@ class Deadline:
                 until = float(f.read())
         except (OSError, ValueError):
             until = NEVER
-        return (until, "Finished") if until < end else (end, reason)
+        return (until, reason or "ProvisionalEnded") if until < end else (end, reason)
 
 
 class Timer:

@@ -49,7 +49,7 @@ class Launch:
         self.log_bytes, self.log_files = int(settings["log_bytes"]), int(settings["log_files"])
         self.lease, self.epoch = settings.get("lease", ""), int(settings.get("epoch", "0"))
         self.lead_s, self.force_s = float(settings.get("lead", "0")), float(settings.get("force", "0"))
-        self.uid = int(settings.get("uid", "0"))
+        self.uid, self.checkpoint = int(settings.get("uid", "0")), int(settings.get("checkpoint", "0"))
         self.processes_max, self.memory_bytes = int(settings.get("processes", "0")), int(settings.get("memory", "0"))
         count = int(words[end + 1])
         self.argv = words[end + 2 : end + 2 + count]
@@ -122,6 +122,8 @@ class Shim:
         self.child = 0
         self.status: int | None = None
         self.kill_at: float | None = None
+        self.ask_at: float | None = None
+        """When work that was told to write its checkpoint is asked to end, if it has not by then."""
         self.forced = False
         self.asked_grace_s = 0.0
         self.lapsed = ""
@@ -210,6 +212,9 @@ class Shim:
                     poll.unregister(fd)
                     os.close(fd)
                     del self.streams[fd]
+            if self.ask_at is not None and boottime() >= self.ask_at:
+                self.ask_at = None
+                self._signal_group(signal.SIGTERM)
             if self.kill_at is not None and boottime() >= self.kill_at and not self.forced:
                 self.forced = True
                 self._kill_everything()
@@ -222,7 +227,8 @@ class Shim:
     def _patience_ms(self) -> int:
         timeout_ms = IDLE_FLUSH_MS if any(self.output.pending) else -1
         if self.kill_at is not None and not self.forced:
-            left_ms = max(0, int((self.kill_at - boottime()) * 1000) + 1)
+            next_at = self.kill_at if self.ask_at is None else min(self.kill_at, self.ask_at)
+            left_ms = max(0, int((next_at - boottime()) * 1000) + 1)
             timeout_ms = left_ms if timeout_ms < 0 else min(timeout_ms, left_ms)
         return timeout_ms
 
@@ -239,10 +245,15 @@ class Shim:
         """The first request asks politely if there is time for it; later ones can only bring the end nearer."""
         if self.kill_at is None:
             self.kill_at, self.asked_grace_s = kill_at, kill_at - boottime()
-            if self.asked_grace_s > 0:
+            if self.asked_grace_s > 0 and self.launch.checkpoint:
+                self.ask_at = kill_at - self.asked_grace_s / 2
+                self._signal_group(self.launch.checkpoint)
+            elif self.asked_grace_s > 0:
                 self._signal_group(signal.SIGTERM)
         elif kill_at < self.kill_at:
             self.kill_at, self.asked_grace_s = kill_at, max(0.0, kill_at - boottime())
+            if self.ask_at is not None:
+                self.ask_at = min(self.ask_at, kill_at - self.asked_grace_s / 2)
 
     def _woken(self, wake: int) -> None:
         os.read(wake, 4096)

@@ -28,7 +28,6 @@ from holdfast.agent.decide import (
     failures_adopted,
     failures_after,
     run_until_mono_s,
-    wish,
 )
 from holdfast.agent.describe import acknowledgement, execution_of, execution_write, task_id, task_of
 from holdfast.agent.drivers.contract import Driver, Ended, Found, StartFailed, Task
@@ -39,6 +38,7 @@ from holdfast.agent.probes import Prober
 from holdfast.agent.registration import Registration
 from holdfast.agent.reports import Reports
 from holdfast.agent.start_failures import StartFailures
+from holdfast.agent.steps import BUSY, ended, is_zombie, running, starting, stopping
 from holdfast.agent.unit import Unit
 from holdfast.client.contract import Client
 from holdfast.model import limits, times
@@ -47,12 +47,11 @@ from holdfast.model.errors import Fault
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit, Replica
+from holdfast.model.tenure import needs_tenure
 from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.tasks import end
-
-_BUSY = (State.STARTING, State.RUNNING, State.STOPPING)
 
 log = structlog.get_logger()
 
@@ -135,7 +134,7 @@ class Supervisor:
 
     @property
     def running(self) -> int:
-        return sum(unit.local.state in _BUSY for unit in self._units.values())
+        return sum(unit.local.state in BUSY for unit in self._units.values())
 
     async def _nothing_runs(self) -> None:
         while self.running:
@@ -233,6 +232,16 @@ class Supervisor:
                 driver.permit(lease.epoch, until_mono_s)
             except OSError as error:
                 log.warning("permit_unwritten", driver=driver.name, error=str(error))
+        for unit in self._units.values():
+            end_mono_s = self._tenure(unit)
+            if end_mono_s is not None and unit.driver is not None and unit.local.state in BUSY:
+                unit.driver.run_until(unit.id, end_mono_s)
+
+    def _tenure(self, unit: Unit) -> float | None:
+        """Until when the region lets exclusive work of scope Global run; None for other work, and before it said."""
+        if unit.binding is None or not needs_tenure(unit.binding.spec.exclusive):
+            return None
+        return (self._registration.lease.tenures or {}).get(unit.binding.uid)
 
     def _count_until(self, unit: Unit) -> None:
         """`runUntil` is a wall time; from when it is first seen it is counted on the clock that does not step."""
@@ -242,7 +251,7 @@ class Supervisor:
         unit.run_until = text
         until_mono_s = run_until_mono_s(unit.binding, self._now()) if text and unit.binding is not None else None
         unit.set(until_mono_s=until_mono_s)
-        if unit.driver is not None and unit.local.state in _BUSY:
+        if unit.driver is not None and unit.local.state in BUSY:
             unit.driver.run_until(unit.id, until_mono_s)
 
     async def _hear_exits(self, driver: Driver) -> None:
@@ -263,22 +272,16 @@ class Supervisor:
 
     def _refresh(self) -> None:
         """The node's own word. Zombies are work that runs here though its claim is over."""
-        zombies = sum(unit.local.state in _BUSY and self._is_zombie(unit) for unit in self._units.values())
+        now, lease = self._now(), self._registration.lease
+        zombies = sum(is_zombie(unit.binding, unit.local, lease, now) for unit in self._units.values())
         running = self.running
         metrics.AGENT_TASKS.set(running)
         if running == 0:
             self._quiet.set()
-        now_mono_s = self._clock.monotonic()
-        quarantine = self._start_failures.quarantine(now_mono_s)
+        quarantine = self._start_failures.quarantine(now.mono_s)
         self._node_report.say(
             listed=self._listed, zombies=zombies, running=running, traits=self._traits(), quarantine=quarantine
         )
-
-    def _is_zombie(self, unit: Unit) -> bool:
-        if unit.binding is None:
-            return True
-        wanted = wish(unit.binding, self._registration.lease, self._now(), unit.local.until_mono_s)
-        return wanted.reason in (Reason.FENCED, Reason.NODE_LOST)
 
     # --- deciding and acting -----------------------------------------------------------------------------------
 
@@ -311,9 +314,10 @@ class Supervisor:
 
     def _start(self, unit: Unit, run: int) -> None:
         assert unit.binding is not None
-        unit.task = task_of(unit.binding, run, self._config, until_mono_s=unit.local.until_mono_s)
-        unit.set(state=State.STARTING, run=run, stop_reason="", unwell="", probe_message="", startup_passed=False,
-                 ready=False, ready_since_s=0.0, pid=0)  # fmt: skip
+        tenure_mono_s = self._tenure(unit)
+        until_mono_s = unit.local.until_mono_s if tenure_mono_s is None else tenure_mono_s
+        unit.task = task_of(unit.binding, run, self._config, until_mono_s=until_mono_s)
+        unit.local = starting(unit.local, run)
         unit.early_exit = None
         self._report(unit)
         self._call(unit, self._do_start(unit))
@@ -343,8 +347,7 @@ class Supervisor:
         self._start_failures.started()
         metrics.AGENT_START.observe(self._clock.monotonic() - began_mono_s)
         log.info("task_started", task=task.id, run=task.run, pid=started.pid)
-        unit.set(state=State.RUNNING, pid=started.pid, started_at_s=started.started_at_s,
-                 started_mono_s=self._clock.monotonic())  # fmt: skip
+        unit.local = running(unit.local, pid=started.pid, started_at_s=started.started_at_s, now=self._now())
         if unit.early_exit is not None:
             self._ended(unit, unit.early_exit, "")
             return
@@ -370,7 +373,7 @@ class Supervisor:
     def _stop(self, unit: Unit, stop: Stop) -> None:
         again = unit.local.state is State.STOPPING
         # A run that a probe condemned stays condemned, unless somebody now wants it gone for good.
-        unit.set(state=State.STOPPING, stop_by_mono_s=self._clock.monotonic() + stop.grace_s, stop_reason=stop.reason)
+        unit.local = stopping(unit.local, stop, self._now())
         unit.end_probes()
         if not again:
             log.info("task_stopping", task=unit.id, reason=stop.reason, grace_s=stop.grace_s)
@@ -395,13 +398,10 @@ class Supervisor:
 
     def _ended(self, unit: Unit, exit_: Exit, stop_reason: str) -> None:
         unit.end_probes()
-        now = self._now()
         if stop_reason in (Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED):
             message = f"{unit.local.probe_message}; {exit_.message}"
             exit_ = msgspec.structs.replace(exit_, reason=stop_reason, message=message)
-        failures = failures_after(unit.local, exit_, stop_reason, now)
-        unit.set(state=State.ENDED, exit=exit_, ended_mono_s=now.mono_s, stop_reason=stop_reason, failures=failures,
-                 ready=False, pid=0)  # fmt: skip
+        unit.local = ended(unit.local, exit_, stop_reason, self._now())
         metrics.AGENT_EXITS.labels(reason=exit_.reason).inc()
         log.info("task_ended", task=unit.id, run=unit.local.run, code=exit_.code, signal=exit_.signal,
                  reason=exit_.reason, message=exit_.message)  # fmt: skip

@@ -12,7 +12,7 @@ they come here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ from holdfast.authority.release import Release
 from holdfast.authority.reserve import Placing
 from holdfast.authority.rounds import Job, Rounds
 from holdfast.authority.state import BINDING, HOLD, RESERVATION, State
+from holdfast.authority.together import Gathering, Together
 from holdfast.client.contract import Token
 from holdfast.gate.audit import Audit
 from holdfast.gate.principal import Principal, controller
@@ -82,6 +83,7 @@ class Authority:
         self._chores = Chores(self._state, self._rounds, self._commits, self._who)
         self._places = Places(self._state, self._rounds, self._who)
         self._gangs = Gangs(self._state, self._rounds, self._commits, self._who)
+        self._gathering = Gathering(self._reserve_together)
         self._freed = asyncio.Event()
         """Something was given back while claims wait for others to leave."""
         self._apart: dict[asyncio.Task[Any], None] = {}
@@ -96,11 +98,30 @@ class Authority:
         Every accepted item is durable when this returns, and so is the decision.
         """
         self._check_joined()
-        job = Placing(self._state, who, request.items, request.decision, bind=request.bind)
-        answers = await self._answer(job)
+        if self._gangs.concerned(request.items):
+            job = Placing(self._state, who, request.items, request.decision, bind=request.bind)
+            answers = await self._answer(job)
+            await self._record(job, request, answers)
+            return answers
+        return await self._gathering.ask(who, request)
+
+    async def _reserve_together(self, who: Principal, requests: Sequence[ReserveRequest]) -> Sequence[Answers]:
+        """One round for all of them; each gets what concerns it."""
+        jobs = [Placing(self._state, who, r.items, r.decision, bind=r.bind) for r in requests]
+        whole = await self._answer(jobs[0] if len(jobs) == 1 else Together(self._state, jobs))
+        found, first = [], 0
+        for job, request in zip(jobs, requests, strict=True):
+            own = whole.answers[first : first + len(job.items)]
+            first += len(job.items)
+            answers = msgspec.structs.replace(whole, answers=own)
+            await self._record(job, request, answers)
+            found.append(answers)
+        return found
+
+    async def _record(self, job: Placing, request: ReserveRequest, answers: Answers) -> None:
+        """Keeps a decision of which nothing was accepted, where that is asked for."""
         if request.decision is not None and request.record_refused and not job.recorded():
             await self._shielded(self._chores.record(job, answers.answers))
-        return answers
 
     async def bind(self, who: Principal, request: BindRequest) -> Answers:
         self._check_joined()
@@ -121,7 +142,7 @@ class Authority:
             raise not_leader()
         answers = await self._heartbeats.renew(request.items)
         self._count("renew", answers)
-        return Answers(tuple(answers), self._objects.head(BINDING))
+        return Answers(tuple(answers), self._objects.head(BINDING), self.incarnation)
 
     # Life
 
@@ -226,6 +247,12 @@ class Authority:
             metrics.AUTHORITY_ANSWERS.labels(verb, result, reason).inc(count)
 
     @property
+    def incarnation(self) -> int:
+        """Which life of the cell this is: one more than it was restored from backups."""
+        term = self._objects.get(_TERM, "", INCARNATION)
+        return term.spec.term if isinstance(term, Term) else 1
+
+    @property
     def rejoining(self) -> bool:
         """Whether the cell was restored and has not yet let the leases of its former life run out."""
         term = self._objects.get(_TERM, "", INCARNATION)
@@ -306,6 +333,7 @@ class Authority:
     async def _tidy(self) -> None:
         await self._chores.expire()
         await self._chores.clean()
+        await self._chores.settle_provisional()
         await self._move_on()
         await self._places.keep()
         await self._places.follow_draws()

@@ -21,6 +21,7 @@ from holdfast.model.node import Node
 from holdfast.model.placement import Answer, BindItem, PlaceItem, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
+from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import parse_time
 from holdfast.store.contract import Put, Remove
 
@@ -107,6 +108,7 @@ class Bind:
             node_epoch=state.leases.epoch(node.metadata.name),
             expires_at="",
             victims=(),
+            tenured=needs_tenure(replica.spec.exclusive),
         )
         placed = msgspec.structs.replace(
             replica.status.placement,

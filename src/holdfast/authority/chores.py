@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.authority import choose, records
+from holdfast.authority import choose, provisional, records
 from holdfast.authority.claims import ENDED, Claim, Want, victim_key
 from holdfast.authority.commits import Commits, Probe
 from holdfast.authority.release import freed
-from holdfast.authority.reserve import Placing
+from holdfast.authority.reserve import Placing, World
 from holdfast.authority.rounds import Chore, Rounds, Step
 from holdfast.authority.state import BINDING, GRANT_COPY, RESERVATION, State
 from holdfast.gate import audit
@@ -163,6 +163,38 @@ class Chores:
 
     def plan_removal(self, claim: Claim) -> Step | Answer:
         return self._removal(claim) if self._is_over(claim) else _NOTHING
+
+    async def settle_provisional(self) -> None:
+        """Confirms what was placed while the region was cut off as soon as a live grant covers it; renews it till then.
+
+        What no grant covers is left alone: release withdraws it, or its time runs out.
+        """
+        claims = list(self._state.ledger.provisional.values())
+        if claims:
+            await self._do("confirm", claims, "plan_provisional")
+
+    def plan_provisional(self, claim: Claim) -> Step | Answer:
+        binding = self._state.binding(claim.namespace, claim.name)
+        if binding is None or binding.spec.desired is Desired.STOP or binding.status.phase in ENDED:
+            return _NOTHING
+        world = World(self._state)
+        limit, rests_on = world.limit(claim.namespace, claim.capacity_class)
+        run_until = provisional.next_end(claim, self._state.ledger, limit, world.partition_mode(), world.now)
+        if run_until is None:
+            return _NOTHING
+        spec = msgspec.structs.replace(binding.spec, run_until=run_until)
+        uid = binding.uid
+        return Step(
+            answer=Answer(result=Result.ACCEPTED, binding=claim.name, node=claim.node, attempt=claim.attempt),
+            compares={**rests_on, BINDING.store_key(claim.namespace, claim.name): binding.revision},
+            writes=[records.binding_change(binding, spec)],
+            probe=Probe(
+                BINDING, claim.namespace, claim.name,
+                lambda f: f is not None and f.uid == uid and f.spec.run_until == run_until,
+            ),
+            entry=audit.Entry("update", BINDING.name, claim.name, claim.namespace, uid, binding.revision),
+            claim=msgspec.structs.replace(claim, run_until=run_until),
+        )  # fmt: skip
 
     async def adopt_orphans(self) -> None:
         """Claims whose replica is gone: reservations go, bindings are stopped first and go when that is proven."""

@@ -16,6 +16,7 @@ from holdfast.model.binding import Binding, CapacityClass, DeviceClaim, Reservat
 from holdfast.model.quantity import Amounts, amounts
 from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Phase, Replica
+from holdfast.model.tenure import needs_tenure
 
 ENDED = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
 """What the agent says of a Binding once nothing of it runs any more, or ever will."""
@@ -42,6 +43,10 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     victims: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
     expires_at: str = ""
+    run_until: str = ""
+    """Set while it is provisional: it spends the provisional part of the grant, and the agent ends it then."""
+    tenured: bool = False
+    """Exclusive work of scope Global: it runs only as long as the region's tenure names it."""
 
     @property
     def grant_class(self) -> GrantClass:
@@ -73,6 +78,7 @@ class Want(msgspec.Struct, frozen=True, gc=False):
     victims: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
     nominated: bool = False
+    run_until: str = ""
 
     @property
     def key(self) -> str:
@@ -139,6 +145,8 @@ def of_binding(binding: Binding, reservation: Reservation | None) -> Claim:
         bound=True,
         quota_held=not spec.quota_released,
         holds=reservation.spec.holds if reservation is not None else (),
+        run_until=spec.run_until,
+        tenured=needs_tenure(spec.exclusive),
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from holdfast.client.contract import Token
+from holdfast.gate import audit
 from holdfast.gate.audit import Audit
 from holdfast.model import codec, limits
 from holdfast.model.errors import Ambiguous, Conflict, Fault, Retryable, StaleToken, StoreFailed, Unavailable
@@ -123,7 +124,8 @@ class Commits:
         if token is None or (under is not None and under != token):
             raise not_leader()
         term = Compare(_TERM.store_key("", token.election), token.revision)
-        txn = Txn((term, *(Compare(k, r) for k, r in compares.items())), tuple(writes), appends)
+        told = tuple(audit.under(append, token.revision) for append in appends)
+        txn = Txn((term, *(Compare(k, r) for k, r in compares.items())), tuple(writes), told)
         try:
             done = await self._objects.commit(None, txn)
             if self._trail is not None and appends:

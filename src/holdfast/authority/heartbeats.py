@@ -16,13 +16,14 @@ from holdfast.authority import records
 from holdfast.authority.commits import Commits, Landed, Probe, not_leader
 from holdfast.authority.leases import page_name
 from holdfast.authority.rounds import rejected
-from holdfast.authority.state import LEASE_PAGE, NODE, State
+from holdfast.authority.state import LEASE, LEASE_PAGE, NODE, State
 from holdfast.gate import audit
 from holdfast.gate.principal import Principal
-from holdfast.model import limits
+from holdfast.model import limits, tenure
+from holdfast.model.core import Lease
 from holdfast.model.errors import Conflict, Fault, Refused
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
-from holdfast.model.meta import ObjectMeta
+from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import FenceBlock, Node
 from holdfast.model.placement import Answer, RenewItem, Result
 from holdfast.model.reasons import Reason
@@ -104,8 +105,31 @@ class Heartbeats:
                 answers.append(rejected(judged))
                 continue
             leases[item.node] = judged
-            answers.append(Answer(result=Result.ACCEPTED, node=item.node, epoch=judged.epoch, ttl_seconds=judged.ttl_s))
+            answers.append(
+                Answer(
+                    result=Result.ACCEPTED, node=item.node, epoch=judged.epoch, ttl_seconds=judged.ttl_s,
+                    tenures=self._tenures(item.node, now) if item.node in state.ledger.tenured else {},
+                )
+            )  # fmt: skip
         return leases, answers
+
+    def _tenures(self, node: str, now: float) -> dict[str, float]:
+        """How long each of the node's claims of scope Global may run on: what is left of the tenure that names it."""
+        held: Lease | None = self._state.get(LEASE, tenure.NAMESPACE, tenure.NAME)
+        left_s = tenure.left_s(held, now) if held is not None else 0.0
+        if held is None or left_s <= 0:
+            return {}
+        covered = tenure.covered_of(held)
+        found: dict[str, float] = {}
+        for claim in self._state.ledger.tenured[node].values():
+            replica = self._state.replica(claim.namespace, claim.replica)
+            binding = self._state.binding(claim.namespace, claim.name)
+            if replica is None or binding is None or replica.uid != claim.replica_uid:
+                continue
+            assignment = Key(claim.namespace, replica.spec.assignment)
+            if tenure.names(covered, assignment, replica.spec.ordinal):
+                found[binding.uid] = left_s
+        return found
 
     def _was_removed(self, name: str) -> bool:
         """Whether the node existed under this authority and is gone: its agent must be told, or it would renew for ever

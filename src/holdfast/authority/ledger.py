@@ -25,16 +25,29 @@ from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.times import parse_time
 
+_NORMAL = GrantClass.NORMAL
 _SHORT_OF = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY, GPU: Reason.INSUFFICIENT_DEVICES}
 
 
 class Limit(msgspec.Struct, frozen=True, gc=False):
-    """What a tenant may spend here in one class: `spendable` now, `held` including grants whose lease has ended."""
+    """What a tenant may spend here in one class: `spendable` now, `held` including grants whose lease has ended.
+
+    Neither has the `provisional` part in it, which only provisional work may use; `whole` is everything. `heard_s` is
+    when the global cell last answered for the grant of the class.
+    """
 
     spendable: Amounts
     held: Amounts
     copies: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
+    provisional: Amounts = {}
+    whole: Amounts = {}
+    heard_s: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether no grant may be spent: all of them have run out."""
+        return len(self.ended) == len(self.copies)
 
 
 def limit_of(copies: Iterable[GrantCopy], spent_as: GrantClass, now: float) -> Limit:
@@ -45,18 +58,27 @@ def limit_of(copies: Iterable[GrantCopy], spent_as: GrantClass, now: float) -> L
     classes = {spent_as, GrantClass.EMERGENCY} if spent_as is GrantClass.NORMAL else {spent_as}
     spendable: Amounts = {}
     held: Amounts = {}
+    provisional: Amounts = {}
+    whole: Amounts = {}
+    heard_s = 0.0
     names, ended = [], []
     for copy in copies:
         if copy.spec.grant_class not in classes or copy.metadata.terminating:
             continue
         names.append(copy.metadata.name)
         limit = amounts(copy.spec.limit)
+        add(whole, limit)
+        if copy.spec.grant_class is spent_as and copy.spec.provisional:
+            provisional = amounts(copy.spec.provisional)
+            limit = {name: max(0, amount - provisional.get(name, 0)) for name, amount in limit.items()}
+        if copy.spec.grant_class is spent_as and copy.spec.heard_at:
+            heard_s = parse_time(copy.spec.heard_at)
         add(held, limit)
         if copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now:
             ended.append(copy.metadata.name)
         else:
             add(spendable, limit)
-    return Limit(spendable, held, tuple(names), tuple(ended))
+    return Limit(spendable, held, tuple(names), tuple(ended), provisional, whole, heard_s)
 
 
 class Ledger:
@@ -66,6 +88,12 @@ class Ledger:
         self.claims: dict[str, Claim] = {}
         self.nodes: dict[str, NodeAccount] = {}
         self.used: dict[tuple[str, GrantClass], Amounts] = {}
+        self.on_trust: dict[str, Amounts] = {}
+        """What each tenant uses of its provisional part; `used` has it too."""
+        self.provisional: dict[str, Claim] = {}
+        """Claims that nobody has confirmed yet: they end by themselves."""
+        self.tenured: dict[str, dict[str, Claim]] = {}
+        """By node: bound claims that run only under the region's tenure."""
         self.unbound: dict[str, Claim] = {}
         """Reservations that wait to be bound: what can expire, or wait for victims."""
         self.lingering: dict[str, Claim] = {}
@@ -98,6 +126,10 @@ class Ledger:
             self._spend(claim, 1)
         else:
             self.lingering[claim.key] = claim
+        if claim.run_until and claim.quota_held:
+            self.provisional[claim.key] = claim
+        if claim.tenured and claim.bound:
+            self.tenured.setdefault(claim.node, {})[claim.key] = claim
         if not claim.bound:
             self.unbound[claim.key] = claim
         return before
@@ -112,6 +144,11 @@ class Ledger:
             self._spend(claim, -1)
         self.lingering.pop(key, None)
         self.unbound.pop(key, None)
+        self.provisional.pop(key, None)
+        if claim.tenured and claim.node in self.tenured:
+            self.tenured[claim.node].pop(key, None)
+            if not self.tenured[claim.node]:
+                del self.tenured[claim.node]
         return claim
 
     def _spend(self, claim: Claim, sign: int) -> None:
@@ -122,6 +159,11 @@ class Ledger:
         add(used, claim.amounts, times=sign)
         if not used:
             del self.used[key]
+        if claim.run_until:
+            on_trust = self.on_trust.setdefault(claim.namespace, {})
+            add(on_trust, claim.amounts, times=sign)
+            if not on_trust:
+                del self.on_trust[claim.namespace]
 
     def restore(self, key: str, before: Claim | None) -> None:
         """Undoes a `put` exactly."""
@@ -172,7 +214,15 @@ class Ledger:
             nominated=want.nominated,
             victims=want.victims,
             holds=want.holds,
+            run_until=want.run_until,
         )
+
+    def ordinary_use(self, tenant: str, spent_as: GrantClass) -> Amounts:
+        """What is in use without the provisional part."""
+        used = dict(self.used.get((tenant, spent_as), {}))
+        if spent_as is GrantClass.NORMAL:
+            add(used, self.on_trust.get(tenant, {}), times=-1)
+        return used
 
     def over_limit(self, want: Want, limit: Limit) -> Refused | None:
         spent_as = grant_class(want.capacity_class)
@@ -183,9 +233,11 @@ class Ledger:
                 f"this region holds no {spent_as.value} grant for tenant {want.namespace}; an operator sets a Quota",
                 who,
             )
-        if len(limit.ended) == len(limit.copies):
+        if want.run_until:
+            return self._over_provisional(want, limit, who)
+        if limit.over:
             return _ended(want, limit, who)
-        used = self.used.get((want.namespace, spent_as), {})
+        used = self.ordinary_use(want.namespace, spent_as)
         after = dict(used)
         add(after, want.amounts)
         over = shortfall(after, limit.spendable)
@@ -198,11 +250,27 @@ class Ledger:
         named = ", ".join(f"{n} by {t}" for n, t in amounts_text(over).items())
         return Refused(Reason.QUOTA_EXCEEDED, f"tenant {want.namespace} would exceed its limit here: {named}", facts)
 
+    def _over_provisional(self, want: Want, limit: Limit, who: dict[str, Any]) -> Refused | None:
+        """Provisional work stays within its part, and everything together within the whole."""
+        trusted, used = dict(self.on_trust.get(want.namespace, {})), dict(self.used.get((want.namespace, _NORMAL), {}))
+        add(trusted, want.amounts)
+        add(used, want.amounts)
+        over = shortfall(trusted, limit.provisional) or shortfall(used, limit.whole)
+        if not over:
+            return None
+        facts = {**who, "provisional": amounts_text(limit.provisional), "wanted": amounts_text(want.amounts),
+                 "shortfall": amounts_text(over)}  # fmt: skip
+        named = ", ".join(f"{n} by {t}" for n, t in amounts_text(over).items())
+        message = f"the region is cut off, and tenant {want.namespace} would exceed the provisional part here: {named}"
+        return Refused(Reason.HELD_WHILE_CUT_OFF, message, facts)
+
     def state(self) -> dict[str, Any]:
         """Everything two ledgers must agree on to be the same; hints left out."""
         return {
             "claims": dict(self.claims),
             "used": {key: dict(used) for key, used in self.used.items()},
+            "on_trust": {tenant: dict(used) for tenant, used in self.on_trust.items()},
+            "provisional": sorted(self.provisional),
             "unbound": sorted(self.unbound),
             "lingering": sorted(self.lingering),
             "nodes": {

@@ -132,6 +132,7 @@ def binding_put(
         node_epoch=claim.node_epoch,
         decision=decision,
         policy_revision=policy,
+        run_until=claim.run_until,
     )
     meta = claim_meta(claim, replica.spec.workload, uid, created)
     return put(_BINDING, Binding(meta, spec))

@@ -5,8 +5,13 @@ believes. So, before a regional cell comes back:
 
 - every node is fenced at the epoch the backup knows: its agent stops what it runs and registers anew, and a node that
   the backup does not know is refused until it has done the same;
+- every binding asks for a stop: an agent reads its bindings before it hears of the fence, and must start none that was
+  given up since, as its successor runs elsewhere;
 - no grant may be spent until the global cell has renewed it;
 - the incarnation rises, and the authority binds nothing until every lease of the old one is certain to have ended.
+
+Before the global cell comes back, every region is awaited: nothing is granted until each has said what it holds. Epochs
+of grants and assignments jump ahead, so that regions take the restored ones up and answer for them anew.
 """
 
 from __future__ import annotations
@@ -15,20 +20,28 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.model import codec
+from holdfast.model import codec, limits
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Binding, Desired
 from holdfast.model.core import Lease
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import Kind, kind_of, kind_of_store_key
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import FenceBlock, Node
+from holdfast.model.quantity import amounts_text
+from holdfast.model.quota import Grant, may_enforce
 from holdfast.model.reasons import Reason
+from holdfast.model.region import Region
 from holdfast.model.term import INCARNATION, Term, TermSpec
 from holdfast.model.times import micro_text, seconds_text
 from holdfast.store.contract import Put
 
+GLOBAL_CELL = "global"
 REJOINING = "rejoining"
 JOINED = "joined"
+NOT_RENEWED = micro_text(1.0)
+"""Until when a restored limit may be spent: it was over long ago, and shows that nobody has renewed it since."""
 _TERM = kind_of(Term)
 
 
@@ -41,8 +54,9 @@ def incarnation_of(value: bytes | None) -> int:
     return codec.decode(_TERM, value, 0).spec.term if value is not None else 1
 
 
-def restored(entries: Sequence[Put], now_s: float, uid: str, known: int) -> tuple[list[Put], int]:
+def restored(cell: str, entries: Sequence[Put], now_s: float, uid: str, known: int) -> tuple[list[Put], int]:
     """The entries to store, and the incarnation they begin: above that of the backup and any that is known of."""
+    is_global = cell == GLOBAL_CELL
     kept: list[Put] = []
     pages: list[LeasePage] = []
     incarnation = known
@@ -58,26 +72,63 @@ def restored(entries: Sequence[Put], now_s: float, uid: str, known: int) -> tupl
         kind = kind_of_store_key(put.key)
         if kind is None or put.key == incarnation_key():
             continue
-        item = _changed(codec.decode(kind, put.value, 0), epochs, now_s)
+        stored = codec.decode(kind, put.value, 0)
+        item = _awaiting(stored, incarnation + 1) if is_global else _changed(stored, epochs, now_s)
         kept.append(_put(kind, item) if item is not None else put)
     risen = Term(
         metadata=ObjectMeta(name=INCARNATION, uid=uid, generation=1, creation_timestamp=seconds_text(now_s)),
-        spec=TermSpec(holder=REJOINING, term=incarnation + 1),
+        # The global cell joins again region by region: `fleet.rejoin` reads from those who was heard.
+        spec=TermSpec(holder=JOINED if is_global else REJOINING, term=incarnation + 1),
     )
     return [*kept, _put(_TERM, risen)], incarnation + 1
 
 
+def _awaiting(item: Object, incarnation: int) -> Object | None:
+    """The same for an object of the global cell."""
+    if isinstance(item, Region):
+        return msgspec.structs.replace(item, status=msgspec.structs.replace(item.status, awaited=incarnation))
+    if isinstance(item, Grant):
+        # A limit of then may have been given to another region since: each keeps what it uses, says so, and is then
+        # granted anew. Until it has, what it may have had counts.
+        peak, epoch = dict(amounts_text(may_enforce(item))), _epoch_in(incarnation, item.spec.epoch)
+        granted = msgspec.structs.replace(item.spec, limit={}, provisional={}, peak=peak, epoch=epoch)
+        return msgspec.structs.replace(item, metadata=_ahead(item.metadata, incarnation), spec=granted)
+    if isinstance(item, Assignment):
+        assigned = msgspec.structs.replace(item.spec, epoch=_epoch_in(incarnation, item.spec.epoch))
+        return msgspec.structs.replace(item, metadata=_ahead(item.metadata, incarnation), spec=assigned)
+    return _leaderless(item)
+
+
+def _ahead(meta: ObjectMeta, incarnation: int) -> ObjectMeta:
+    """A generation that no region has reported on: a status about a former life must not pass for a newer one."""
+    return msgspec.structs.replace(meta, generation=_epoch_in(incarnation, meta.generation))
+
+
+def _epoch_in(incarnation: int, epoch: int) -> int:
+    """Above every epoch of every life before: an answer that was meant for one of those is none to this."""
+    return incarnation * limits.EPOCHS_PER_INCARNATION + epoch % limits.EPOCHS_PER_INCARNATION
+
+
 def _changed(item: Object, epochs: dict[str, int], now_s: float) -> Object | None:
-    """The object as it must come back, where it must not come back as it was."""
+    """The object of a region as it must come back, where it must not come back as it was."""
     if isinstance(item, Node):
         epoch = max(epochs.get(item.metadata.name, 0), item.status.execution.epoch)
         block = FenceBlock(fenced_epoch=max(epoch, item.status.fence.fenced_epoch), at=micro_text(now_s),
                            reason=Reason.REJOINING.value)  # fmt: skip
         return msgspec.structs.replace(item, status=msgspec.structs.replace(item.status, fence=block))
+    if isinstance(item, Binding) and item.spec.desired is Desired.RUN:
+        stopped = msgspec.structs.replace(item.spec, desired=Desired.STOP, stop_reason=Reason.REJOINING.value)
+        return msgspec.structs.replace(item, spec=stopped)
     if isinstance(item, GrantCopy):
-        return msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, spend_until=micro_text(1.0)))
+        # Not even what the backup believes to be in use: its share may have been given to another region since.
+        ended = msgspec.structs.replace(item.spec, limit={}, provisional={}, spend_until=NOT_RENEWED)
+        return msgspec.structs.replace(item, spec=ended)
+    return _leaderless(item)
+
+
+def _leaderless(item: Object) -> Object | None:
+    """Nobody of before leads any more; the terms stay, so that the next ones are higher."""
     if isinstance(item, Lease):
-        # Nobody of before leads any more; the terms stay, so that the next ones are higher.
         return msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, holder_identity=""))
     return None
 

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.authority import checks, records, waits
+from holdfast.authority import checks, provisional, records, waits
 from holdfast.authority.claims import Claim, Want, capacity_class, grant_class
 from holdfast.authority.commits import Probe
 from holdfast.authority.ledger import Limit, limit_of
 from holdfast.authority.rounds import Extra, Step, rejected
-from holdfast.authority.state import BINDING, GRANT_COPY, NODE, REPLICA, RESERVATION, State
+from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, NODE, REPLICA, RESERVATION, State
+from holdfast.flow.active_policy import active_policy
+from holdfast.flow.retreat import preempt
 from holdfast.gate.audit import Entry
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
@@ -30,8 +32,10 @@ from holdfast.model.placement import Answer, PlaceItem, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.replica import PlacementBlock, Replica
+from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision
 from holdfast.model.template import requests
 from holdfast.model.tenant import Tenant
+from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import micro_text, seconds_text
 from holdfast.store.contract import Put, Remove
 
@@ -52,6 +56,8 @@ class World:
         self._limits: dict[tuple[str, str], tuple[Limit, dict[str, int]]] = {}
         self._tenants: dict[str, Tenant | None] = {}
         self._gangs: dict[str, waits.GangState | None] = {}
+        self._mates: dict[tuple[str, str], preempt.Mates] = {}
+        self._partition_mode: PartitionMode | None = None
 
     def limit(self, tenant: str, spent: CapacityClass) -> tuple[Limit, dict[str, int]]:
         """The limit a claim of this class counts against, and the revisions it rests on."""
@@ -64,11 +70,26 @@ class World:
             found = self._limits[key] = (limit_of(copies, spent_as, self.now), rests_on)
         return found
 
+    def partition_mode(self) -> PartitionMode:
+        """What the region's policy says of placing while it is cut off."""
+        if self._partition_mode is None:
+            revisions = self._state.every(PolicyRevision)
+            policy = active_policy(revisions, self._state.overrides(), self._state.region, self.now)
+            self._partition_mode = policy.rules.partition_mode
+        return self._partition_mode
+
     def gang(self, replica: Replica) -> waits.GangState | None:
         key = f"{replica.metadata.namespace}/{replica.spec.assignment}/{replica.spec.revision}"
         if key not in self._gangs:
             self._gangs[key] = waits.gang_of(self._state, replica)
         return self._gangs[key]
+
+    def mates(self, replica: Replica) -> preempt.Mates:
+        """The replicas of a workload, counted once for a whole round."""
+        key = (replica.metadata.namespace, replica.spec.workload)
+        if key not in self._mates:
+            self._mates[key] = waits.mates_of(self._state, replica)
+        return self._mates[key]
 
     def tenant(self, name: str) -> Tenant | None:
         if name not in self._tenants:
@@ -111,8 +132,9 @@ class Placing:
     def identity(self, item: PlaceItem) -> str:
         return item.intent.replica_uid
 
-    def begin(self) -> None:
-        self._world = World(self._state)
+    def begin(self, world: World | None = None) -> None:
+        """`world` is what the whole round reads, where requests share one."""
+        self._world = world or World(self._state)
         self.decision_name = self._name_decision()
 
     def plan(self, item: PlaceItem) -> Step | Answer:
@@ -131,15 +153,30 @@ class Placing:
         refused = why_not_here(state, world, replica, node, item.node)
         if refused is not None or node is None:
             return rejected(refused or Refused(Reason.NODE_GONE), attempt=item.intent.attempt)
-        refused = waits.why_not_evicted(state, item, replica, world.now) if item.victims else None
+        refused = waits.why_not_evicted(state, item, replica, world.now, world.mates) if item.victims else None
         if refused is not None:
             return rejected(refused, attempt=item.intent.attempt)
         want = self._drawing(self._want(item, replica), node)
         limit, rests_on = world.limit(item.namespace, want.capacity_class)
         claim = state.ledger.check(node, want, limit)
+        if isinstance(claim, Refused) and claim.reason == Reason.GRANT_EXPIRED:
+            claim = self._provisionally(replica, node, want, limit, claim)
         if isinstance(claim, Refused):
             return rejected(claim, attempt=item.intent.attempt)
         return self._step(item, replica, node, claim, rests_on)
+
+    def _provisionally(
+        self, replica: Replica, node: Node, want: Want, limit: Limit, expired: Refused
+    ) -> Refused | Claim:
+        """Cut off from the global cell for a lease: the policy decides whether anything may still be placed."""
+        state, world = self._state, self._world
+        assigned = state.get(ASSIGNMENT, replica.metadata.namespace, replica.spec.assignment)
+        alone = self._bind and world.gang(replica) is None
+        asked = provisional.Asked(replica, want, binds=alone, assigned=assigned is not None)
+        terms = provisional.terms(world.partition_mode(), asked, limit, world.now, expired)
+        if isinstance(terms, Refused):
+            return terms
+        return state.ledger.check(node, msgspec.structs.replace(want, run_until=terms), limit)
 
     def _name_in_use(self, item: PlaceItem) -> Refused | None:
         """A replica that was deleted and made anew waits until the old one's claim of the same name is proven gone."""
@@ -192,6 +229,7 @@ class Placing:
             node_epoch=self._state.leases.epoch(node.metadata.name) if binds else 0,
             expires_at=expires_at,
             victims=() if binds else claim.victims,
+            tenured=needs_tenure(replica.spec.exclusive),
         )
         phase = (
             ReservationPhase.CONSUMED if binds

@@ -37,6 +37,7 @@ RESTS_ON_CLAIMS = frozenset(
         Reason.PORTS_EXHAUSTED,
         Reason.QUOTA_EXCEEDED,
         Reason.GRANT_EXPIRED,
+        Reason.HELD_WHILE_CUT_OFF,
         Reason.WAITING,
     }
 )
@@ -66,6 +67,8 @@ class Step(msgspec.Struct):
     keep: Claim | None = None
     free: str = ""
     before: Claim | None = None
+    beside: int = 0
+    """Writes the job adds for this step alone, such as a decision of its own."""
     place: Place | None = None
 
 
@@ -118,11 +121,13 @@ class _Room:
 
     def take(self, step: Step) -> bool:
         size = sum(len(write.value) for write in step.writes if isinstance(write, Put))
-        compared = len(self._compared) + sum(key not in self._compared for key in step.compares)
-        fits = len(step.writes) <= self._writes and size <= self._bytes and compared < self._most_compared
+        writes = len(step.writes) + step.beside
+        compared = len(self._compared) + sum(key not in self._compared for key in step.compares) + step.beside
+        fits = writes <= self._writes and size <= self._bytes and compared < self._most_compared
         self.full = not fits and not self._empty
         if not self.full:
-            self._writes -= len(step.writes)
+            self._writes -= writes
+            self._most_compared -= step.beside
             self._bytes -= size
             self._compared.update(step.compares)
             self._empty = False

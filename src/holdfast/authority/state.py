@@ -12,7 +12,9 @@ from typing import Any, TypeVar, cast
 from holdfast.authority.claims import Claim, recorded
 from holdfast.authority.leases import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild
+from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.core import Lease
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.hold import Hold, is_kept
 from holdfast.model.kinds import Kind, kind_of
@@ -35,7 +37,9 @@ REPLICA = kind_of(Replica)
 RESERVATION = kind_of(Reservation)
 BINDING = kind_of(Binding)
 GRANT_COPY = kind_of(GrantCopy)
+ASSIGNMENT = kind_of(Assignment)
 HOLD = kind_of(Hold)
+LEASE = kind_of(Lease)
 LEASE_PAGE = kind_of(LeasePage)
 BUDGET = kind_of(RecoveryBudget)
 

@@ -5,6 +5,7 @@ A gang stands once its request was marked as committed, or enough of its members
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -21,6 +22,7 @@ from holdfast.model.placement import PlaceItem
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.template import template_hash
 
 REQUEST = kind_of(SchedulingRequest)
 ASSIGNMENT = kind_of(Assignment)
@@ -47,17 +49,22 @@ def gang_of(state: State, replica: Replica) -> GangState | None:
     found = state.objects.list(REQUEST, namespace, fields={"assignment": f"{namespace}/{replica.spec.assignment}"})[0]
     requests = cast("list[SchedulingRequest]", found)
     request = next((r for r in requests if r.spec.revision == replica.spec.revision), None)
-    needed = assignment.spec.gang.min_available
+    listed = request.spec.gang if request is not None else None
+    needed = (listed or assignment.spec.gang).min_available  # the request leaves out those whose work is done
     committed = request is not None and request.status.gang is not None and bool(request.status.gang.committed_at)
     return GangState(needed, committed or bound_members(state, replica) >= needed, request)
 
 
 def bound_members(state: State, replica: Replica) -> int:
-    """How many replicas of the workload have a binding that stands."""
+    """How many replicas of the workload, of this one's revision, have a binding that stands."""
     namespace = replica.metadata.namespace
     found = state.objects.list(BINDING, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
     bindings = cast("list[Binding]", found)
-    return sum(not b.spec.quota_released and b.spec.desired is Desired.RUN for b in bindings)
+    hashed = template_hash(replica.spec.template)
+    return sum(
+        b.spec.intent.template_hash == hashed and not b.spec.quota_released and b.spec.desired is Desired.RUN
+        for b in bindings
+    )
 
 
 def live_victims(state: State, item: PlaceItem) -> tuple[str, ...]:
@@ -65,7 +72,9 @@ def live_victims(state: State, item: PlaceItem) -> tuple[str, ...]:
     return tuple(v for v in item.victims if victim_key(item.namespace, v) in state.ledger.claims)
 
 
-def why_not_evicted(state: State, item: PlaceItem, replica: Replica, now: float) -> Refused | None:
+def why_not_evicted(
+    state: State, item: PlaceItem, replica: Replica, now: float, mates: Callable[[Replica], preempt.Mates]
+) -> Refused | None:
     """Whether every named victim is there, weaker, and nobody else's: a proposer's word is never enough for that."""
     victims = live_victims(state, item)
     if not victims:
@@ -95,14 +104,15 @@ def why_not_evicted(state: State, item: PlaceItem, replica: Replica, now: float)
         if _rank(holder, raised) >= rank:
             return _refused(item, victim, f"its rank {_rank(holder, raised)} is not below {rank}")
         holders.append(holder)
-    broken = preempt.over_budget(holders, lambda victim: _mates(state, victim))
+    broken = preempt.over_budget(holders, mates)
     return _refused(item, victims[0], f"the disruption budget of {broken} is used up") if broken else None
 
 
-def _mates(state: State, replica: Replica) -> list[Replica]:
+def mates_of(state: State, replica: Replica) -> preempt.Mates:
+    """Counted among the workload's replicas, so worth keeping for as long as nothing changes."""
     namespace = replica.metadata.namespace
     found = state.objects.list(REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
-    return cast("list[Replica]", found)
+    return preempt.mates_among(cast("list[Replica]", found))
 
 
 def _rank(replica: Replica, raised: dict[tuple[str, str], int]) -> int:

@@ -127,6 +127,34 @@ class Api:
         finally:
             connection.close()
 
+    def send_only(self, path: str, body: Any) -> None:
+        """POSTs over a connection of its own and hangs up before the answer: what a lost line looks like from here."""
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._context)
+        try:
+            connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        except (OSError, http.client.HTTPException) as error:
+            raise Stop(f"cannot reach the {self.name} cell", why=str(error), code=Exit.UNREACHABLE) from error
+        finally:
+            connection.close()
+
+    def watch(self, path: str, query: dict[str, str], *, silence_s: float = 60.0) -> Iterator[dict[str, Any]]:
+        """GET with `watch`, and its events as they come; over a connection of its own. Ends when the server ends it."""
+        target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=silence_s, context=self._context)
+        try:
+            connection.request("GET", target, headers={"User-Agent": "holdfast-cli", **headers})
+            answer = connection.getresponse()
+            if answer.status >= 400:
+                raise self._refusal("GET", path, answer.status, answer.read(MAX_ANSWER_BYTES))
+            while line := answer.readline():
+                yield json.loads(line)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = str(error) or type(error).__name__
+            raise Stop(f"the watch of the {self.name} cell broke off", why=why, code=Exit.UNREACHABLE) from error
+        finally:
+            connection.close()
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()

@@ -28,6 +28,7 @@ from holdfast.client.watch_lines import seen_in
 from holdfast.model import limits
 from holdfast.model.asking import Ask
 from holdfast.model.errors import Ambiguous, Expired, Fault, NotFound, Overloaded, Unavailable
+from holdfast.model.join import Joined, JoinRequest, RenewalRequest
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object, Part
 from holdfast.model.placement import Answers, BindRequest, ReleaseRequest, RenewRequest, ReserveRequest
@@ -74,6 +75,7 @@ class HttpClient:
         self._calls: aiohttp.ClientSession | None = None
         self._watches: aiohttp.ClientSession | None = None
         """Watches have connections of their own: however many there are, calls find one."""
+        self._retired: list[aiohttp.ClientSession] = []
 
     @property
     def cell(self) -> str:
@@ -178,6 +180,22 @@ class HttpClient:
         told = await self._call("POST", path, body=data, query=query, verb="answer")
         return bool(msgspec.json.decode(told).get("more"))
 
+    # A node's certificate
+
+    async def join(self, request: JoinRequest) -> Joined:
+        """The token in the request is the credential. Asking again with the same key is safe."""
+        return await self._certified("/join/v1", request, "join")
+
+    async def renew_certificate(self, request: RenewalRequest) -> Joined:
+        return await self._certified("/join/v1/renew", request, "renew_certificate")
+
+    async def _certified(self, path: str, request: Part, verb: str) -> Joined:
+        answer = await self._call("POST", path, body=msgspec.json.encode(request), verb=verb)
+        try:
+            return msgspec.json.decode(answer, type=Joined)
+        except msgspec.DecodeError as error:
+            raise Ambiguous(f"the answer of {self._base_url}{path} cannot be read: {error}") from error
+
     # Writing
 
     async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
@@ -227,16 +245,25 @@ class HttpClient:
         except msgspec.DecodeError as error:
             raise Ambiguous(f"the answer to {action} at {self._base_url} cannot be read: {error}") from error
 
-    def reload_certificate(self) -> None:
-        """Reads `cert` and `key` again; connections made from now on show the new one."""
-        if isinstance(self._ssl, ssl.SSLContext) and self._cert:
-            self._ssl.load_cert_chain(self._cert, self._key or None)
+    async def reload_certificate(self) -> None:
+        """Reads `cert` and `key` again. Whatever is begun from now on shows the new one; what is under way goes on.
+
+        Connections that show the old one are kept until the next time, for what is still under way on them.
+        """
+        if not isinstance(self._ssl, ssl.SSLContext) or not self._cert:
+            return
+        self._ssl.load_cert_chain(self._cert, self._key or None)
+        before, self._retired = self._retired, [s for s in (self._calls, self._watches) if s is not None]
+        self._calls = self._watches = None
+        for session in before:
+            await session.close()
 
     async def close(self) -> None:
-        for session in (self._calls, self._watches):
+        for session in (self._calls, self._watches, *self._retired):
             if session is not None:
                 await session.close()
         self._calls = self._watches = None
+        self._retired = []
 
     # One call, and repeating reads
 

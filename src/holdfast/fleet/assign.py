@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from holdfast.fleet import rollout
+from holdfast.fleet.away_shares import away_shares
 from holdfast.fleet.capacity import Room, room_of
-from holdfast.fleet.ordinals import Ordinals, share_ordinals
+from holdfast.fleet.ordinals import Ordinals, share_ordinals, waited, withdrawn
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose, assignment_name
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
@@ -25,6 +26,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import template_hash
 from holdfast.model.tenant import Isolation, Tenant
+from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Batch, Workload, WorkloadType, wanted_replicas
@@ -49,7 +51,9 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if not stored and any(_just_created(r, now) for r in allowed):
         return Outcome(again_in_s=1.0)  # rather wait a moment than crowd whichever region was heard first
     open_to_more = [r for r in allowed if accepts_more(r, view)]
-    shares = _shares(workload, stored, allowed, open_to_more, view)
+    staying = [r for r in allowed if not leaves_by_itself(workload, r)] if open_to_more else allowed
+    shares = _shares(workload, stored, staying, open_to_more, view)
+    wished = sum(shares.values())
     ordinals: Ordinals = {}
     if workload.spec.exclusive is not None:
         ordinals = share_ordinals(shares, stored)
@@ -58,10 +62,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     notices: list[Notice] = []
     current = {a.spec.region: a for a in stored}
     moved = _moved_in(workload, shares, current)
+    away = away_shares(workload, [region for region, share in shares.items() if share], stored)
     for region in sorted({*shares, *current}):
         spec = spec_for(
             workload, region, shares.get(region, 0), view,
-            ordinals=ordinals.get(region, ()), stored=current.get(region),
+            ordinals=ordinals.get(region, ()), stored=current.get(region), away_share=away.get(region),
         )  # fmt: skip
         write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=moved)
         if write is None:
@@ -70,7 +75,19 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         if isinstance(write, Create | Update) and isinstance(write.object, Assignment):
             said = f"{write.object.spec.replicas} replica(s) in {region}: {write.object.spec.reason}"
             notices.append(Notice(workload, Reason.ASSIGNED, said))
+    if sum(shares.values()) < wished and needs_tenure(workload.spec.exclusive):
+        touched = {write.object.key for write in writes if isinstance(write, Update)}
+        steps = [found for a in stored if a.key not in touched and (found := waited(a, now)) is not None]
+        writes += [Update(step) for step in steps]
+        return Outcome(writes=tuple(writes), notices=tuple(notices), again_in_s=limits.TENURE_STEP_S)
     return Outcome(writes=tuple(writes), notices=tuple(notices))
+
+
+def leaves_by_itself(workload: Workload, region: Region) -> bool:
+    """Whether the workload's exclusive replicas end in a silent region without anyone's help, and may move: a region
+    that is only cut off has no tenure either."""
+    silent = region.status.health.state in (HealthState.LOST, HealthState.AWAITING_WITNESS)
+    return silent and needs_tenure(workload.spec.exclusive)
 
 
 def why_not(workload: Workload, region: Region) -> str:
@@ -186,6 +203,7 @@ def _settle(
             return None  # make before break: the others do not serve yet
     if spec is None:
         return None
+    spec = withdrawn(spec, stored.spec)
     kept = msgspec.structs.replace(
         spec, suspended=stored.spec.suspended, reason=stored.spec.reason, epoch=stored.spec.epoch
     )
@@ -227,6 +245,7 @@ def spec_for(
     reason: str = "",
     ordinals: tuple[int, ...] = (),
     stored: Assignment | None = None,
+    away_share: int | None = None,
 ) -> AssignmentSpec | None:
     """Everything the region needs while it is cut off; None while the priority class is missing."""
     wanted = workload.spec
@@ -257,6 +276,7 @@ def spec_for(
         reclaimable=priority.spec.reclaimable,
         may_preempt=priority.spec.may_preempt,
         disruption=wanted.disruption,
+        away_share=away_share,
         rollout=wanted.rollout,
         exclusive=wanted.exclusive,
         batch=batch,

@@ -11,7 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from holdfast.fleet import rejoin
+from holdfast.fleet.grant_epochs import next_epoch, returned
+from holdfast.fleet.grant_needs import Limits, Need, demand, need, provisional_need
 from holdfast.fleet.override_rules import in_force
+from holdfast.flow.active_policy import active_policy
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import API_VERSION, Condition, Key, ObjectMeta, OwnerReference, with_condition
@@ -29,15 +33,10 @@ from holdfast.model.quota import (
 )
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
-from holdfast.model.template import requests
+from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
-from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NOTHING, Create, Outcome, SetStatus, Update, Write
-
-Need = tuple[Purpose, str, str]
-"""Purpose, region and resource: what a tenant's assignments are summed by."""
-Limits = dict[str, Amounts]
 
 
 class Pot(msgspec.Struct, frozen=True):
@@ -48,6 +47,8 @@ class Pot(msgspec.Struct, frozen=True):
     caps: Limits
     wanted: Limits
     least: Limits = {}
+    on_trust: Limits = {}
+    """What each region may keep, of what nobody needs, for provisional work while it is cut off."""
     ends_at: str = ""
 
 
@@ -57,12 +58,20 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     grants = view.list(Grant, key.namespace)
     if quota is None or quota.metadata.terminating:
         return _withdraw(grants)
+    back = [found for g in grants if (found := returned(g, view.get(Region, g.spec.region), now)) is not None]
+    if back:
+        return Outcome(writes=tuple(Update(grant) for grant in back))  # on record before anyone else gets it
+    waiting = rejoin.unheard(view, now)
+    adopted = rejoin.adoptions(quota, grants, view.list(Region), lease_s=limits.GRANT_LEASE_S)
+    if waiting or adopted:
+        return _held_back(quota, waiting, adopted, now)
     needs = view.total(Assignment, key.namespace, need)
     regions = [r.metadata.name for r in view.list(Region) if not r.metadata.terminating]
     writes: list[Write] = []
     rows: list[RegionUse] = []
     limits_now: dict[GrantClass, Limits] = {}
-    normal = _normal(quota, needs, regions)
+    on_trust = _on_trust(view, key.namespace, regions, now)
+    normal = _normal(quota, needs, regions, on_trust)
     recovery = Pot(GrantClass.RECOVERY, amounts(quota.spec.recovery_allowance), {}, demand(needs, Purpose.RECOVERY))
     for pot in (normal, recovery):
         limits_now[pot.grant_class] = _settle(quota, pot, grants, regions, writes=writes, rows=rows, now=now)
@@ -77,13 +86,45 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     return Outcome(writes=tuple(writes), again_in_s=again_s) if writes or ends else NOTHING
 
 
-def _normal(quota: Quota, needs: Mapping[Need, int], regions: Sequence[str]) -> Pot:
+def _held_back(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write], now: float) -> Outcome:
+    """Restored, and not yet told what is granted out there: that counts first, and nothing grows meanwhile."""
+    heard = f"waiting for {', '.join(waiting)} to say what it holds" if waiting else "counting what regions hold"
+    condition = Condition(
+        type="Granted",
+        status="False",
+        reason=Reason.REJOINING,
+        message=f"the global cell was restored from a backup: {heard}; no grant is made or raised until then",
+        observed_generation=quota.metadata.generation,
+    )
+    known = with_condition(quota.status.conditions, condition, seconds_text(now))
+    writes = list(adopted)
+    if known != quota.status.conditions:
+        writes.append(SetStatus("Quota", quota.key, quota.uid, conditions=(condition,)))
+    return Outcome(writes=tuple(writes), again_in_s=limits.REJOIN_LOOK_EVERY_S)
+
+
+def _on_trust(view: View, tenant: str, regions: Sequence[str], now: float) -> Limits:
+    """What regions whose policy places provisional work could use for it: room for all of it once more."""
+    spare = demand(view.total(Assignment, tenant, provisional_need), Purpose.NORMAL)
+    if not spare:
+        return {}
+    revisions, overrides = view.list(PolicyRevision), view.list(Override)
+    modes = {r: active_policy(revisions, overrides, r, now).rules.partition_mode for r in regions if r in spare}
+    return {r: spare[r] for r, mode in modes.items() if mode is PartitionMode.PROVISIONAL}
+
+
+def _normal(quota: Quota, needs: Mapping[Need, int], regions: Sequence[str], on_trust: Limits) -> Pot:
     """The protected part is kept in the regions, evenly, while nobody needs it elsewhere: a region that is cut off can
     restart what it runs."""
     caps = {region: amounts(values) for region, values in quota.spec.region_caps.items()}
     share = {name: amount // max(1, len(regions)) for name, amount in amounts(quota.spec.protected).items()}
-    least = {region: share for region in regions}
-    return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, demand(needs, Purpose.NORMAL), least)
+    wanted = demand(needs, Purpose.NORMAL)
+    least = {region: dict(share) for region in regions}
+    for region, extra in on_trust.items():
+        for name, amount in extra.items():
+            kept = least[region]
+            kept[name] = max(kept.get(name, 0), wanted.get(region, {}).get(name, 0) + amount)
+    return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, on_trust)
 
 
 def _emergencies(view: View, tenant: str, now: float) -> list[Override]:
@@ -155,33 +196,6 @@ def is_frozen(grant: Grant, now: float) -> bool:
     return bool(renewed) and now - parse_time(renewed) > grant.spec.lease_seconds
 
 
-def need(assignment: Assignment) -> dict[Need, int]:
-    """What its region needs to hold what it was assigned, room for a rollout's surge included."""
-    spec = assignment.spec
-    surges = spec.purpose is Purpose.NORMAL and spec.type is WorkloadType.SERVICE and spec.replicas
-    held = max(_still_wanted(assignment), assignment.status.bound) + (spec.rollout.max_surge if surges else 0)
-    return {(spec.purpose, spec.region, name): amount * held for name, amount in requests(spec.template).items()}
-
-
-def demand(needs: Mapping[Need, int], purpose: Purpose) -> Limits:
-    """What each region needs for work of one purpose."""
-    found: Limits = {}
-    for (what_for, region, name), amount in needs.items():
-        if what_for is purpose and amount:
-            found.setdefault(region, {})[name] = amount
-    return found
-
-
-def _still_wanted(assignment: Assignment) -> int:
-    """Batch work that is done, or was given up, needs nothing any more: its share is others' to have."""
-    spec, status = assignment.spec, assignment.status
-    if spec.type is not WorkloadType.BATCH or spec.batch is None:
-        return spec.replicas
-    if status.failed > spec.batch.backoff_limit:
-        return 0
-    return min(spec.replicas, max(0, spec.batch.completions - status.succeeded))
-
-
 def share_out(
     hard: Amounts, caps: Limits, wanted: Limits, current: Limits, enforced: Limits, *, least: Limits | None = None
 ) -> Limits:
@@ -238,8 +252,16 @@ class _Room:
                 excess -= back
 
 
+def _provisional(pot: Pot, region: str, limit: Mapping[str, int]) -> Amounts:
+    """The part of a limit beyond what its region needs that is kept for provisional work."""
+    needed, extra = pot.wanted.get(region, {}), pot.on_trust.get(region, {})
+    found = {name: min(amount, limit.get(name, 0) - needed.get(name, 0)) for name, amount in extra.items()}
+    return {name: amount for name, amount in found.items() if amount > 0}
+
+
 def _write(quota: Quota, region: str, pot: Pot, limit: Mapping[str, int], stored: Grant | None) -> Write | None:
     text = dict(amounts_text(limit))
+    provisional = dict(amounts_text(_provisional(pot, region, limit)))
     if stored is None:
         if not limit:
             return None
@@ -254,23 +276,17 @@ def _write(quota: Quota, region: str, pot: Pot, limit: Mapping[str, int], stored
             region=region,
             grant_class=pot.grant_class,
             limit=dict(text),
+            provisional=dict(provisional),
             lease_seconds=limits.GRANT_LEASE_S,
             ends_at=pot.ends_at,
         )
         return Create(Grant(metadata=meta, spec=spec))
     ends_at = pot.ends_at if limit else stored.spec.ends_at
-    if amounts(stored.spec.limit) == dict(limit) and stored.spec.ends_at == ends_at:
+    same = amounts(stored.spec.limit) == dict(limit) and amounts(stored.spec.provisional) == amounts(dict(provisional))
+    if same and stored.spec.ends_at == ends_at:
         return None
-    spec = msgspec.structs.replace(next_epoch(stored, limit), ends_at=ends_at)
+    spec = msgspec.structs.replace(next_epoch(stored, limit), ends_at=ends_at, provisional=dict(provisional))
     return Update(msgspec.structs.replace(stored, spec=spec))
-
-
-def next_epoch(stored: Grant, limit: Mapping[str, int]) -> GrantSpec:
-    """The grant one epoch further. What it may have enforced so far stays counted until the region answers for it."""
-    peak = may_enforce(stored)
-    return msgspec.structs.replace(
-        stored.spec, limit=dict(amounts_text(limit)), peak=dict(amounts_text(peak)), epoch=stored.spec.epoch + 1
-    )
 
 
 def _withdraw(grants: Sequence[Grant]) -> Outcome:
@@ -347,6 +363,12 @@ def _within(quota: Quota, used: Amounts, emergency: Amounts) -> Condition:
     )
 
 
+def woken_by_policy(new: PolicyRevision | None, old: PolicyRevision | None, view: View) -> Iterable[Key]:
+    """Whether regions may place provisional work decides what is kept for it."""
+    modes = {r.spec.rules.partition_mode for r in (new, old) if r is not None}
+    return keys(view) if PartitionMode.PROVISIONAL in modes else ()
+
+
 def keys(view: View) -> Iterable[Key]:
     found = {q.key for q in view.list(Quota)}
     found |= {Key(g.metadata.namespace, "quota") for g in view.list(Grant)}
@@ -362,6 +384,16 @@ def woken_by_any(new: object, old: object, view: View) -> Iterable[Key]:
     if isinstance(item, Quota | Grant | Assignment):
         return (Key(item.metadata.namespace, "quota"),)
     return ()
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
+    """Only what a restore of the global cell waits for."""
+    if new is None or old is None or new.status.report is None:
+        return ()
+    before = old.status.report
+    same = rejoin.has_answered(new) == rejoin.has_answered(old)
+    known = before is not None and before.strays == new.status.report.strays
+    return () if same and known else keys(view)
 
 
 def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:

@@ -1,7 +1,9 @@
 """Which region holds which ordinals of an exclusive workload: each in at most one, ever (S7).
 
 An ordinal stays where it is. It becomes free only when the region that had it says, about the newest epoch, that it
-holds no more than it was left: until then it may still run there, whatever its Assignment says by now.
+holds no more than it was left: until then it may still run there, whatever its Assignment says by now. Where the scope
+is Global there is a second proof: the region runs such work only under a tenure, which no answer given after the
+withdrawal extends, so once a whole tenure has passed since that was on record the work has ended by itself.
 """
 
 from __future__ import annotations
@@ -9,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count, islice
 
-from holdfast.model.assignment import Assignment
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment, AssignmentSpec, Withdrawal
+from holdfast.model.tenure import needs_tenure
+from holdfast.model.times import micro_text, parse_time
 
 Ordinals = dict[str, tuple[int, ...]]
 
@@ -19,7 +26,11 @@ def share_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> O
     held = {a.spec.region: a.spec.ordinals for a in stored}
     given: Ordinals = {region: held.get(region, ())[:share] for region, share in shares.items()}
     taken = {ordinal for ordinals in held.values() for ordinal in ordinals}
-    letting_go = {a.spec.region for a in stored if not let_go(a)}
+    letting_go = {a.spec.region for a in stored if not let_go(a) and not tenure_over(a)}
+    # Of scope Global, what is taken away by this very decision is not free either: the ordinal itself moves, and no new
+    # one is made beside it while it may still run.
+    tenured = {a.spec.region for a in stored if needs_tenure(a.spec.exclusive)}
+    letting_go |= {r for r in tenured if len(given.get(r, ())) < len(held[r])}
     for region in sorted(shares):
         lacking = shares[region] - len(given[region])
         if lacking <= 0 or letting_go - {region}:
@@ -34,3 +45,38 @@ def let_go(assignment: Assignment) -> bool:
     """Whether the region holds no more than the newest epoch of its Assignment names."""
     status = assignment.status
     return status.observed_epoch >= assignment.spec.epoch and status.replicas <= len(assignment.spec.ordinals)
+
+
+def tenure_over(assignment: Assignment) -> bool:
+    """Whether whatever the region was told to give up has ended by itself, in touch or not."""
+    spec = assignment.spec
+    if not needs_tenure(spec.exclusive) or spec.withdrawal is None:
+        return False
+    return spec.withdrawal.waited_seconds >= limits.TENURE_WAIT_S
+
+
+def withdrawn(spec: AssignmentSpec, stored: AssignmentSpec) -> AssignmentSpec:
+    """The new spec with the withdrawal it is or makes: taking ordinals away starts the wait anew."""
+    if not needs_tenure(spec.exclusive):
+        return spec
+    taken = not set(stored.ordinals) <= set(spec.ordinals)
+    withdrawal = Withdrawal(epoch=stored.epoch + 1) if taken else stored.withdrawal
+    return msgspec.structs.replace(spec, withdrawal=withdrawal)
+
+
+def waited(assignment: Assignment, now: float) -> Assignment | None:
+    """The Assignment one step of the wait further, or None when none is due. The first step only says that the
+    withdrawal is seen on record; from there on time counts, and no step of the clock counts for more than it can be.
+    """
+    spec, found = assignment.spec, assignment.spec.withdrawal
+    if found is None or let_go(assignment) or tenure_over(assignment):
+        return None
+    passed_s = now - parse_time(found.seen_at) if found.seen_at else 0.0
+    if found.seen_at and 0 <= passed_s < limits.TENURE_STEP_S:
+        return None
+    more_s = min(max(0.0, passed_s), limits.TENURE_STEP_MAX_S)
+    further = msgspec.structs.replace(
+        found, waited_seconds=round(found.waited_seconds + more_s, 3), seen_at=micro_text(now)
+    )
+    changed = msgspec.structs.replace(spec, withdrawal=further, epoch=spec.epoch + 1)
+    return msgspec.structs.replace(assignment, spec=changed)

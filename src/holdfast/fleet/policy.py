@@ -1,18 +1,21 @@
 """policy: turns a SchedulerPolicy into immutable revisions. Owns PolicyRevision and SchedulerPolicy.status.
 
-A revision is named by its content. The sequence of the active one only rises, also when going back to old rules.
+A revision is named by its content. The sequence of the active one only rises, also when going back to old rules, by
+hand or because its guard was breached (`policy_guard`). Nothing here touches a decision that was made (S10).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.fleet import policy_guard
 from holdfast.model.meta import Condition, Key, ObjectMeta
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import (
+    PolicyHold,
     PolicyRevision,
     PolicyRevisionSpec,
     PromotionStage,
@@ -20,7 +23,7 @@ from holdfast.model.scheduler_policy import (
     rules_hash,
 )
 from holdfast.model.view import View
-from holdfast.model.writes import NOTHING, Create, Outcome, SetStatus, Update, Write
+from holdfast.model.writes import NOTHING, Create, Notice, Outcome, SetStatus, Update, Write
 
 LABEL_POLICY = "holdfast.dev/policy"
 
@@ -30,57 +33,96 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     policy = view.get(SchedulerPolicy, key.name)
     if policy is None or policy.metadata.terminating:
         return NOTHING
-    revisions = view.list(PolicyRevision)
     name = f"{policy.metadata.name}-{rules_hash(policy.spec.rules)}"
-    stored = view.get(PolicyRevision, name)
-    newest = max((r.spec.sequence for r in revisions), default=0)
-    wanted = PolicyRevisionSpec(
-        policy=policy.metadata.name,
-        rules=policy.spec.rules,
-        sequence=newest + 1,
-        stage=policy.spec.stage,
-        regions=policy.spec.canary_regions,
+    held = policy_guard.still_held(policy, name) or policy_guard.breached(policy, name, view.list(Region), now)
+    writes, sequence = _revisions(policy, name, held, view.list(PolicyRevision))
+    conditions = (
+        _published(policy, name, sequence),
+        _spread(policy, name, held, view),
+        policy_guard.told(policy, held),
     )
-    writes: list[Write] = []
-    sequence = newest + 1
-    if stored is None:
-        meta = ObjectMeta(name=name, labels={LABEL_POLICY: policy.metadata.name})
-        writes.append(Create(PolicyRevision(metadata=meta, spec=wanted)))
-    else:
-        kept = msgspec.structs.replace(wanted, sequence=stored.spec.sequence)
-        is_newest = stored.spec.sequence == newest
-        sequence = stored.spec.sequence
-        if kept != stored.spec or (policy.status.revision not in ("", name) and not is_newest):
-            sequence = newest + 1
-            writes.append(Update(msgspec.structs.replace(stored, spec=wanted)))
     status = policy.status
-    spread = _spread(policy, name, view)
-    known = next((c for c in status.conditions if c.type == spread.type), None)
-    told = known is not None and (known.status, known.message) == (spread.status, spread.message)
-    if status.revision != name or status.sequence != sequence or not told:
-        condition = Condition(
-            type="Published",
-            status="True",
-            reason=Reason.PUBLISHED,
-            message=f"revision {name}, sequence {sequence}",
-            observed_generation=policy.metadata.generation,
-        )
+    known = {c.type: (c.status, c.reason, c.message) for c in status.conditions}
+    told = all(known.get(c.type) == (c.status, c.reason, c.message) for c in conditions)
+    notices: tuple[Notice, ...] = ()
+    if (status.revision, status.sequence, status.held) != (name, sequence, held) or not told:
+        blocks = {"revision": name, "sequence": sequence, "held": held}
         writes.append(
             SetStatus(
                 "SchedulerPolicy",
                 policy.key,
                 policy.uid,
-                blocks={"revision": name, "sequence": sequence},
-                conditions=(condition, spread),
+                blocks=blocks,
+                conditions=conditions,
                 observed_generation=policy.metadata.generation,
             )
         )
-    return Outcome(writes=tuple(writes)) if writes else NOTHING
+        if held is not None and status.held != held:
+            notices = (Notice(policy, Reason.GUARD_BREACHED, f"{held.action.value}: {held.message}", warning=True),)
+    return Outcome(writes=tuple(writes), notices=notices) if writes else NOTHING
 
 
-def _spread(policy: SchedulerPolicy, name: str, view: View) -> Condition:
+def _revisions(
+    policy: SchedulerPolicy, name: str, held: PolicyHold | None, revisions: Sequence[PolicyRevision]
+) -> tuple[list[Write], int]:
+    """What is to be written of revisions, and the sequence of the policy's own."""
+    newest = max((r.spec.sequence for r in revisions), default=0)
+    stored = next((r for r in revisions if r.metadata.name == name), None)
+    stage, regions = policy_guard.stage_of(policy, held)
+    wanted = PolicyRevisionSpec(
+        policy=policy.metadata.name,
+        rules=policy.spec.rules,
+        sequence=newest + 1,
+        stage=stage,
+        regions=regions,
+        guard=policy.spec.guard,
+    )
+    if stored is None:
+        meta = ObjectMeta(name=name, labels={LABEL_POLICY: policy.metadata.name})
+        return [Create(PolicyRevision(metadata=meta, spec=wanted))], newest + 1
+    kept = msgspec.structs.replace(wanted, sequence=stored.spec.sequence)
+    if held is not None:
+        return _stopped(stored, kept, revisions, newest), stored.spec.sequence
+    returns = policy.status.revision not in ("", name) and stored.spec.sequence != newest
+    if kept != stored.spec or returns:
+        return [Update(msgspec.structs.replace(stored, spec=wanted))], newest + 1
+    return [], stored.spec.sequence
+
+
+def _stopped(
+    stored: PolicyRevision, kept: PolicyRevisionSpec, revisions: Sequence[PolicyRevision], newest: int
+) -> list[Write]:
+    """A revision that is stopped keeps its sequence. Where it is taken back, the last good one rises above it, as the
+    sequence a region decides by never falls."""
+    if kept == stored.spec:
+        return []
+    writes: list[Write] = [Update(msgspec.structs.replace(stored, spec=kept))]
+    others = [
+        r for r in revisions
+        if r.spec.policy == kept.policy and r.metadata.name != stored.metadata.name
+        and r.spec.stage is PromotionStage.ACTIVE and not r.metadata.terminating
+    ]  # fmt: skip
+    good = max(others, key=lambda r: r.spec.sequence, default=None)
+    if kept.stage is PromotionStage.DRAFT and good is not None:
+        writes.append(
+            Update(msgspec.structs.replace(good, spec=msgspec.structs.replace(good.spec, sequence=newest + 1)))
+        )
+    return writes
+
+
+def _published(policy: SchedulerPolicy, name: str, sequence: int) -> Condition:
+    return Condition(
+        type="Published",
+        status="True",
+        reason=Reason.PUBLISHED,
+        message=f"revision {name}, sequence {sequence}",
+        observed_generation=policy.metadata.generation,
+    )
+
+
+def _spread(policy: SchedulerPolicy, name: str, held: PolicyHold | None, view: View) -> Condition:
     """Whether the regions that should decide by the revision do; a cut-off one keeps its last, and is named."""
-    stage, canary = policy.spec.stage, policy.spec.canary_regions
+    stage, canary = policy_guard.stage_of(policy, held)
     should = [
         r for r in view.list(Region)
         if stage is PromotionStage.ACTIVE or (stage is PromotionStage.CANARY and r.metadata.name in canary)
@@ -100,9 +142,10 @@ def _spread(policy: SchedulerPolicy, name: str, view: View) -> Condition:
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    before = old.status.report.policy if old is not None and old.status.report is not None else ""
-    after = new.status.report.policy if new is not None and new.status.report is not None else ""
-    return keys(view) if before != after else ()
+    before = old.status.report if old is not None else None
+    after = new.status.report if new is not None else None
+    seen = (before.policy, before.trial) if before is not None else ("", None)
+    return keys(view) if seen != ((after.policy, after.trial) if after is not None else ("", None)) else ()
 
 
 def keys(view: View) -> Iterable[Key]:

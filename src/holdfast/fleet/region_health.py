@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.fleet.override_rules import in_force
-from holdfast.model import limits
+from holdfast.model import ages, limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import Condition, Key, with_condition
 from holdfast.model.override import OverrideKind
@@ -69,7 +69,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
 
 
 def suspect_after_s(region: Region) -> float:
-    return region.spec.lost_after_seconds * limits.REGION_SUSPECT_PART
+    """A summary past its age assigns nothing, however patient the region's own setting is."""
+    return min(region.spec.lost_after_seconds * limits.REGION_SUSPECT_PART, ages.REGION_SUMMARY.seconds)
 
 
 def silence_s(region: Region, now: float) -> float:

@@ -35,6 +35,16 @@ def active_policy(
     return _policy(newest) if newest is not None else ActivePolicy(BUILT_IN, 0, Rules())
 
 
+def shadow_policy(revisions: Iterable[PolicyRevision]) -> ActivePolicy | None:
+    """The revision that decides beside the active one and acts nowhere: the newest, while it is in its shadow stage."""
+    newest = max(
+        (r for r in revisions if not r.metadata.terminating),
+        key=lambda r: (r.spec.sequence, r.metadata.name),
+        default=None,
+    )
+    return _policy(newest) if newest is not None and newest.spec.stage is PromotionStage.SHADOW else None
+
+
 def _acts_here(revision: PolicyRevision, region: str) -> bool:
     if revision.spec.stage is PromotionStage.ACTIVE:
         return True

@@ -10,7 +10,7 @@ from holdfast.model.binding import DeviceClaim
 from holdfast.model.placement_rules import Placement, keeps_off
 from holdfast.model.quantity import GPU, WHOLE_GPU_MILLI
 from holdfast.model.scheduling_request import Member, SchedulingRequest
-from holdfast.model.template import Template, requests
+from holdfast.model.template import Template, requests, template_hash
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -37,6 +37,8 @@ class Ask(msgspec.Struct, frozen=True):
     may_preempt: bool = False
     max_unavailable: int = 0
     evictions: int = 0
+    template_hash: str = ""
+    """Only of gangs, whose members are counted by it."""
 
     @property
     def gpu_milli(self) -> int:
@@ -61,6 +63,7 @@ class Ask(msgspec.Struct, frozen=True):
             namespace=self.namespace,
             replica_uid=member.uid,
             workload=self.workload,
+            template_hash=self.template_hash,
             labels=self.labels,
             amounts=tuple(self.amounts.items()),
             reclaimable=self.reclaimable,
@@ -102,4 +105,5 @@ def ask_of(
         may_preempt=spec.may_preempt,
         max_unavailable=spec.max_unavailable,
         evictions=evictions,
+        template_hash=template_hash(template) if spec.gang is not None else "",
     )

@@ -13,7 +13,7 @@ from holdfast.model.scheduling_request import SchedulingRequest
 
 
 def assignment_status(
-    assignment: Assignment, replicas: Sequence[Replica], requests: Sequence[SchedulingRequest]
+    assignment: Assignment, replicas: Sequence[Replica], requests: Sequence[SchedulingRequest], held_back: int = 0
 ) -> AssignmentStatus:
     """`replicas` counts what still exists and is not finished: nothing may be forgotten while it could run."""
     stages = Counter(stage(r) for r in replicas)
@@ -34,6 +34,7 @@ def assignment_status(
             r.spec.revision == assignment.spec.revision and stage(r) is Stage.SERVING for r in replicas
         ),
         unknown=stages[Stage.UNKNOWN],
+        held_back=held_back,
         succeeded=ended[Phase.SUCCEEDED],
         failed=ended[Phase.FAILED],
         pending=_pending(queued, requests),

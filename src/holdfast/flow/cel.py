@@ -9,7 +9,7 @@ still goes wrong later counts against the node: a filter refuses it, a score is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
 from typing import Any
@@ -33,6 +33,11 @@ SAMPLE_REQUEST: dict[str, Any] = {
     "tenant": "t", "workload": "w", "labels": {}, "resources": {"cpu": 1000, "memory": 2**30}, "rank": 0,
     "reclaimable": False,
 }  # fmt: skip
+
+
+_REQUEST = re.compile(r"\brequest\b")
+_NODE = re.compile(r"\bnode\b")
+_NODE_FIELD = re.compile(r"\bnode\.(\w+)")
 
 
 class Wrong(msgspec.Struct, frozen=True):
@@ -87,6 +92,24 @@ def check(text: str, *, score: bool) -> Wrong | None:
             return None  # a label the sample does not have; real nodes may
         return Wrong(0, 0, f"for a sample node: {unsound}")
     return None
+
+
+def names_no_node(text: str, zones: Sequence[str]) -> str:
+    """Why a filter can be true for no node at all, as far as that can be told without them; else an empty string."""
+    if _REQUEST.search(text):
+        return ""
+    read = set(_NODE_FIELD.findall(text))
+    if not read <= {"zone"} or (not read and _NODE.search(text)) or (read and not zones):
+        return ""
+    try:
+        for zone in zones or (SAMPLE_NODE["zone"],):
+            if truth(text, {"node": {**SAMPLE_NODE, "zone": zone}, "request": SAMPLE_REQUEST}):
+                return ""
+    except Unsound:
+        return ""
+    if not read:
+        return "it is false for every node: nothing could be placed any more"
+    return f"it is false in every zone there is ({', '.join(zones)}): nothing could be placed any more"
 
 
 def truth(text: str, facts: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ _CURES: dict[str, tuple[Wake, ...]] = {
         ),
         _FREED,
     ),
-    **dict.fromkeys((Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED),
+    **dict.fromkeys((Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.HELD_WHILE_CUT_OFF),
                     (Wake.GRANT_CHANGED, Wake.CAPACITY_FREED)),
     Reason.SPREAD_VIOLATED: (*_FREED, Wake.REPLICA_PLACED),
     Reason.AFFINITY_NOT_MET: (Wake.REPLICA_PLACED, Wake.NODE_CHANGED),
@@ -143,7 +143,9 @@ def _devices(scratch: Scratch, ask: Ask, slots: list[int]) -> str:
     if not ask.whole_gpus:
         return f"needs {wanted} on one device; none of these nodes has one with that much free"
     usable = scratch.gpu_usable(ask).sum(axis=0)
-    best = min(slots, key=lambda slot: (-int(usable[slot]), scratch.snapshot.name(slot)))
+    among = np.array(slots, dtype=np.int64)
+    most = among[usable[among] == usable[among].max()]
+    best = int(most[np.argmin(scratch.snapshot.name_rank()[most])])
     if not usable[best]:
         return f"needs {wanted}, none is free on these nodes"
     return f"needs {wanted}, best free {int(usable[best])} on node {scratch.snapshot.name(best)}"

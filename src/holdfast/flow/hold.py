@@ -7,6 +7,7 @@ up and wished for elsewhere; a drawn one stays until its claim is gone. It never
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -61,14 +62,19 @@ def _settle(budget: RecoveryBudget, mine: Sequence[Hold], view: View, now: float
     goes = [h for name, h in by_name.items() if _must_go(h, wanted.get(name), view, now)]
     missing = [name for name in wanted if name not in by_name][: limits.HOLDS_PER_PASS]
     writes: list[Write] = [_delete(h) for h in goes]
-    staying = [h for h in mine if h not in goes]
+    going = {h.metadata.name for h in goes}
+    staying = [h for h in mine if h.metadata.name not in going]
     if missing:
         sites = _sites(budget, view)
+        refused = {h.spec.node for h in staying if is_refused(h)}
+        # Kept up to date place by place: counting anew for each of them would take nodes times places.
+        per_zone = Counter((h.spec.slot, h.spec.zone) for h in staying)
         for name in missing:
-            made = _place(budget, name, wanted[name][0], sites, staying)
+            made = _place(budget, name, wanted[name][0], sites, per_zone=per_zone, refused=refused)
             if made is not None:
                 writes.append(Create(made))
                 staying.append(made)
+                per_zone[made.spec.slot, made.spec.zone] += 1
     elif not goes:
         moved = _uneven(budget, staying, view)
         writes += [_delete(moved)] if moved is not None else []
@@ -119,7 +125,15 @@ def _sites(budget: RecoveryBudget, view: View) -> list[_Site]:
     return found
 
 
-def _place(budget: RecoveryBudget, name: str, index: int, sites: list[_Site], staying: Sequence[Hold]) -> Hold | None:
+def _place(
+    budget: RecoveryBudget,
+    name: str,
+    index: int,
+    sites: list[_Site],
+    *,
+    per_zone: Counter[tuple[int, str]],
+    refused: set[str],
+) -> Hold | None:
     """A place in the zone that has fewest of its like, on the node with fewest places and most left; None if none fits.
 
     The node a refused wish named is not asked again while another one fits.
@@ -129,13 +143,11 @@ def _place(budget: RecoveryBudget, name: str, index: int, sites: list[_Site], st
     fitting = [s for s in sites if not shortfall(need, s.free)]
     if not fitting:
         return None
-    like = [h for h in staying if h.spec.slot == index]
-    refused = {h.spec.node for h in staying if is_refused(h)}
-    per_zone = {s.node.spec.zone: sum(h.spec.zone == s.node.spec.zone for h in like) for s in fitting}
+    resources = sorted(need)
 
     def order(site: _Site) -> tuple[object, ...]:
-        left = tuple(-site.free.get(resource, 0) for resource in sorted(need))
-        return (site.node.metadata.name in refused, per_zone[site.node.spec.zone], site.places, left,
+        left = tuple(-site.free.get(resource, 0) for resource in resources)
+        return (site.node.metadata.name in refused, per_zone[index, site.node.spec.zone], site.places, left,
                 site.node.metadata.name)  # fmt: skip
 
     chosen = min(fitting, key=order)
@@ -161,7 +173,8 @@ def _uneven(budget: RecoveryBudget, staying: Sequence[Hold], view: View) -> Hold
         if not idle or not open_zones:
             continue
         every = sorted({*open_zones, *(h.spec.zone for h in like)})
-        counts = {zone: sum(h.spec.zone == zone for h in like) for zone in every}
+        counted = Counter(h.spec.zone for h in like)
+        counts = {zone: counted[zone] for zone in every}
         fullest = max(idle, key=lambda h: (counts[h.spec.zone], h.metadata.name))
         if counts[fullest.spec.zone] - min(counts[zone] for zone in open_zones) >= 2:
             return fullest

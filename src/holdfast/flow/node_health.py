@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from holdfast.model import limits
 from holdfast.model.lease_page import LeasePage, NodeLease
+from holdfast.model.lifecycle import unheard
 from holdfast.model.meta import Key
 from holdfast.model.node import Contact, ContactBlock, Node
 from holdfast.model.reasons import Reason
@@ -64,10 +65,10 @@ def _read(node: Node, lease: NodeLease | None, now: float) -> tuple[Contact, Rea
 def _mark(replicas: Sequence[Replica], *, lost: bool, reason: Reason, now: float) -> list[Write]:
     writes: list[Write] = []
     for replica in replicas:
-        block = replica.status.contact
-        if (block is not None and block.lost) == lost:
+        if unheard(replica) == lost:
             continue
-        new = ReplicaContact(lost=lost, since=micro_text(now), reason=reason)
+        placed = replica.status.placement
+        new = ReplicaContact(lost=lost, attempt=placed.attempt, node=placed.node, since=micro_text(now), reason=reason)
         writes.append(SetStatus("Replica", replica.key, replica.uid, blocks={"contact": new}))
     return writes
 
@@ -107,7 +108,9 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
     """A replica that was just placed must learn of a node that is already lost."""
     if new is None:
         return ()
-    node = new.status.placement.node
-    if not node or (old is not None and old.status.placement.node == node and old.status.contact == new.status.contact):
+    placed = new.status.placement
+    before = old.status.placement if old is not None else None
+    same = before is not None and (before.node, before.attempt) == (placed.node, placed.attempt)
+    if not placed.node or (same and old is not None and old.status.contact == new.status.contact):
         return ()
-    return (Key("", node),)
+    return (Key("", placed.node),)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import groupby
+from math import inf
 from typing import Any
 
 import msgspec
@@ -142,6 +143,15 @@ def deadline_reason(request: SchedulingRequest, now: float) -> Reason | None:
     if now >= ends:
         return Reason.DEADLINE_MISSED
     return Reason.DEADLINE_AT_RISK if ends - now <= (ends - born) * limits.DEADLINE_RISK_SHARE else None
+
+
+def deadline_turns_in_s(request: SchedulingRequest, now: float) -> float:
+    """How long until the answer of `deadline_reason` changes by itself; endless when it does not."""
+    if not request.spec.deadline:
+        return inf
+    ends, born = parse_time(request.spec.deadline), parse_time(request.metadata.creation_timestamp)
+    at_risk = ends - (ends - born) * limits.DEADLINE_RISK_SHARE
+    return min((moment - now for moment in (at_risk, ends) if moment > now), default=inf)
 
 
 def backoff_s(attempts: int, chance: float) -> float:

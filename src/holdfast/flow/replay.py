@@ -8,6 +8,7 @@ is answered with NotReplayable and a reason.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -129,6 +130,17 @@ def plan_again(snapshot: Snapshot, spec: DecisionSpec, request: SchedulingReques
     members = tuple(Member(name=e.replica, uid=e.uid, attempt=e.attempt) for e in spec.entries)
     ask = ask_of(request, members, bound=spec.bound, evictions=spec.asked.evictions)
     return plan(snapshot, [ask], rules, parse_time(spec.decided_at), spec.seed).asks[0]
+
+
+def needed_from(decisions: Iterable[Any]) -> int:
+    """The oldest revision that a replay of any of these reads; 0 when none can be replayed anyway."""
+    found = 0
+    for decision in decisions:
+        spec: DecisionSpec = decision.spec
+        if spec.planner == PLANNER_VERSION and spec.revisions:
+            oldest = min(*spec.revisions.values(), spec.request_revision or spec.snapshot_revision)
+            found = min(found, oldest) if found else oldest
+    return found
 
 
 def claims_of(decision: Decision) -> Iterator[tuple[ClaimKey, Claim]]:

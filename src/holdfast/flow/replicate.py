@@ -21,7 +21,7 @@ from holdfast.model.replica import Phase, Replica, ReplicaSpec, replica_name
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
-from holdfast.model.workload import WorkloadType
+from holdfast.model.workload import Gang, WorkloadType
 from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update, Write
 
 CREATES_PER_PASS = limits.WRITES_JOINED // 2
@@ -63,8 +63,10 @@ def _decide(
     writes: list[Write] = [Create(replica) for replica in made]
     writes += [_delete(r) for r in removals]
     going = {r.uid for r in removals}
-    waiting = [r for r in (*live, *made) if r.uid not in going and stage(r) is Stage.QUEUED]
-    writes += _queue(region, assignment, waiting, requests)
+    placed = (r.status.placement for r in live)
+    unplaced = [r for r, p in zip(live, placed, strict=True) if not p.binding and not p.reservation]
+    waiting = [r for r in (*unplaced, *made) if r.uid not in going and stage(r) is Stage.QUEUED]
+    writes += _queue(region, assignment, waiting, requests, _gang(assignment, replicas))
     notices: tuple[Notice, ...] = ()
     if made:
         names = ", ".join(r.metadata.name for r in made[:3]) + (" …" if len(made) > 3 else "")
@@ -88,7 +90,7 @@ def _changes(assignment: Assignment, replicas: Sequence[Replica], live: Sequence
     current = [r for r in live if r.spec.revision == spec.revision]
     old = [r for r in live if r.spec.revision != spec.revision]
     want = spec.replicas
-    excess = _least_useful(current)[: max(0, len(current) - want)]
+    excess = _least_useful(current)[: len(current) - want] if len(current) > want else []
     if not old:
         return max(0, want - len(current)), excess
     if spec.rollout.paused:  # the mixture stays as it is; only its size is kept
@@ -205,8 +207,21 @@ def _uid(assignment: Assignment, name: str, now: float) -> str:
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-8{text[17:20]}-{text[20:32]}"
 
 
+def _gang(assignment: Assignment, replicas: Sequence[Replica]) -> Gang | None:
+    """How many must be placed together: members whose work is done need no place, and nobody waits for them."""
+    gang, batch = assignment.spec.gang, assignment.spec.batch
+    if gang is None or batch is None:
+        return gang
+    owed = batch.completions - sum(finished(r) is Phase.SUCCEEDED for r in replicas)
+    return Gang(min_available=max(1, min(gang.min_available, owed)))
+
+
 def _queue(
-    region: str, assignment: Assignment, waiting: Sequence[Replica], requests: Sequence[SchedulingRequest]
+    region: str,
+    assignment: Assignment,
+    waiting: Sequence[Replica],
+    requests: Sequence[SchedulingRequest],
+    gang: Gang | None,
 ) -> list[Write]:
     """Writes that leave exactly the queue items that are needed, touching one only when someone is missing in it."""
     writes: list[Write] = []
@@ -222,11 +237,12 @@ def _queue(
             continue
         listed = {(m.uid, m.attempt) for m in request.spec.members}
         wanted = tuple(_member(r) for r in members)
-        if any((m.uid, m.attempt) not in listed for m in wanted) or request.spec.rank != assignment.spec.rank:
-            spec = msgspec.structs.replace(request.spec, members=wanted, rank=assignment.spec.rank)
+        missing = any((m.uid, m.attempt) not in listed for m in wanted)
+        if missing or (request.spec.rank, request.spec.gang) != (assignment.spec.rank, gang):
+            spec = msgspec.structs.replace(request.spec, members=wanted, rank=assignment.spec.rank, gang=gang)
             writes.append(Update(msgspec.structs.replace(request, spec=spec)))
     for members in by_revision.values():
-        writes.append(Create(_request(region, assignment, members)))
+        writes.append(Create(_request(region, assignment, members, gang)))
     return writes
 
 
@@ -234,7 +250,7 @@ def _member(replica: Replica) -> Member:
     return Member(name=replica.metadata.name, uid=replica.uid, attempt=replica.status.placement.attempt)
 
 
-def _request(region: str, assignment: Assignment, members: Sequence[Replica]) -> SchedulingRequest:
+def _request(region: str, assignment: Assignment, members: Sequence[Replica], gang: Gang | None) -> SchedulingRequest:
     spec, first = assignment.spec, members[0].spec
     mark = "-r" if spec.purpose is Purpose.RECOVERY else ""
     deadline = ""
@@ -269,7 +285,7 @@ def _request(region: str, assignment: Assignment, members: Sequence[Replica]) ->
             may_preempt=spec.may_preempt,
             dedicated=spec.dedicated,
             exclusive=spec.exclusive,
-            gang=spec.gang,
+            gang=gang,
             deadline=deadline,
             max_unavailable=spec.disruption.max_unavailable,
             workload_generation=spec.workload_generation,

@@ -5,7 +5,8 @@ Only what claims change is copied. Every `place` can be undone, so that a gang t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +32,19 @@ class Scratch:
         self.now = now
         self.room: Counts = snapshot.free(reclaimable=True)
         self.firm_room: Counts = snapshot.capacity - snapshot.firm - snapshot.nominated - snapshot.held
+        self.least_room: Counts = np.minimum(self.room, self.firm_room)
+        """What firm work may take: the smaller of both, kept up to date."""
+        self.used: Counts = snapshot.capacity - self.room
         self.gpu_free: Counts = snapshot.gpu_free.copy() if snapshot.gpu_free.size else snapshot.gpu_free
         self.ports_free: Counts = snapshot.ports_free.copy()
         self._ports: dict[int, frozenset[int]] = {}
         self._placed: dict[tuple[str, str], dict[Labels, dict[int, int]]] = {}
         self._guards: dict[Guard, list[int]] = {}
         self._shapes: ShapeCount | None = None
+        self.touched: list[int] = []
+        """The slots that placements of this plan changed, in order, each as often as that."""
+        self.notes: dict[Hashable, Any] = {}
+        """What scores keep between the asks of this plan; what a placement touched, they work out anew."""
         self._avoidances: tuple[Override, ...] = tuple(
             o for o in snapshot.overrides
             if o.spec.kind in (OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION)
@@ -106,9 +114,7 @@ class Scratch:
         """How many more like replicas one node could take by resources, devices and ports."""
         left = _ENDLESS
         for row, amount in self.rows(ask):
-            free = int(self.room[row, slot])
-            if not ask.reclaimable and not ask.draws:
-                free = min(free, int(self.firm_room[row, slot]))
+            free = int((self.room if ask.reclaimable or ask.draws else self.least_room)[row, slot])
             left = min(left, free // amount)
         if ask.open_ports:
             left = min(left, int(self.ports_free[slot]) // ask.open_ports)
@@ -154,10 +160,13 @@ class Scratch:
         self._take(ask, slot, (), sign)
 
     def _take(self, ask: Ask, slot: int, devices: tuple[DeviceClaim, ...], sign: int) -> None:
+        self.touched.append(slot)
         for row, amount in self.rows(ask):
             self.room[row, slot] -= sign * amount
+            self.used[row, slot] += sign * amount
             if not ask.reclaimable:
                 self.firm_room[row, slot] -= sign * amount
+            self.least_room[row, slot] = min(self.room[row, slot], self.firm_room[row, slot])
         if self._shapes is not None:
             self._shapes.add(ask.amounts.items(), sign)
         if devices:

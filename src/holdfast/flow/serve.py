@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.endpoint import Address, Endpoint, EndpointSpec, endpoint_name
-from holdfast.model.lifecycle import current_execution
+from holdfast.model.lifecycle import current_execution, unheard
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Phase, Replica, TrafficBlock
@@ -32,7 +32,7 @@ def may_serve(replica: Replica, now: float) -> tuple[bool, float | None]:
         return False, None
     if status.release is not None and status.release.attempt == status.placement.attempt:
         return False, None
-    if status.contact is not None and status.contact.lost:
+    if unheard(replica):
         return False, None
     if replica.spec.min_ready_seconds and ran.ready_since:
         left = parse_time(ran.ready_since) + replica.spec.min_ready_seconds - now
@@ -102,8 +102,8 @@ def _slice(
     region: str, key: Key, addresses: tuple[Address, ...], stored: Endpoint | None, *, exists: bool
 ) -> Write | None:
     if stored is None:
-        if not exists:
-            return None
+        if not addresses:
+            return None  # nobody can be sent anywhere yet, and most work takes a while until it answers
         spec = EndpointSpec(workload=key.name, region=region, ttl_seconds=limits.ENDPOINT_TTL_S, addresses=addresses)
         meta = ObjectMeta(
             name=endpoint_name(key.name, region),
@@ -140,7 +140,7 @@ def _inputs(replica: Replica) -> tuple[object, ...]:
     return (
         replica.metadata.deletion_timestamp,
         status.placement.binding,
-        status.contact,
+        unheard(replica),
         status.release,
         status.traffic,
         ran is not None and (ran.phase, ran.ready, ran.address, ran.ports, ran.ready_since),

@@ -21,24 +21,23 @@ _REBUILD_PARTS = 16
 """The classes are worked out anew when one part in so many of the work is new since."""
 
 
-class ShapeClass(msgspec.Struct, frozen=True):
-    """All shapes that ask alike of GPUs: `devices` with `share` milli free on each. `cpus` rise, `upto` counts."""
+class Shapes(msgspec.Struct, frozen=True):
+    """All shapes in columns, a class being those that ask alike of GPUs: `devices` with one of `shares` free on each.
 
-    devices: int
-    share: int
+    `cpus` rise; `upto[class, i]` counts the shapes of a class that ask for no more than the first `i` of them.
+    """
+
     count: int
+    shares: Counts
+    share_of: Counts
+    devices: Counts
     cpus: Counts
     upto: Counts
 
     def fitting(self, cpu_free: Counts) -> Counts:
-        """How much of the class has enough processors, for each amount that is free."""
-        found: Counts = self.upto[np.searchsorted(self.cpus, cpu_free, side="right")]
+        """[class, candidate]: how much of a class has enough processors, for each amount that is free."""
+        found: Counts = self.upto[:, np.searchsorted(self.cpus, cpu_free, side="right")]
         return found
-
-
-class Shapes(msgspec.Struct, frozen=True):
-    count: int
-    classes: tuple[ShapeClass, ...]
 
 
 class ShapeCount:
@@ -69,20 +68,19 @@ class ShapeCount:
 
 
 def _classes(tally: dict[Shape, int]) -> Shapes:
-    by_gpu: dict[int, list[tuple[int, int]]] = {}
-    for (cpu, gpu_milli), count in sorted(tally.items()):
-        if count > 0:
-            by_gpu.setdefault(gpu_milli, []).append((cpu, count))
-    classes = []
-    for gpu_milli, rows in by_gpu.items():
-        counts = np.array([count for _, count in rows], dtype=np.int64)
-        classes.append(
-            ShapeClass(
-                devices=max(1, gpu_milli // WHOLE_GPU_MILLI),
-                share=min(gpu_milli, WHOLE_GPU_MILLI),
-                count=int(counts.sum()),
-                cpus=np.array([cpu for cpu, _ in rows], dtype=np.int64),
-                upto=np.concatenate([np.zeros(1, dtype=np.int64), counts.cumsum()]),
-            )
-        )
-    return Shapes(sum(kind.count for kind in classes), tuple(classes))
+    rows = [(gpu_milli, cpu, count) for (cpu, gpu_milli), count in tally.items() if count > 0]
+    kinds = sorted({gpu_milli for gpu_milli, _, _ in rows})
+    cpus = sorted({cpu for _, cpu, _ in rows})
+    shares = sorted({min(gpu_milli, WHOLE_GPU_MILLI) for gpu_milli in kinds})
+    counts: Counts = np.zeros((len(kinds), len(cpus) + 1), dtype=np.int64)
+    kind_at, cpu_at = {kind: at for at, kind in enumerate(kinds)}, {cpu: at for at, cpu in enumerate(cpus)}
+    for gpu_milli, cpu, count in rows:
+        counts[kind_at[gpu_milli], cpu_at[cpu] + 1] += count
+    return Shapes(
+        count=int(counts.sum()),
+        shares=np.array(shares, dtype=np.int64),
+        share_of=np.array([shares.index(min(kind, WHOLE_GPU_MILLI)) for kind in kinds], dtype=np.int64),
+        devices=np.array([max(1, kind // WHOLE_GPU_MILLI) for kind in kinds], dtype=np.int64),
+        cpus=np.array(cpus, dtype=np.int64),
+        upto=counts.cumsum(axis=1),
+    )

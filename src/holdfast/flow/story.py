@@ -12,7 +12,7 @@ import msgspec
 from holdfast.flow.why_not import Cure, cure_beyond_nodes
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.decision import Decision, DecisionEntry
-from holdfast.model.lifecycle import Stage, current_execution, stage
+from holdfast.model.lifecycle import Stage, current_execution, stage, unheard
 from holdfast.model.meta import is_true
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
@@ -215,5 +215,5 @@ def _left(replica: Replica) -> Iterable[Event]:
     if asked is not None:
         yield Event(asked.at, "Stopping", asked.requested_by or "release", f"{asked.reason}: {asked.message}")
     contact = replica.status.contact
-    if contact is not None and contact.lost:
+    if contact is not None and unheard(replica):
         yield Event(contact.since, "Unknown", "node-health", f"its node is not heard: {contact.reason}")

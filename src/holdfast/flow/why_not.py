@@ -229,6 +229,8 @@ _BEYOND_NODES: dict[str, str] = {
     Reason.NO_GRANT: "create a Quota for tenant {tenant}; the region then receives a grant",
     Reason.QUOTA_EXCEEDED: "raise the Quota of tenant {tenant}, or end other work of it",
     Reason.GRANT_EXPIRED: "restore the link between the region and the global cell: the grant cannot be renewed",
+    Reason.HELD_WHILE_CUT_OFF: "restore the link between the region and the global cell: until then only provisional "
+    "work is placed",
     Reason.GANG_INCOMPLETE: "make room for the missing members, or lower spec.gang.minAvailable",
     Reason.NO_VICTIMS: "free room, or raise the rank: no weaker work may leave that would make enough room",
     Reason.PREEMPTION_BUDGET_SPENT: "wait a minute, or raise preemption.perTenantPerMinute in the policy",

@@ -18,7 +18,7 @@ from holdfast.gate.principal import Principal
 from holdfast.gate.published import Published
 from holdfast.model import limits
 from holdfast.model.errors import Cause, Refused
-from holdfast.model.kinds import BY_NAME, Kind
+from holdfast.model.kinds import BY_NAME, Home, Kind
 from holdfast.model.meta import Object
 from holdfast.model.override import OverrideKind
 from holdfast.model.ownership import COLLECT, OPERATOR
@@ -37,6 +37,7 @@ class Warned(msgspec.Struct, frozen=True, gc=False):
 
 Finding = Cause | Refused | Warned
 OWNER_EXISTS = "OwnerExists"
+TENANT_CONTENTS = "holdfast.dev/tenant-contents"
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -221,6 +222,22 @@ def quota_in_use(case: Case) -> Iterator[Finding]:
         yield invalid(f"spec.hard.{resource}", after.spec.hard.get(resource, "0"), why)
 
 
+def policy_names_nodes(case: Case) -> Iterator[Finding]:
+    """A policy whose filters no node can pass would stop all placing, everywhere it is promoted to."""
+    rules: Any = case.after.spec.rules  # type: ignore[union-attr]
+    zones = sorted({zone for r in case.all("Region") for zone in r.spec.zones})
+    for index, item in enumerate(rules.filter_expressions):
+        if len(item.expression) > limits.EXPRESSION_CHARS or cel.check(item.expression, score=False) is not None:
+            continue
+        why = cel.names_no_node(item.expression, zones)
+        if why:
+            yield invalid(
+                f"spec.rules.filterExpressions[{index}].expression",
+                item.expression,
+                f"{why}; say which nodes may be used, for example node.zone != 'lab'",
+            )
+
+
 def policy_regions(case: Case) -> Iterator[Finding]:
     """A canary names regions that exist."""
     after: Any = case.after
@@ -294,6 +311,17 @@ def owners_gone(case: Case) -> Iterator[Finding]:
         yield Refused(OWNER_EXISTS, f"its owner {ref.kind} {ref.name} exists")
 
 
+def tenant_empty(case: Case) -> Iterator[Finding]:
+    """The collector lets a tenant go only when nothing of it is left; its own view may be behind what was created."""
+    before, after = cast("Object", case.before), cast("Object", case.after)
+    lets_go = TENANT_CONTENTS in before.metadata.finalizers and TENANT_CONTENTS not in after.metadata.finalizers
+    if COLLECT not in case.who.roles or not lets_go:
+        return
+    for kind in BY_NAME.values():
+        if kind.namespaced and kind.home is Home.GLOBAL and (left := case.all(kind.name, before.metadata.name)):
+            yield Refused(OWNER_EXISTS, f"{len(left)} {kind.plural} are in it, {left[0].key} among them")
+
+
 def policy_expressions(case: Case) -> Iterator[Finding]:
     """Expressions are compiled and tried here, so that none that cannot work ever reaches a scheduler."""
     rules: Any = case.after.spec.rules  # type: ignore[union-attr]
@@ -306,7 +334,7 @@ def policy_expressions(case: Case) -> Iterator[Finding]:
 
 
 ON_WRITE: dict[str, tuple[Rule, ...]] = {
-    "SchedulerPolicy": (policy_expressions, policy_regions),
+    "SchedulerPolicy": (policy_expressions, policy_names_nodes, policy_regions),
     "Workload": (workload_priority_class, workload_quota, workload_pending_cap, workload_regions),
     "Region": (region_name,),
     "Override": (override_scope, override_change),
@@ -322,12 +350,20 @@ ON_DELETE: dict[str, tuple[Rule, ...]] = {
     "RecoveryBudget": (budget_backs,),
 }
 
+ON_LET_GO: dict[str, tuple[Rule, ...]] = {"Tenant": (tenant_empty,)}
+"""When a finalizer goes."""
+
 
 def admit(case: Case) -> list[Finding]:
     """Everything the rules have to say about one write. Mirrors were admitted where they come from."""
     if case.deleting:
         rules: tuple[Rule, ...] = (owners_gone, *ON_DELETE.get(case.kind.name, ()))
-    elif case.after is None or _content_unchanged(case):
+    elif case.after is None:
+        return []
+    elif case.before is not None and case.before.metadata.finalizers != case.after.metadata.finalizers:
+        written = () if _content_unchanged(case) else ON_WRITE.get(case.kind.name, ())
+        rules = (*ON_LET_GO.get(case.kind.name, ()), *written)
+    elif _content_unchanged(case):
         return []
     else:
         rules = ON_WRITE.get(case.kind.name, ())

@@ -40,6 +40,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """`term` is the token that a commit of the authority compared: the revision of its Term. S5, from the log alone."""
+
     time: str
     principal: str
     verb: str
@@ -53,6 +55,12 @@ class Record(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     message: str = ""
     count: int = 0
     first: str = ""
+    term: int = 0
+
+
+def under(append: Append, term: int) -> Append:
+    """The same record, saying which term it was committed under. Spliced in, as a commit may carry hundreds."""
+    return Append(append.log, b'%b,"term":%d}' % (append.value[:-1], term)) if append.log == LOG else append
 
 
 def record(who: Principal, now_s: float, verb: str, entries: Sequence[Entry], *, request: str = "") -> Append:

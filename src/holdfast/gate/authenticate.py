@@ -7,16 +7,19 @@ the list of revoked serials are checked again, as connections outlive both. A be
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from holdfast.gate.certificates import RevokedSerials
+from holdfast.gate.node_certificates import generation_in
 from holdfast.gate.principal import CONTROLLERS, HOLLOW_NODES, NODES, REGIONS, SERVERS, Principal, from_identity
 from holdfast.gate.tokens import TokenFile
+from holdfast.model import limits
 from holdfast.model.errors import Forbidden, Unauthorized
+from holdfast.model.join import NodeIdentity
 from holdfast.runtime.ports import Ports
 
 MAX_TOKEN_CHARS = 4096
@@ -26,23 +29,55 @@ _MACHINES = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVERS})
 
 class Authenticator:
     def __init__(
-        self, cell: str, ports: Ports, *, tokens: TokenFile | None = None, revoked: RevokedSerials | None = None
-    ) -> None:
+        self, cell: str, ports: Ports, *, tokens: TokenFile | None = None, revoked: RevokedSerials | None = None,
+        node_issuer: str = "", identities: Callable[[str], NodeIdentity | None] = lambda node: None,
+    ) -> None:  # fmt: skip
+        """`node_issuer` is the common name of the region's authority for nodes; `identities` says who joined."""
         self._cell = cell
         self._ports = ports
         self._tokens = tokens
         self._revoked = revoked
+        self._serials: frozenset[str] = frozenset()
+        self._look_again_s = 0.0
+        self._node_issuer = node_issuer
+        self._identities = identities
 
     def from_certificate(self, peer: Mapping[str, Any]) -> Principal:
         """`peer` is what `SSLSocket.getpeercert()` gives of a certificate that TLS has verified."""
         shown = _read(
             peer.get("subject", ()), str(peer.get("serialNumber", "")), peer.get("notBefore"), peer.get("notAfter")
         )
-        if shown is None or not shown.start_s <= self._ports.clock.now() < shown.end_s:
+        if shown is None:
             raise Unauthorized
-        if self._revoked is not None and self._revoked.has(shown.serial):
-            raise Unauthorized
+        why = self._why_not(shown, peer.get("issuer", ()))
+        if why:
+            # Who it is has been proven: the audit log may name them, while the answer says nothing.
+            raise Unauthorized(facts={"why": why, "principal": shown.principal})
         return shown.principal
+
+    def _why_not(self, shown: _Shown, issuer: tuple[Any, ...]) -> str:
+        """Why a certificate that TLS has verified does not count, or "" when it does."""
+        who = shown.principal
+        if not shown.start_s <= self._ports.clock.now() < shown.end_s:
+            return "CertificateExpired"
+        if shown.serial in self._refused():
+            return "CertificateRevoked"
+        joined = bool(self._node_issuer) and _common_names(issuer) == [self._node_issuer]
+        if not who.node and not joined:
+            return ""
+        if joined and (NODES not in who.groups or not who.node or who.region != self._cell):
+            return "NotANode"  # the nodes' authority vouches for nodes of its region and for nothing else
+        identity = self._identities(who.node)
+        good = not joined if identity is None else identity.accepts(who.generation) if joined else not identity.revoked
+        return "" if good else "CertificateRevoked"
+
+    def _refused(self) -> frozenset[str]:
+        """The revoked serials, as they were at most a moment ago: the file is not asked about with every request."""
+        now_s = self._ports.clock.monotonic()
+        if self._revoked is not None and now_s >= self._look_again_s:
+            self._look_again_s = now_s + limits.REVOCATION_SEEN_S
+            self._serials = self._revoked.all()
+        return self._serials
 
     def from_bearer(self, header: str) -> Principal:
         """`header` is the value of Authorization."""
@@ -75,20 +110,27 @@ def _read(subject: tuple[Any, ...], serial: str, start: str | None, end: str | N
     """None for one without a name of its own, or without dates that can be read."""
     names: list[str] = []
     groups: list[str] = []
+    generation = 0
     for relative in subject:
         for key, value in relative:
             if key == "commonName":
                 names.append(value)
             elif key == "organizationName":
                 groups.append(value)
+            elif key == "organizationalUnitName":
+                generation = generation_in(value)
     if len(names) != 1 or not names[0]:
         return None
     try:
         start_s, end_s = ssl.cert_time_to_seconds(start or ""), ssl.cert_time_to_seconds(end or "")
     except ValueError:
         return None
-    principal = from_identity(names[0], tuple(groups), credential=f"certificate:{serial}")
-    return _Shown(principal, serial, start_s, end_s)
+    principal = from_identity(names[0], tuple(groups), credential=f"certificate:{serial}", generation=generation)
+    return _Shown(principal, serial.upper().lstrip("0"), start_s, end_s)
+
+
+def _common_names(name: tuple[Any, ...]) -> list[str]:
+    return [value for relative in name for key, value in relative if key == "commonName"]
 
 
 def impersonated(by: Principal, user: str, groups: tuple[str, ...]) -> Principal:

@@ -28,6 +28,7 @@ CALLS = {"reserve": "scheduler", "bind": "scheduler", "release": "release"}
 # Resources that are no stored kind: plural → API group.
 VIRTUAL = {
     "namespaces": "",
+    "pods": "",
     "selfsubjectaccessreviews": "authorization.k8s.io",
     "selfsubjectrulesreviews": "authorization.k8s.io",
     "subjectaccessreviews": "authorization.k8s.io",

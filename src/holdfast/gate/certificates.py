@@ -154,9 +154,6 @@ class RevokedSerials:
             self._seen = stamp
         return self._serials
 
-    def has(self, serial: str) -> bool:
-        return serial.upper().lstrip("0") in self.all()
-
 
 def _paths(directory: Path, name: str) -> tuple[Path, Path]:
     if not name or "/" in name or name.startswith("."):
@@ -211,12 +208,19 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     _write(path, encoded, 0o600)
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """A secret, readable by its owner alone."""
+    _write(path, content, 0o600)
+
+
 def _write(path: Path, content: bytes, mode: int) -> None:
     """In one step, and never readable by others before its mode is set."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         Path(temporary).chmod(mode)
         Path(temporary).replace(path)
     except BaseException:

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast.gate.admission import TENANT_CONTENTS
 from holdfast.model import limits
 from holdfast.model.kinds import ALL, BY_NAME, Home, Kind
 from holdfast.model.meta import Key, Object, OwnerReference
@@ -23,7 +24,7 @@ from holdfast.model.writes import NOTHING, Delete, Outcome, Update, Write
 from holdfast.runtime.controller import Controller, Wake
 
 NAME = "collect"
-FOREGROUND, ORPHAN, CONTENTS = "foregroundDeletion", "orphan", "holdfast.dev/tenant-contents"
+FOREGROUND, ORPHAN, CONTENTS = "foregroundDeletion", "orphan", TENANT_CONTENTS
 _MINE = frozenset({FOREGROUND, ORPHAN, CONTENTS})
 
 # Never collected: claims are freed on proof; terms and lease pages are the cell's own memory; events expire.

@@ -30,6 +30,8 @@ class Principal(msgspec.Struct, frozen=True):
     region: str = ""
     uid: str = ""
     credential: str = ""
+    generation: int = 0
+    """Of a joined node's certificate: which join gave it."""
 
     def is_node(self, name: str) -> bool:
         """Whether this principal speaks for the node of that name."""
@@ -51,7 +53,9 @@ def agent(node: str, *, region: str) -> Principal:
     return from_identity(f"holdfast:node:{region}:{node}", (NODES,), credential="in-process")
 
 
-def from_identity(name: str, groups: tuple[str, ...], *, credential: str, uid: str = "") -> Principal:
+def from_identity(
+    name: str, groups: tuple[str, ...], *, credential: str, uid: str = "", generation: int = 0
+) -> Principal:
     """The principal a verified certificate or token stands for."""
     roles: set[str] = set()
     node = region = ""
@@ -76,5 +80,5 @@ def from_identity(name: str, groups: tuple[str, ...], *, credential: str, uid: s
         groups = (*groups, AUTHENTICATED)
     return Principal(
         name=name, groups=groups, roles=frozenset(roles), tenants=tenants,
-        node=node, region=region, uid=uid, credential=credential,
+        node=node, region=region, uid=uid, credential=credential, generation=generation,
     )  # fmt: skip

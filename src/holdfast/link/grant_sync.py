@@ -19,39 +19,56 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import Create, SetStatus, Update, Write
 
+RENEWED_AFTER = 0.5
+"""The part of a lease that must have passed before it is worth a write to renew it."""
+
 
 def copy_name(grant_class: GrantClass) -> str:
     return grant_class.value.lower()
 
 
-def copy_writes(key: Key, grants: View, here: View, region: str, now: float) -> Iterable[Write]:
-    """The writes that bring this region's limit to the tenant's grant. The key is (tenant, class)."""
+def copy_writes(key: Key, grants: View, here: View, region: str, heard_s: float) -> Iterable[Write]:
+    """The writes that bring this region's limit to the tenant's grant. The key is (tenant, class).
+
+    `heard_s` is when the last call that the global cell answered was sent: a lease counts from there, and never from
+    the mere reading of a cache, which knows its grants however long the region is cut off.
+    """
     grant_class = GrantClass(key.name.capitalize())
     grant = grants.get(Grant, grant_name(region, grant_class), key.namespace)
     copy = here.get(GrantCopy, key.name, key.namespace)
     if grant is None:
         return () if copy is None else _close(copy)
     wanted = amounts(grant.spec.limit)
-    spend_until = micro_text(_spend_until_s(grant, now))
+    lease = {"heard_at": micro_text(heard_s), "spend_until": micro_text(_spend_until_s(grant, heard_s))}
     if copy is None:
         spec = GrantCopySpec(
-            grant_class=grant_class, limit=dict(amounts_text(wanted)), epoch=grant.spec.epoch, spend_until=spend_until
+            grant_class=grant_class,
+            limit=dict(amounts_text(wanted)),
+            provisional=grant.spec.provisional,
+            epoch=grant.spec.epoch,
+            **lease,
         )
         return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
+    if copy.spec.heard_at and parse_time(copy.spec.heard_at) > heard_s:
+        lease = {"heard_at": copy.spec.heard_at, "spend_until": copy.spec.spend_until}
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
-    left_s = parse_time(copy.spec.spend_until) - now
-    due = left_s < grant.spec.lease_seconds / 2 and parse_time(spend_until) > parse_time(copy.spec.spend_until)
-    if limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch and not due:
+    gained_s = parse_time(lease["spend_until"]) - parse_time(copy.spec.spend_until)
+    same = limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch
+    if same and gained_s < grant.spec.lease_seconds * RENEWED_AFTER:
         return ()
     spec = msgspec.structs.replace(
-        copy.spec, limit=dict(amounts_text(limit)), epoch=grant.spec.epoch, spend_until=spend_until
+        copy.spec,
+        limit=dict(amounts_text(limit)),
+        provisional=grant.spec.provisional,
+        epoch=grant.spec.epoch,
+        **lease,
     )
     return (Update(msgspec.structs.replace(copy, spec=spec)),)
 
 
-def _spend_until_s(grant: Grant, now: float) -> float:
-    """A lease from now; what ends by itself is not spent past its end, whatever happens to the link (S8)."""
-    until_s = now + grant.spec.lease_seconds
+def _spend_until_s(grant: Grant, heard_s: float) -> float:
+    """A lease from the last answer; what ends by itself is not spent past its end, whatever happens (S8)."""
+    until_s = heard_s + grant.spec.lease_seconds
     return min(until_s, parse_time(grant.spec.ends_at)) if grant.spec.ends_at else until_s
 
 
@@ -84,9 +101,7 @@ def acknowledgement(key: Key, grants: View, here: View, region: str, now: float)
     copy = here.get(GrantCopy, key.name, key.namespace)
     if grant is None or copy is None or copy.status.observed_generation != copy.metadata.generation:
         return ()
-    used, held = amounts(copy.status.used), amounts(copy.spec.limit)
-    for name, amount in used.items():
-        held[name] = max(amount, held.get(name, 0))
+    used, held = amounts(copy.status.used), held_by(copy)
     known = grant.status
     same = known.acknowledged_epoch == copy.spec.epoch and amounts(known.limit) == held and amounts(known.used) == used
     recent = known.renewed_at and now - parse_time(known.renewed_at) < limits.GRANT_LEASE_S / 2
@@ -99,6 +114,14 @@ def acknowledgement(key: Key, grants: View, here: View, region: str, now: float)
         "renewedAt": micro_text(now),
     }
     return (SetStatus("Grant", grant.key, grant.uid, blocks=blocks, observed_generation=grant.metadata.generation),)
+
+
+def held_by(copy: GrantCopy) -> Amounts:
+    """The most that the region may hold under this limit: the limit, or what is in use beyond it."""
+    held = amounts(copy.spec.limit)
+    for name, amount in amounts(copy.status.used).items():
+        held[name] = max(amount, held.get(name, 0))
+    return held
 
 
 def keys(grants: View, here: View) -> list[Key]:

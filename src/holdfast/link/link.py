@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import structlog
 
 from holdfast.client.contract import Client
-from holdfast.link import grant_sync, mirror, report
+from holdfast.fleet import rejoin
+from holdfast.link import answering, grant_sync, mirror, report
 from holdfast.link.courier import Courier
 from holdfast.link.peers import PeerProbe, Peers
-from holdfast.model import limits
+from holdfast.model import limits, tenure
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
+from holdfast.model.core import Lease
+from holdfast.model.decision import Decision
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.errors import Fault
 from holdfast.model.grant_copy import GrantCopy
@@ -24,13 +28,16 @@ from holdfast.model.node import Node
 from holdfast.model.quota import Grant
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.term import Term
+from holdfast.model.writes import Create, Update
+from holdfast.runtime.cache import Cache
 from holdfast.runtime.informer import Changed, Informers
 from holdfast.runtime.ports import Ports
 
 _HERE: tuple[type[Any], ...] = (
-    *mirror.MIRRORED, GrantCopy, Node, Hold, Binding, Replica, SchedulingRequest, Endpoint, Term,
+    *mirror.MIRRORED, GrantCopy, Node, Hold, Binding, Replica, SchedulingRequest, Endpoint, Term, Lease,
 )  # fmt: skip
 
 
@@ -52,16 +59,19 @@ class Link:
         self.region = region
         self._peers = Peers(region, probe, ports) if probe is not None else None
         self._there_client = there
+        self._mirrors = mirrors
         self._here = here
         self._ports = ports
         self._there = Informers(there, ports)
+        self._heard_s = 0.0
+        """When the last call was sent that the global cell has answered: what this region's leases count from."""
         now = ports.clock.now
         away, home = self._there.cache, here.cache
         self._copying: Courier[mirror.MirrorKey] = Courier(
-            "mirror", mirrors, lambda key: mirror.mirror_writes(key, away, home), ports
+            "mirror", mirrors, lambda key: mirror.mirror_writes(key, away, home, now()), ports
         )
         self._limits: Courier[Key] = Courier(
-            "grants", grants, lambda key: grant_sync.copy_writes(key, away, home, region, now()), ports
+            "grants", grants, lambda key: grant_sync.copy_writes(key, away, home, region, self._heard_s), ports
         )
         self._acks: Courier[Key] = Courier(
             "acknowledgements", there, lambda key: grant_sync.acknowledgement(key, away, home, region, now()), ports
@@ -83,15 +93,19 @@ class Link:
             self._there.of(kind, own if kind in mirror.FIELDS_OF_REGION else None)
         self._there.of(Grant, own)
         self._there.of(Endpoint, own)
+        asked_s = self._ports.clock.now()
         await self._there.start()
         try:
             await self._here.synced()
             await self._there.synced()
+            self._heard_s = asked_s
+            await self._check_lives()
             self._log.info("link_synced")
             self._wire()
             async with asyncio.TaskGroup() as group:
-                for courier in (self._copying, self._limits, self._acks, self._progress, self._endpoints):
+                for courier in (self._copying, self._acks, self._progress, self._endpoints):
                     group.create_task(courier.run())
+                group.create_task(self._renew_limits())
                 group.create_task(self._compare_all())
                 group.create_task(self._beat())
                 if self._peers is not None:
@@ -99,18 +113,44 @@ class Link:
         finally:
             await self._there.stop()
 
+    async def _check_lives(self) -> None:
+        """Ends the link when a side was restored and this is its former life; else remembers whom it met."""
+        away, home = self._there.cache, self._here.cache
+        answering.check_lives(away, home, self.region)
+        writes = list(answering.remember(away, home, self.region))
+        try:
+            if writes:
+                await self._mirrors.commit(writes)
+        except Fault as fault:
+            self._log.info("life_unremembered", reason=fault.reason, message=fault.message)
+
+    async def _renew_limits(self) -> None:
+        """After a restore nothing is to be spent before what was given to another meanwhile is on its way out."""
+        while not answering.may_spend(self._there.cache, self._here.cache):
+            await self._ports.clock.sleep(limits.LINK_FLUSH_EVERY_S)
+        await self._limits.run()
+
     def _wire(self) -> None:
         for kind in mirror.MIRRORED:
             for side in (self._there, self._here):
                 side.of(kind).on_change(lambda changes: self._copying.mark(mirror.keys_of(changes)))
+        self._there.of(Region).on_change(self._on_regions)
         self._there.of(Grant).on_change(self._on_grants)
         self._here.of(GrantCopy).on_change(self._on_copies)
         self._there.of(Assignment).on_change(self._on_assignments)
         self._here.of(Assignment).on_change(self._on_assignments)
         self._here.of(Replica).on_change(self._on_parts)
         self._here.of(SchedulingRequest).on_change(self._on_parts)
+        self._here.of(Node).on_change(self._on_nodes)
         self._there.of(Endpoint).on_change(self._on_endpoints)
         self._here.of(Endpoint).on_change(self._on_endpoints)
+
+    def _on_regions(self, changes: Sequence[Changed[Any]]) -> None:
+        """What was held back until the last region had answered a restored global cell can be taken on now."""
+        away, home = self._there.cache, self._here.cache
+        heard = [c for c in changes if c.old is not None and c.new is not None and not rejoin.has_answered(c.old)]
+        if heard and not rejoin.unheard(away, self._ports.clock.now()):
+            self._copying.mark(key for key in mirror.all_keys(away, home) if key[0] is Assignment)
 
     def _on_grants(self, changes: Sequence[Changed[Any]]) -> None:
         found = [Key(g.metadata.namespace, grant_sync.copy_name(g.spec.grant_class)) for g in _items(changes)]
@@ -127,6 +167,13 @@ class Link:
 
     def _on_parts(self, changes: Sequence[Changed[Any]]) -> None:
         self._progress.mark(Key(r.metadata.namespace, r.spec.assignment) for r in _items(changes))
+
+    def _on_nodes(self, changes: Sequence[Changed[Any]]) -> None:
+        """A drain may be held back by a budget that other regions have a part of: they should hear of it."""
+        for change in changes:
+            if change.new is not None and change.old is not None and change.new.spec.drain != change.old.spec.drain:
+                there = self._here.cache.by(Replica, "node", change.new.metadata.name)
+                self._progress.mark(Key(r.metadata.namespace, r.spec.assignment) for r in there)
 
     def _on_endpoints(self, changes: Sequence[Changed[Any]]) -> None:
         self._endpoints.mark(e.key for e in _items(changes))
@@ -145,15 +192,81 @@ class Link:
     async def _beat(self) -> None:
         """The region's pulse, as regular as the clock allows."""
         while True:
+            await self._check_lives()
             now = self._ports.clock.now()
             seen = self._peers.seen() if self._peers is not None else ()
-            writes = list(report.region_report(self._there.cache, self._here.cache, self.region, now, seen))
+            made = await self._decisions()
+            fresh = await self._fresh()
+            away, home = self._there.cache, self._here.cache
+            writes = list(report.region_report(away, home, self.region, now, seen, decisions=made, fresh=fresh))
             try:
                 if writes:
-                    await self._there_client.commit(writes)
+                    committed = await self._there_client.commit(writes)
+                    await self._heard(now)
+                    await self._renew_tenure(now, committed.revision)
             except Fault as fault:
                 self._log.info("report_failed", reason=fault.reason, message=fault.message)
             await self._ports.clock.sleep(self._pause_s())
+
+    async def _fresh(self) -> Cache | None:
+        """What an answer to a restored global cell rests on, asked for now; most of the time nobody waits."""
+        if not answering.is_awaited(self._there.cache, self.region):
+            return None
+        asked = Cache()
+        try:
+            for kind in answering.ASKED:
+                fields = {"region": self.region} if kind is not Region else None
+                for item in (await self._there_client.list(kind, fields=fields)).items:
+                    asked.put(item)
+        except Fault:
+            return None
+        return asked
+
+    async def _decisions(self) -> Sequence[Decision]:
+        """The region's decisions, where a guard wants them counted; most of the time nobody does."""
+        if not any(r.spec.guard is not None for r in self._here.cache.list(PolicyRevision)):
+            return ()
+        try:
+            return (await self._mirrors.list(Decision)).items
+        except Fault:
+            return ()
+
+    async def _heard(self, asked_s: float) -> None:
+        """The global cell has answered. After a silence every lease is renewed at once, unless grants are still known
+        here only as they were before it: part of them may have come back by time and be someone else's by now."""
+        silent_s = asked_s - self._heard_s
+        if silent_s > limits.GRANT_LEASE_S and not await self._grants_are_current():
+            return
+        self._heard_s = max(self._heard_s, asked_s)
+        if silent_s > 2 * limits.REGION_REPORT_EVERY_S:
+            found = grant_sync.keys(self._there.cache, self._here.cache)
+            self._limits.mark(found)
+            self._acks.mark(found)
+
+    async def _renew_tenure(self, asked_s: float, revision: int) -> None:
+        """Asks which exclusive ordinals of scope Global are this region's, and keeps the answer as its tenure.
+
+        The answer is of a moment after the asking (its revision proves it): an ordinal that it names had not been
+        taken away when the tenure began to count.
+        """
+        held = self._here.cache.get(Lease, tenure.NAME, tenure.NAMESPACE)
+        known = (*self._here.cache.list(Assignment), *self._there.cache.list(Assignment))
+        if held is None and not any(tenure.needs_tenure(a.spec.exclusive) for a in known):
+            return
+        there = await self._there_client.list(Assignment, fields={"region": self.region})
+        if there.revision < revision:
+            return
+        lease = tenure.tenure_lease(self.region, asked_s, tenure.covered_by(list(there.items)))
+        if held is None:
+            await self._mirrors.commit([Create(lease)])
+            return
+        meta = msgspec.structs.replace(held.metadata, annotations=lease.metadata.annotations)
+        await self._mirrors.commit([Update(msgspec.structs.replace(held, metadata=meta, spec=lease.spec))])
+
+    async def _grants_are_current(self) -> bool:
+        there = await self._there_client.list(Grant, fields={"region": self.region})
+        known = ((g, self._there.cache.get(Grant, g.metadata.name, g.metadata.namespace)) for g in there.items)
+        return all(seen is not None and seen.spec.epoch >= grant.spec.epoch for grant, seen in known)
 
     async def _look_around(self, peers: Peers) -> None:
         while True:

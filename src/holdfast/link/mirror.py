@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.fleet import rejoin
 from holdfast.model.assignment import Assignment
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key, Object, ObjectMeta
@@ -31,23 +32,38 @@ STATUS_MATTERS = frozenset({Override})
 MirrorKey = tuple[type[Any], Key]
 
 
-def mirror_writes(key: MirrorKey, originals: View, copies: View) -> Iterable[Write]:
-    """The writes that make the copy equal to the original, or none."""
+def mirror_writes(key: MirrorKey, originals: View, copies: View, now: float) -> Iterable[Write]:
+    """The writes that make the copy equal to the original, or none.
+
+    While a restored global cell has not heard every region, an assignment only shrinks here: what it adds may still run
+    elsewhere (`fleet.rejoin`).
+    """
     kind, name = key
     source: Any = originals.get(kind, name.name, name.namespace)
     copy: Any = copies.get(kind, name.name, name.namespace)
     if source is None:
         return () if copy is None else (Delete(kind_of(kind).name, name, copy.uid),)
     wanted = _copy_of(source)
+    waits = kind is Assignment and _waits(source, originals, now)
     if copy is None:
-        return (Create(wanted),)
+        return () if waits else (Create(wanted),)
     if copy.uid != source.uid:
         return (Delete(kind_of(kind).name, name, copy.uid),)  # its own event brings the new one
+    if waits:
+        spec = rejoin.narrowed(copy.spec, wanted.spec)
+        return () if spec is copy.spec else (Update(msgspec.structs.replace(copy, spec=spec)),)
     current = msgspec.structs.replace(copy, metadata=_bare(copy.metadata))
     if current == msgspec.structs.replace(wanted, metadata=_bare(wanted.metadata)):
         return ()
     meta = msgspec.structs.replace(wanted.metadata, resource_version=copy.metadata.resource_version)
     return (Update(msgspec.structs.replace(wanted, metadata=meta)),)
+
+
+def _waits(source: Assignment, originals: View, now: float) -> bool:
+    """Whether others must be heard first. Kinds are watched apart: a restored assignment may be seen here before the
+    regions that were awaited with it are."""
+    known = max((region.status.awaited for region in originals.list(Region)), default=0)
+    return rejoin.life_of(source.spec.epoch) > known or bool(rejoin.unheard(originals, now))
 
 
 def _copy_of(source: Any) -> Any:

@@ -8,8 +8,12 @@ import msgspec
 
 from holdfast.flow.active_policy import active_policy
 from holdfast.flow.assignment_status import assignment_status
+from holdfast.flow.retreat.budget import held_back
+from holdfast.link import answering
+from holdfast.link.trial import guarded, tally
 from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.binding import Binding
+from holdfast.model.decision import Decision
 from holdfast.model.endpoint import Endpoint
 from holdfast.model.hold import Hold, is_kept
 from holdfast.model.meta import Key, ObjectMeta
@@ -20,7 +24,6 @@ from holdfast.model.region import HeldPlaces, Region, RegionReport, SeenPeer, Zo
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import SchedulingRequest
-from holdfast.model.term import INCARNATION, Term
 from holdfast.model.times import micro_text
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
@@ -41,7 +44,7 @@ def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
         return ()
     replicas = here.by(Replica, "assignment", str(key))
     requests = here.by(SchedulingRequest, "assignment", str(key))
-    status = assignment_status(copy, replicas, requests)
+    status = assignment_status(copy, replicas, requests, held_back(replicas, here))
     if status == msgspec.structs.replace(original.status, conditions=()):
         return ()
     blocks = {encoded: getattr(status, name) for name, encoded in _PROGRESS}
@@ -67,9 +70,17 @@ def endpoint_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
 
 
 def region_report(
-    originals: View, here: View, region: str, now: float, peers: tuple[SeenPeer, ...] = ()
+    originals: View,
+    here: View,
+    region: str,
+    now: float,
+    peers: tuple[SeenPeer, ...] = (),
+    *,
+    decisions: Iterable[Decision] = (),
+    fresh: View | None = None,
 ) -> Iterable[Write]:
-    """The pulse: how much there is, how much is taken, how much waits. A hint to whoever assigns."""
+    """The pulse: how much there is, how much is taken, how much waits. A hint to whoever assigns. `fresh` is what an
+    answer to a restored global cell rests on (`answering`)."""
     known = originals.get(Region, region)
     if known is None:
         return ()
@@ -85,10 +96,12 @@ def region_report(
     holds = [h for h in here.list(Hold) if is_kept(h)]
     for hold in holds:
         add(held, amounts(hold.spec.resources))
+    deciding = active_policy(here.list(PolicyRevision), here.list(Override), region, now).revision
+    guard = guarded(here.list(PolicyRevision), deciding)
     report = RegionReport(
         at=micro_text(now),
         sequence=int(now * 1000),
-        incarnation=_incarnation(here),
+        incarnation=answering.incarnation(here),
         nodes=len(nodes),
         live_nodes=len(live),
         capacity=dict(amounts_text(capacity)),
@@ -96,16 +109,14 @@ def region_report(
         held=dict(amounts_text(held)),
         pending=sum(r.status.pending for r in here.list(SchedulingRequest)),
         peers=peers,
-        policy=active_policy(here.list(PolicyRevision), here.list(Override), region, now).revision,
+        policy=deciding,
         zones=_zones(nodes, live),
         places=_places(holds, live),
+        answered=answering.answered(originals, here, region, fresh),
+        strays=answering.strays(originals, here, region),
+        trial=tally(deciding, guard, decisions, here.list(SchedulingRequest), now) if guard is not None else None,
     )
     return (SetStatus("Region", known.key, known.uid, blocks={"report": report}),)
-
-
-def _incarnation(here: View) -> int:
-    term = here.get(Term, INCARNATION)
-    return term.spec.term if term is not None else 1
 
 
 def _zones(nodes: Sequence[Node], live: Sequence[Node]) -> tuple[ZoneReport, ...]:

@@ -19,6 +19,15 @@ class Purpose(enum.StrEnum):
     RECOVERY = "Recovery"
 
 
+class Withdrawal(Part, frozen=True):
+    """Exclusive ordinals of scope Global were taken away in `epoch`. `waitedSeconds` counts from when that was seen on
+    record: whatever tenure the region may have had for them ends in that time."""
+
+    epoch: int
+    waited_seconds: float = shown(0.0)
+    seen_at: str = ""
+
+
 class AssignmentSpec(Part, frozen=True):
     """`epoch` rises with every change; a region acts on the newest it has seen."""
 
@@ -38,6 +47,8 @@ class AssignmentSpec(Part, frozen=True):
     reclaimable: bool = False
     may_preempt: bool = False
     disruption: Disruption = msgspec.field(default_factory=Disruption)
+    away_share: int | None = None
+    """This region's part of `disruption.maxUnavailable`, which is one count over all regions; absent: all of it."""
     rollout: Rollout = msgspec.field(default_factory=Rollout)
     exclusive: Exclusivity | None = None
     batch: Batch | None = None
@@ -47,6 +58,7 @@ class AssignmentSpec(Part, frozen=True):
     epoch: int = shown(1)
     suspended: bool = False
     reason: str = ""
+    withdrawal: Withdrawal | None = None
 
 
 class PendingReason(Part, frozen=True):
@@ -72,6 +84,8 @@ class AssignmentStatus(Part, frozen=True):
     updated: int = shown(0)
     updated_serving: int = shown(0)
     unknown: int = 0
+    held_back: int = 0
+    """Replicas that serve on draining nodes and stay because as many are away as this region may have."""
     succeeded: int = 0
     failed: int = 0
     pending: tuple[PendingReason, ...] = ()

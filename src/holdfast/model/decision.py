@@ -76,6 +76,30 @@ class AssumedBatch(Part, frozen=True):
     without: tuple[str, ...] = ()
 
 
+class ShadowEntry(Part, frozen=True):
+    """One replica for which a shadow policy would have chosen otherwise: its node, or the reason for none."""
+
+    replica: str
+    node: str = ""
+    score: int = 0
+    reason: str = ""
+
+
+class Shadow(Part, frozen=True):
+    """What a policy in its shadow stage would have decided of the same replicas on the same snapshot.
+
+    `gained` and `lost` count those that only one of the two found a place for. Of those that differ the first few
+    are told.
+    """
+
+    revision: str
+    same: int = shown(0)
+    other: int = shown(0)
+    gained: int = 0
+    lost: int = 0
+    entries: tuple[ShadowEntry, ...] = ()
+
+
 class DecisionSpec(Part, frozen=True):
     """Everything it takes to plan the same again.
 
@@ -112,6 +136,7 @@ class DecisionSpec(Part, frozen=True):
     refusals: tuple[RefusalCount, ...] = ()
     next_owner: str = ""
     wake_up_at: str = ""
+    shadow: Shadow | None = None
 
 
 class DecisionStatus(Part, frozen=True):

@@ -39,6 +39,15 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "gang": "Members that are placed together or not at all.",
         "minReadySeconds": "How long a replica must be ready before it counts.",
     },
+    "Autoscale": {
+        "minReplicas": "Never fewer than this.",
+        "maxReplicas": "Never more than this.",
+        "metric": "The name under which the load is pushed; cpuPercent unless you say another.",
+        "target": "The load one replica should have.",
+        "targetCpuPercent": "The target when `target` is not given.",
+        "scaleUp": "How fast the number may rise, and how long a higher load must last.",
+        "scaleDown": "How fast the number may fall, and how long a lower load must last.",
+    },
     "Template": {
         "driver": "What runs the work: a process, an OCI bundle, or nothing at all (hollow).",
         "command": "The program to run, as a list of words.",
@@ -53,6 +62,7 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
         "ports": "The ports the work listens on.",
         "probes": "How to tell that the work is well.",
         "restartPolicy": "What the node does when the work ends.",
+        "checkpointSignal": "The signal that tells work which is to stop to write its checkpoint first, as SIGUSR1.",
         "terminationGraceSeconds": "How long the work has to end by itself when it is stopped.",
         "labels": "Labels of every replica.",
     },

@@ -63,17 +63,23 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.READY, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
     Transition(_S.READY, _S.SUCCEEDED, "agent", "exit code 0", "Replica.status.execution"),
     Transition(_S.READY, _S.SERVING, "serve", "its address is in the Endpoint", "Endpoint"),
+    *(
+        Transition(
+            stage, _S.SERVING, "agent", "ready again before its address was withdrawn", "Replica.status.execution"
+        )
+        for stage in (_S.STARTING, _S.RUNNING)
+    ),
     Transition(_S.SERVING, _S.READY, "serve", "its address was withdrawn", "Endpoint"),
     Transition(_S.SERVING, _S.RUNNING, "agent", "the readiness probe failed", "Replica.status.execution"),
     Transition(_S.SERVING, _S.STARTING, "agent", "restarted after an exit", "Replica.status.execution"),
     Transition(_S.SERVING, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
     *(
         Transition(stage, _S.UNKNOWN, "node-health", "the node's lease lapsed", "Replica.status.contact")
-        for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING, _S.STOPPING)
+        for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING, _S.FAILED, _S.SUCCEEDED)
     ),
     *(
         Transition(_S.UNKNOWN, stage, "node-health", "the node was heard again", "Replica.status.contact")
-        for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING)
+        for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING, _S.FAILED, _S.SUCCEEDED)
     ),
     *(
         Transition(stage, _S.STOPPING, "release", "the decision to give up the place", "Replica.status.release")
@@ -93,7 +99,6 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.STOPPING, _S.RELEASED, "authority", "claims freed of a replica that is to go", "Binding"),
     Transition(_S.STOPPING, _S.FAILED, "authority", "claims freed of work that failed for good", "Binding"),
     Transition(_S.STOPPING, _S.SUCCEEDED, "authority", "claims freed of work that is done", "Binding"),
-    Transition(_S.FAILED, _S.STARTING, "agent", "restarted", "Replica.status.execution"),
     Transition(_S.QUEUED, _S.RELEASED, "release", "withdrawn before it was placed", "Replica"),
     Transition(_S.FAILED, _S.RELEASED, "release", "a finished replica is to go", "Replica"),
     Transition(_S.SUCCEEDED, _S.RELEASED, "release", "a finished replica is to go", "Replica"),
@@ -108,6 +113,12 @@ def current_execution(replica: Replica) -> ExecutionBlock | None:
     return block
 
 
+def unheard(replica: Replica) -> bool:
+    """Whether the node of the current attempt is lost; that an earlier one was lost says nothing about this one."""
+    contact = replica.status.contact
+    return contact is not None and contact.lost and contact.attempt == replica.status.placement.attempt
+
+
 def finished(replica: Replica) -> Phase | None:
     """Succeeded, or Failed for good: terminal for batch work whatever became of its claims."""
     block = replica.status.execution
@@ -117,7 +128,10 @@ def finished(replica: Replica) -> Phase | None:
 
 
 def stage(replica: Replica) -> Stage:
-    """The stage a replica has reached. The only place that decides it."""
+    """The stage a replica has reached. The only place that decides it.
+
+    Stopping is release's word for the current attempt and nobody else's; Unknown is node-health's, for it too.
+    """
     status = replica.status
     placed = status.placement
     if not placed.binding and not placed.reservation:
@@ -129,7 +143,7 @@ def stage(replica: Replica) -> Stage:
         return Stage.STOPPING
     if not placed.binding:
         return Stage.RESERVED
-    if status.contact is not None and status.contact.lost:
+    if unheard(replica):
         return Stage.UNKNOWN
     return _running_stage(replica)
 
@@ -140,14 +154,13 @@ def _running_stage(replica: Replica) -> Stage:
         return Stage.BOUND
     traffic = replica.status.traffic
     match ran.phase:
-        case Phase.STARTING | Phase.BACKING_OFF:
+        case Phase.STARTING | Phase.BACKING_OFF | Phase.STOPPING | Phase.STOPPED:
+            # Stopped without a decision to give up the place, as for want of a lease: it is between two runs.
             return Stage.STARTING
         case Phase.SUCCEEDED:
             return Stage.SUCCEEDED
         case Phase.FAILED:
             return Stage.FAILED
-        case Phase.STOPPING | Phase.STOPPED:
-            return Stage.STOPPING
         case Phase.RUNNING:
             if not ran.ready:
                 return Stage.RUNNING

@@ -1,4 +1,4 @@
-"""Every named bound: sizes, counts, periods, and how old an input may be and still decide.
+"""Every named bound: sizes, counts and periods. How old an input may be and still decide is in `ages`.
 
 One table, so that a reader can see what the system tolerates; each loop, queue, batch and retry names its bound here.
 """
@@ -67,6 +67,9 @@ UNPLACED_DECISIONS_BURST = 100
 UNPLACED_DECISION_AGAIN_S = 600.0
 BINDS_PER_CALL = 256
 FAIR_SLICE = 32
+SHADOW_PLANS_EVERY_S = 0.25
+SHADOW_ENTRIES = 16
+TRIAL_DECISIONS = 1_000
 DEADLINE_RISK_SHARE = 0.25
 WAKE_PAUSE_FIRST_S = 0.05
 REST_MIN_S = 0.001
@@ -85,6 +88,11 @@ LEADER_RENEW_EVERY_S = 5.0
 CLOCK_DRIFT = 0.01
 KILL_BOUND_S = 5.0
 TENURE_S = 40.0
+# The wait below is counted in steps that are written down; no jump of the clock makes one longer than this.
+TENURE_STEP_S = 5.0
+TENURE_STEP_MAX_S = 6.0
+# After an ordinal was taken from a region: how long its work can go on there, with drift, kills and one such jump.
+TENURE_WAIT_S = TENURE_S * (1 + 2 * CLOCK_DRIFT) + KILL_BOUND_S + TENURE_STEP_MAX_S
 
 # The authority of a region
 COMMIT_ROUNDS = 16
@@ -107,17 +115,26 @@ RETRY_BUDGET_PER_S = 10.0
 RETRY_BUDGET_BURST = 50
 QUEUE_BACKOFF_FIRST_S = 1.0
 QUEUE_BACKOFF_MAX_S = 60.0
+TRIES_REMEMBERED = 1_000
 READ_BACK_ATTEMPTS = 8
 
 # What runs controllers, and the client
 QUEUE_KEYS_MAX = 200_000
 WORKERS_MAX = 16
+# Decisions that go over all replicas of a workload are made at most so often for each.
+WORKLOAD_PACE_S = 0.05
+# What only sums up is written at once for so many keys a second; in a burst each waits a moment, and is written once.
+STATUS_CALM_S = 1.0
+CALM_KEYS_PER_S = 50.0
+CALM_KEYS_BURST = 100
 BUG_BACKOFF_S = 60.0
 RECONNECT_MAX_S = 5.0
 RESTORED_AFTER_LISTS = 8
 MERGED_WRITES = WRITES_JOINED
 RELEASE_RETRY_S = 1.0
 STOP_DEADLINE_S = 10.0
+# The part of the time systemd allows between two signs of life.
+WATCHDOG_TOLD_AT = 0.4
 CONNECT_DEADLINE_S = 3.0
 CALL_DEADLINE_S = 10.0
 COMMIT_DEADLINE_S = 15.0
@@ -146,6 +163,8 @@ WATCHER_BACKLOG_EVENTS = 50_000
 WATCH_MAX_S = 3600.0
 BOOKMARK_EVERY_S = 60.0
 HISTORY_REVISIONS = 500_000
+# History that only replays of kept decisions need is kept up to this.
+HISTORY_REVISIONS_MAX = 2_000_000
 COMPACT_EVERY_S = 300.0
 EVENT_TTL_S = 3600.0
 EVENTS_KEPT = 10_000
@@ -211,6 +230,7 @@ RECOVERY_WAVE = 64
 FLEET_GAUGES_EVERY_S = 5.0
 REPAIRS_PER_MINUTE = 10
 REPAIR_LOOK_EVERY_S = 15.0
+FINALIZERS_LOOK_EVERY_S = 60.0
 REPAIRS_PER_PASS = 64
 UNKNOWN_FINALIZER_S = 3600.0
 RECOVERY_STARTS_PER_S = 20.0
@@ -234,6 +254,15 @@ NODE_CERTIFICATE_MAX_S = 366 * 86400.0
 NODE_CERTIFICATE_RENEW_AT = 0.6
 JOIN_LOOK_EVERY_S = 2.0
 STREAMS_CHECKED_EVERY_S = 5.0
+
+# Autoscaling
+AUTOSCALE_LOOK_EVERY_S = 15.0
+AUTOSCALE_TOLERANCE = 0.1
+AUTOSCALE_READY_SHARE = 0.9
+AUTOSCALE_WISHES_KEPT = 64
+LOAD_MAX_AGE_S = 120.0
+NODE_POOL_LOOK_EVERY_S = 5.0
+NODE_POOL_START_S = 120.0
 
 # The node agent
 AGENT_FLUSH_EVERY_S = 0.1
@@ -277,15 +306,6 @@ LOG_FILE_BYTES = 4 * 1024 * 1024
 LOG_FILES_KEPT = 3
 LOG_TAIL_LINES_MAX = 100_000
 PROBE_OUTPUT_BYTES = 1024
-
-# How old an input may be and still decide what it decided fresh (architecture, section 1).
-MAX_AGE_S = {
-    "node-report": NODE_LEASE_TTL_S,
-    "region-summary": 60.0,
-    "grant": GRANT_LEASE_S,
-    "policy": 24 * 3600.0,
-    "override": 60.0,
-}
 
 # Progress: how long a replica may stay at a stage before someone is told.
 STAGE_DEADLINE_S = {

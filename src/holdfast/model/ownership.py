@@ -15,6 +15,7 @@ REGION = "region"
 AGENT = "agent"
 AUTHORITY = "authority"
 COLLECT = "collect"
+JOIN = "join"
 
 _PEOPLE = frozenset({OPERATOR, USER})
 
@@ -43,6 +44,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "spec": _PEOPLE,
         "status": _one("workload-status"),
         "status.scale": _one("autoscale"),
+        "status.load": _PEOPLE,
         "status.rollout": _one("rollout"),
         "status.backing": _one("backing"),
     },
@@ -53,7 +55,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
     "Node": {
         "metadata": _one(AGENT, OPERATOR),
         "spec": _one(AGENT),
-        "spec.unschedulable": _one(OPERATOR),
+        "spec.unschedulable": _one(OPERATOR, "node-pool"),
         "spec.drain": _one(OPERATOR),
         "spec.drainSeconds": _one(OPERATOR),
         "spec.taints": _one(AGENT, OPERATOR),
@@ -63,6 +65,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status.drain": _one("drain"),
         "status.fence": _one(AUTHORITY),
     },
+    "NodePool": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one("node-pool")},
     "Hold": {
         "metadata": _one("hold"),
         "spec": _one("hold"),
@@ -91,6 +94,13 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
     "Binding": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AGENT)},
     "Decision": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AUTHORITY)},
     "Endpoint": {"metadata": _one("serve", REGION), "spec": _one("serve", REGION), "status": _one("serve", REGION)},
+    "JoinToken": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one(JOIN)},
+    "NodeIdentity": {
+        "metadata": _one(JOIN),
+        "spec": _one(JOIN),
+        "spec.revokedGeneration": _one(OPERATOR),
+        "status": _one(JOIN),
+    },
     "LeasePage": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AUTHORITY)},
 }
 
@@ -111,6 +121,7 @@ DELETERS: dict[str, frozenset[str]] = {
     "Grant": _one("grant"),
     "GrantCopy": _one("grant-sync"),
     "Hold": _one("hold"),
+    "JoinToken": _one(JOIN),
     "LeasePage": _one(AUTHORITY),
     "PolicyRevision": _one("policy"),
     "Override": _one("override"),

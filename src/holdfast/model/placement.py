@@ -88,7 +88,11 @@ class RenewRequest(Part, frozen=True):
 
 
 class Answer(Part, frozen=True):
-    """`facts` hold what the refusal rests on: the winner's claim, the shortfall, the limit."""
+    """`facts` hold what the refusal rests on: the winner's claim, the shortfall, the limit.
+
+    To a renewal, `tenures` says how many seconds from its sending the node's exclusive work of scope Global may run on,
+    by the binding's uid.
+    """
 
     result: Result
     reason: str = ""
@@ -102,10 +106,13 @@ class Answer(Part, frozen=True):
     attempt: int = 0
     epoch: int = 0
     ttl_seconds: float = 0.0
+    tenures: dict[str, float] = {}
 
 
 class Answers(Part, frozen=True):
-    """One answer per item, in order; all durable when this is sent."""
+    """One answer per item, in order; all durable when this is sent. To renewals, `incarnation` says which life of the
+    cell answers: agents remember the highest, and take no lease from a lower one."""
 
     answers: tuple[Answer, ...] = ()
     revision: int = shown(0)
+    incarnation: int = 0

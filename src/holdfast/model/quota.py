@@ -58,7 +58,11 @@ class Quota(Object, frozen=True):
 
 class GrantSpec(Part, frozen=True):
     """`limit` is what the region should come to; `epoch` rises with every change. `peak` is the most it may still be
-    enforcing from earlier epochs, until it acknowledges this one. Nothing is spent past `endsAt`, in touch or not."""
+    enforcing from earlier epochs, until it acknowledges this one. Nothing is spent past `endsAt`, in touch or not.
+
+    `provisional` is the part of the limit that only work with a `runUntil` may use: when the region was silent for
+    longer than such work can last, it came back by time, and `returned` says how much that was until the region
+    acknowledges `returnedEpoch`."""
 
     region: str
     grant_class: GrantClass = shown(GrantClass.NORMAL)
@@ -68,6 +72,8 @@ class GrantSpec(Part, frozen=True):
     epoch: int = shown(1)
     lease_seconds: float = shown(120.0)
     ends_at: str = ""
+    returned: dict[str, Amount] = {}
+    returned_epoch: int = 0
 
 
 class GrantStatus(Part, frozen=True):
@@ -92,6 +98,9 @@ def may_enforce(grant: Grant) -> Amounts:
     Its own word covers everything up to the epoch it names; of later ones any may have arrived.
     """
     most = amounts(grant.status.limit)
+    if grant.status.acknowledged_epoch < grant.spec.returned_epoch:
+        for name, amount in amounts(grant.spec.returned).items():
+            most[name] = max(0, most.get(name, 0) - amount)
     unheard = (grant.spec.limit, grant.spec.peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
     for values in unheard:
         for name, amount in amounts(values).items():

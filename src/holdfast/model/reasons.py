@@ -52,6 +52,10 @@ class Reason(enum.StrEnum):
     NO_GRANT = "NoGrant", "This region holds no grant for the tenant; an operator sets a Quota."
     QUOTA_EXCEEDED = "QuotaExceeded", "The tenant's limit in this region would be exceeded."
     GRANT_EXPIRED = "GrantExpired", "The region lost touch with the global cell and may not spend the grant any more."
+    HELD_WHILE_CUT_OFF = (
+        "HeldWhileCutOff",
+        "The region is cut off and may place only provisional work; the message says why this is none. It waits.",
+    )
     RESIDENCY_VIOLATED = "ResidencyViolated", "The workload's rules forbid this region, zone or pool."
     TENANCY_VIOLATED = "TenancyViolated", "Dedicated nodes and shared tenants do not mix."
     RESERVATION_EXPIRED = "ReservationExpired", "The reservation ran out before it was bound; reserve again."
@@ -145,6 +149,14 @@ class Reason(enum.StrEnum):
     DRAIN_OVERDUE = "DrainOverdue", "The drain did not end in its time; the message says which replica blocks and why."
     PREEMPTED = "Preempted", "A workload of higher rank needed the place."
     FINISHED = "Finished", "The work ended; its claims are returned."
+    PROVISIONAL_ENDED = (
+        "ProvisionalEnded",
+        "Work that a region placed while it was cut off ran to its time, as nobody confirmed it.",
+    )
+    PROVISIONAL_WITHDRAWN = (
+        "ProvisionalWithdrawn",
+        "The region is in touch again, and its grant does not cover what it placed while it was cut off.",
+    )
     NODE_RETURNED = "NodeReturned", "The node came back without the work."
     REBALANCED = "Rebalanced", "The replica was replaced by one elsewhere."
     ADDED_TO_ENDPOINT = "AddedToEndpoint", "The replica receives traffic."
@@ -204,6 +216,11 @@ class Reason(enum.StrEnum):
 
     PROMOTED = "Promoted", "Every region that should decide by the policy revision does."
     STALLED = "Stalled", "A region does not decide by the new policy revision yet; it keeps its last one."
+    GUARD_BREACHED = (
+        "GuardBreached",
+        "The policy revision did badly by its own guard and was stopped; change the policy to try again.",
+    )
+    WITHIN_GUARD = "WithinGuard", "The policy revision does as its guard asks, or has none."
     NOT_ACTING = "NotActing", "The policy is a draft or a shadow: it decides nothing."
 
     STAGE_OVERDUE = (
@@ -212,6 +229,22 @@ class Reason(enum.StrEnum):
     )
     FINALIZER_STUCK = "FinalizerStuck", "A finalizer's owner has not removed it in time; the message names both."
     REPAIRED = "Repaired", "The replica gave up a place where it did not start."
+
+    # Autoscaling
+    SCALED_BY_LOAD = "ScaledByLoad", "The number of replicas follows the load."
+    LOAD_WITHIN_TARGET = "LoadWithinTarget", "The load is near its target; nothing changes."
+    LOAD_UNKNOWN = "LoadUnknown", "No load was pushed, or it is too old to decide by; the number stays as it is."
+    SCALE_HELD = (
+        "ScaleHeld",
+        "More replicas would not help: those there are wait for a place or are not ready; the message says why.",
+    )
+    SCALE_LIMITED = "ScaleLimited", "The load asks for another number than its limits allow at this moment."
+    AUTOSCALER_PAUSED = "AutoscalerPaused", "An override keeps the number of replicas as it is."
+
+    POOL_STEADY = "PoolSteady", "The pool has the nodes it should have."
+    POOL_GROWING = "PoolGrowing", "Work or recovery places wait for room; nodes are on their way."
+    POOL_SHRINKING = "PoolShrinking", "A node that has held nothing for the pool's idle time is given up."
+    POOL_FULL = "PoolFull", "Work or recovery places wait for room, and the pool has as many nodes as it may."
 
     # Overrides
     APPROVAL_NEEDED = "ApprovalNeeded", "The override acts only after a second person has approved it."
@@ -223,7 +256,8 @@ class Reason(enum.StrEnum):
 
     REJOINING = (
         "Rejoining",
-        "The cell was restored from a backup and binds nothing until its agents were heard or fenced.",
+        "The cell was restored from a backup: a region binds nothing until its agents were heard or fenced, the global "
+        "cell grants nothing new until every region has said what it holds.",
     )
 
     OVERCOMMITTED = "Overcommitted", "The node's capacity shrank below what is claimed on it."

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.model.meta import Condition, Object, Part, shown
 from holdfast.model.quantity import Amount
+from holdfast.model.quota import GrantClass
 from holdfast.model.validation import Causes, check_dns_label, check_range, check_unique, forbidden, required
 
 
@@ -49,8 +50,29 @@ class HeldPlaces(Part, frozen=True):
     drawn: int = shown(0)
 
 
+class StrayGrant(Part, frozen=True):
+    """What a region holds for a tenant though the global cell has no Grant that says so: it was restored since."""
+
+    tenant: str
+    grant_class: GrantClass = shown(GrantClass.NORMAL)
+    held: dict[str, Amount] = {}
+
+
+class PolicyTrial(Part, frozen=True):
+    """How a guarded policy revision does in this region, over its guard's window: replicas for which a place was
+    proposed, those of them the authority refused, those without a place, and how long the oldest request has waited."""
+
+    revision: str
+    decisions: int = shown(0)
+    proposed: int = shown(0)
+    refused: int = shown(0)
+    unplaced: int = shown(0)
+    oldest_pending_seconds: float = shown(0.0)
+
+
 class RegionReport(Part, frozen=True):
-    """Written by the region itself with each heartbeat; its age is evidence, nothing more."""
+    """Written by the region itself with each heartbeat; its age is evidence, nothing more. `answered` is the newest
+    incarnation of the global cell that the region has told all it holds, `strays` what that cell did not know of."""
 
     at: str = ""
     sequence: int = 0
@@ -65,6 +87,9 @@ class RegionReport(Part, frozen=True):
     policy: str = ""
     zones: tuple[ZoneReport, ...] = ()
     places: tuple[HeldPlaces, ...] = ()
+    answered: int = 0
+    strays: tuple[StrayGrant, ...] = ()
+    trial: PolicyTrial | None = None
 
 
 class HealthState(enum.StrEnum):
@@ -87,10 +112,13 @@ class RegionHealth(Part, frozen=True):
 
 
 class RegionStatus(Part, frozen=True):
+    """`awaited` is set by a restore of the global cell: its incarnation, for which the region must answer first."""
+
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     report: RegionReport | None = None
     health: RegionHealth = msgspec.field(default_factory=RegionHealth)
+    awaited: int = 0
 
 
 class Region(Object, frozen=True):

@@ -64,6 +64,10 @@ class Phase(enum.StrEnum):
     SUCCEEDED = "Succeeded"
 
 
+TERMINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+"""The last word on an attempt."""
+
+
 class Exit(Part, frozen=True):
     """How the process ended: the evidence, not an interpretation."""
 
@@ -92,9 +96,11 @@ class ExecutionBlock(Part, frozen=True):
 
 
 class ReplicaContact(Part, frozen=True):
-    """node-health's: whether the node that runs it can be heard."""
+    """node-health's: whether the node of the attempt it names can be heard. For an older attempt it is history."""
 
     lost: bool = shown(False)
+    attempt: int = shown(0)
+    node: str = ""
     since: str = ""
     reason: str = ""
 
@@ -152,3 +158,14 @@ def validate_replica(replica: Replica, old: Replica | None) -> Causes:
     yield from check_range("spec.ordinal", replica.spec.ordinal, 0, 10_000_000)
     if old is not None and old.spec != replica.spec:
         yield forbidden("spec", "a replica's spec never changes; replicate makes another replica")
+    if old is not None and _comes_back(old.status.execution, replica.status.execution):
+        yield forbidden("status.execution", "work that ended for good stays so within its attempt; this word is older")
+
+
+def _comes_back(old: ExecutionBlock | None, new: ExecutionBlock | None) -> bool:
+    """Whether an older word arrives late: one without an answer may, after newer ones, and would undo them."""
+    if old is None or new is None or old is new:
+        return False
+    if new.attempt < old.attempt:
+        return True
+    return new.attempt == old.attempt and old.phase in TERMINAL and new.phase is not old.phase

@@ -103,10 +103,45 @@ class Rules(Part, frozen=True):
     partition_mode: PartitionMode = shown(PartitionMode.WAIT)
 
 
+class GuardAction(enum.StrEnum):
+    PAUSE = "Pause"
+    ROLLBACK = "Rollback"
+
+
+class Guard(Part, frozen=True):
+    """When a revision that decides is stopped by itself. Judged in every region that decides by it, over its decisions
+    of the last `windowSeconds`, once there are `minDecisions` of them.
+
+    Conflicts are proposals the authority refused; `maxPendingSeconds` is about the oldest request that waits;
+    `minPlacedPercent` about replicas for which a place was found. `Pause` lets it go no further, `Rollback` takes it
+    back.
+    """
+
+    max_conflict_percent: int = shown(20)
+    max_pending_seconds: float = shown(300.0)
+    min_placed_percent: int = shown(0)
+    min_decisions: int = shown(10)
+    window_seconds: float = shown(300.0)
+    action: GuardAction = shown(GuardAction.ROLLBACK)
+
+
+class PolicyHold(Part, frozen=True):
+    """Why a revision was stopped. It counts for the generation it names: the next change of the policy lifts it."""
+
+    revision: str
+    generation: int
+    action: GuardAction
+    reason: str = ""
+    message: str = ""
+    at: str = ""
+    regions: tuple[str, ...] = ()
+
+
 class SchedulerPolicySpec(Part, frozen=True):
     rules: Rules = msgspec.field(default_factory=Rules)
     stage: PromotionStage = shown(PromotionStage.ACTIVE)
     canary_regions: tuple[str, ...] = ()
+    guard: Guard | None = None
 
 
 class SchedulerPolicyStatus(Part, frozen=True):
@@ -114,6 +149,7 @@ class SchedulerPolicyStatus(Part, frozen=True):
     conditions: tuple[Condition, ...] = ()
     revision: str = ""
     sequence: int = 0
+    held: PolicyHold | None = None
 
 
 class SchedulerPolicy(Object, frozen=True):
@@ -127,6 +163,7 @@ class PolicyRevisionSpec(Part, frozen=True):
     sequence: int = shown(1)
     stage: PromotionStage = shown(PromotionStage.ACTIVE)
     regions: tuple[str, ...] = ()
+    guard: Guard | None = None
 
 
 class PolicyRevisionStatus(Part, frozen=True):
@@ -186,6 +223,13 @@ def _validate_expressions(field: str, rules: Rules) -> Causes:
 
 def validate_scheduler_policy(policy: SchedulerPolicy, old: SchedulerPolicy | None) -> Causes:
     yield from validate_rules("spec.rules", policy.spec.rules)
+    guard = policy.spec.guard
+    if guard is not None:
+        yield from check_range("spec.guard.maxConflictPercent", guard.max_conflict_percent, 0, 100)
+        yield from check_range("spec.guard.maxPendingSeconds", guard.max_pending_seconds, 1, 86400)
+        yield from check_range("spec.guard.minPlacedPercent", guard.min_placed_percent, 0, 100)
+        yield from check_range("spec.guard.minDecisions", guard.min_decisions, 1, limits.TRIAL_DECISIONS)
+        yield from check_range("spec.guard.windowSeconds", guard.window_seconds, 1, 86400)
 
 
 def validate_policy_revision(revision: PolicyRevision, old: PolicyRevision | None) -> Causes:

@@ -102,10 +102,14 @@ class Template(Part, frozen=True):
     restart_policy: RestartPolicy = shown(RestartPolicy.ALWAYS)
     termination_grace_seconds: float = shown(10.0)
     drain_delay_seconds: float = limits.DRAIN_DELAY_S
+    checkpoint_signal: str = ""
     labels: dict[str, str] = {}
-    """`drainDelaySeconds` is the time between leaving the Endpoint and being stopped, for proxies to notice."""
+    """`checkpointSignal` tells work that is to stop to write its checkpoint; SIGTERM follows half its grace later.
+
+    `drainDelaySeconds` is the time between leaving the Endpoint and being stopped, for proxies to notice."""
 
 
+CHECKPOINT_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM")
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
@@ -151,6 +155,8 @@ def validate_template(field: str, template: Template) -> Causes:
             yield required(f"{field}.artifacts[{index}].source")
         if artifact.digest and not artifact.digest.startswith("sha256:"):
             yield invalid(f"{field}.artifacts[{index}].digest", artifact.digest, "must start with sha256:")
+    if template.checkpoint_signal and template.checkpoint_signal not in CHECKPOINT_SIGNALS:
+        yield unsupported(f"{field}.checkpointSignal", template.checkpoint_signal, CHECKPOINT_SIGNALS)
     yield from check_range(f"{field}.drainDelaySeconds", template.drain_delay_seconds, 0, 3600)
     yield from check_range(f"{field}.terminationGraceSeconds", template.termination_grace_seconds, 0, 3600)
     for name in ("startup", "readiness", "liveness"):

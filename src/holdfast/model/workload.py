@@ -44,10 +44,27 @@ class Rollout(Part, frozen=True):
     wave_regions: int = shown(1)
 
 
+class ScaleLimits(Part, frozen=True):
+    """How far one direction may go in a minute, and how long the loads of the past still speak against it."""
+
+    replicas_per_minute: int = shown(10)
+    percent_per_minute: int = shown(100)
+    stabilization_seconds: float = shown(0.0)
+
+
 class Autoscale(Part, frozen=True):
+    """Keeps the average load of a serving replica at its target. The load is what was last pushed under the name
+    `metric` (`status.load`); `targetCpuPercent` is its target unless `target` says another."""
+
     max_replicas: int
     min_replicas: int = shown(1)
     target_cpu_percent: int = shown(70)
+    metric: str = shown("cpuPercent")
+    target: float | None = None
+    scale_up: ScaleLimits = msgspec.field(default_factory=ScaleLimits)
+    scale_down: ScaleLimits = msgspec.field(
+        default_factory=lambda: ScaleLimits(replicas_per_minute=4, percent_per_minute=50, stabilization_seconds=300.0)
+    )
 
 
 class RecoveryPromise(Part, frozen=True):
@@ -114,12 +131,35 @@ class Summary(Part, frozen=True):
     selector: str = ""
 
 
+class Wish(Part, frozen=True):
+    """How many replicas the load asked for at a moment."""
+
+    at: str
+    replicas: int
+
+
 class ScaleBlock(Part, frozen=True):
     """Autoscale's wish; where present it wins over `spec.replicas`."""
 
     replicas: int
     reason: str = ""
     message: str = ""
+    scaled_at: str = ""
+    wishes: tuple[Wish, ...] = ()
+
+
+class Load(Part, frozen=True):
+    """One measured value: the average over the serving replicas, as whoever measures it last said."""
+
+    name: str
+    value: float
+    at: str = ""
+
+
+class LoadBlock(Part, frozen=True):
+    """Pushed by people and their tools, for autoscaling; too old a value counts for nothing."""
+
+    metrics: tuple[Load, ...] = ()
 
 
 class RolloutPhase(enum.StrEnum):
@@ -171,6 +211,7 @@ class WorkloadStatus(Part, frozen=True):
     conditions: tuple[Condition, ...] = ()
     summary: Summary = msgspec.field(default_factory=Summary)
     scale: ScaleBlock | None = None
+    load: LoadBlock | None = None
     rollout: RolloutBlock | None = None
     backing: BackingBlock | None = None
 
@@ -247,6 +288,19 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
         )
 
 
+def _validate_autoscale(autoscale: Autoscale) -> Causes:
+    yield from check_range("spec.autoscale.targetCpuPercent", autoscale.target_cpu_percent, 1, 100)
+    if not autoscale.metric:
+        yield required("spec.autoscale.metric", "the name the load is pushed under, for example cpuPercent")
+    if autoscale.target is not None and autoscale.target <= 0:
+        yield invalid("spec.autoscale.target", str(autoscale.target), "the load of one replica, above zero")
+    for name, side in (("scaleUp", autoscale.scale_up), ("scaleDown", autoscale.scale_down)):
+        where = f"spec.autoscale.{name}"
+        yield from check_range(f"{where}.replicasPerMinute", side.replicas_per_minute, 0, limits.MAX_REPLICAS)
+        yield from check_range(f"{where}.percentPerMinute", side.percent_per_minute, 0, 10_000)
+        yield from check_range(f"{where}.stabilizationSeconds", side.stabilization_seconds, 0, 3600)
+
+
 def _validate_options(spec: WorkloadSpec) -> Causes:
     if spec.autoscale is not None:
         yield from check_range("spec.autoscale.minReplicas", spec.autoscale.min_replicas, 0, limits.MAX_REPLICAS)
@@ -256,7 +310,9 @@ def _validate_options(spec: WorkloadSpec) -> Causes:
             spec.autoscale.min_replicas,
             limits.MAX_REPLICAS,
         )
-        yield from check_range("spec.autoscale.targetCpuPercent", spec.autoscale.target_cpu_percent, 1, 100)
+        yield from _validate_autoscale(spec.autoscale)
+        if spec.type is WorkloadType.BATCH:
+            yield forbidden("spec.autoscale", "batch work is sized by its completions and parallelism")
     if spec.recovery is not None:
         yield from check_range("spec.recovery.minServing", spec.recovery.min_serving, 1, limits.MAX_REPLICAS)
         yield from check_range("spec.recovery.deadlineSeconds", spec.recovery.deadline_seconds, 30, 86400)

@@ -43,3 +43,11 @@ class Controller:
     """Decide up to `limits.BATCH` waiting keys in one pass, from one view, and commit their writes together.
 
     Only where keys share no budget: none of these decisions sees what the others of its pass do."""
+    calm_s: float = 0.0
+    """How long a key waits first while many are added (`limits.CALM_KEYS_PER_S`), for decisions that only sum up."""
+    pace_s: float = 0.0
+    """The least time between two decisions about one key, for those that go over many objects each time.
+
+    A decision that asks to be made again at once is."""
+    ordered: bool = False
+    """Decisions of one pass see the status blocks that the ones before them set, so that they may share a budget."""

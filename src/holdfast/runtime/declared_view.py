@@ -2,7 +2,8 @@
 
 Of kinds nobody follows the cache knows nothing at all, and a decision must not take that for "there is none". Decisions
 of one pass are committed together: single objects they see as stored, while totals count what was decided before them
-in the pass, so that a burst of decisions does not spend the same room many times.
+in the pass, so that a burst of decisions does not spend the same room many times. A controller whose decisions share a
+budget among single objects asks for `ordered`: it then sees the status blocks that its pass has set, too.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from holdfast.model.meta import Object
+import msgspec
+
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import Key, Object
 from holdfast.model.view import Measure, Totals
-from holdfast.model.writes import Create, Update, Write
+from holdfast.model.writes import Create, SetStatus, Update, Write
 from holdfast.runtime.cache import Cache, all_alike, namespace_of
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
@@ -23,6 +27,8 @@ class _Ahead:
 
     def __init__(self) -> None:
         self.changes: list[tuple[Any, Any]] = []
+        self.objects: dict[Key, Any] = {}
+        """What the pass has set the status of, as it will be; only for controllers that ask for it."""
         self.by_namespace = Totals()
         self.of_all = Totals()
 
@@ -41,23 +47,29 @@ class _Ahead:
 
 
 class DeclaredView:
-    def __init__(self, controller: str, cache: Cache, kinds: frozenset[type[Any]]) -> None:
+    def __init__(self, controller: str, cache: Cache, kinds: frozenset[type[Any]], *, ordered: bool = False) -> None:
         self._controller = controller
+        self._ordered = ordered
         self._cache = cache
         self._kinds = kinds
         self._ahead: dict[type[Any], _Ahead] = {}
 
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
         self._check(kind)
+        ahead = self._ahead.get(kind)
+        if ahead is not None and ahead.objects:
+            found: O | None = ahead.objects.get(Key(namespace, name))
+            if found is not None:
+                return found
         return self._cache.get(kind, name, namespace)
 
     def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
         self._check(kind)
-        return self._cache.list(kind, namespace)
+        return self._as_decided(kind, self._cache.list(kind, namespace))
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
         self._check(kind)
-        return self._cache.by(kind, index, value)
+        return self._as_decided(kind, self._cache.by(kind, index, value))
 
     def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
         self._check(kind)
@@ -79,7 +91,40 @@ class DeclaredView:
                 kind, meta = type(write.object), write.object.metadata
                 old = self._cache.get(kind, meta.name, meta.namespace)
                 self._ahead.setdefault(kind, _Ahead()).change(old, write.object)
+            elif self._ordered and isinstance(write, SetStatus):
+                self._assume_status(write)
+
+    def _assume_status(self, write: SetStatus) -> None:
+        kind = BY_NAME[write.kind].type
+        old = self.get(kind, write.key.name, write.key.namespace) if kind in self._kinds else None
+        if old is None or old.uid != write.uid:
+            return
+        names = _field_names(type(old.status))
+        blocks = {names[name]: block for name, block in write.blocks.items()}
+        new = msgspec.structs.replace(old, status=msgspec.structs.replace(old.status, **blocks))
+        ahead = self._ahead.setdefault(kind, _Ahead())
+        ahead.change(old, new)
+        ahead.objects[write.key] = new
+
+    def _as_decided(self, kind: type[O], items: Sequence[O]) -> Sequence[O]:
+        """The same objects, those in their place whose status this pass has set."""
+        ahead = self._ahead.get(kind)
+        if ahead is None or not ahead.objects:
+            return items
+        changed = ahead.objects
+        return [changed.get(item.key, item) for item in items]
 
     def _check(self, kind: type[Any]) -> None:
         if kind not in self._kinds:
             raise LookupError(f"controller {self._controller} reads {kind.__name__}; declare it in its wakes or reads")
+
+
+def _field_names(status: type[Any]) -> dict[str, str]:
+    """A status' fields by the names that blocks go by."""
+    found = _NAMES.get(status)
+    if found is None:
+        found = _NAMES[status] = {field.encode_name: field.name for field in msgspec.structs.fields(status)}
+    return found
+
+
+_NAMES: dict[type[Any], dict[str, str]] = {}

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 
+from holdfast.flow.retreat import finalizers
+from holdfast.model.assignment import Assignment
 from holdfast.model.override import Override
 from holdfast.model.quota import Quota
 from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import HealthState, Region
+from holdfast.model.scheduler_policy import SchedulerPolicy
+from holdfast.model.tenant import Tenant
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Workload, WorkloadType
 from holdfast.runtime import metrics
 
-READS = (Region, Recovery, RecoveryBudget, Override, Quota, Workload)
+READS = (Region, Recovery, RecoveryBudget, Override, Quota, Workload, Tenant, Assignment, SchedulerPolicy)
 
 
 def measure(view: View, now: float) -> None:
@@ -39,6 +43,9 @@ def measure(view: View, now: float) -> None:
     quotas = view.list(Quota)
     metrics.FLEET_FROZEN.set(sum(row.frozen for q in quotas for row in q.status.regions))
     metrics.FLEET_OVER_QUOTA.set(sum(_is(q, "OverQuota", "True") for q in quotas))
+    going = [item for kind in (Tenant, Region, Workload, Assignment) for item in view.list(kind)]
+    metrics.FLEET_STUCK.set(len(finalizers.stuck(going, (), now)))
+    metrics.FLEET_POLICIES_HELD.set(sum(p.status.held is not None for p in view.list(SchedulerPolicy)))
     workloads = view.list(Workload)
     metrics.FLEET_UNBACKED.set(sum(w.status.backing is not None and not w.status.backing.backed for w in workloads))
     metrics.FLEET_PENDING_AGE.set(max((_waited_s(w, now) for w in workloads), default=0.0))

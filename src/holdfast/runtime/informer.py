@@ -4,6 +4,8 @@ What always holds:
 
 - The cache never shows an older state of an object than it has shown before, whatever the watch repeats or reorders.
 - A lost event costs time, never truth: a resync compares the whole list and hands out what was missed.
+- A kind that is read for its age (signs of life) is never older here than `limits.SILENCE_S`, whatever the watch says:
+  silence of the watch must not be taken for silence of those it tells of.
 - After `Expired` the list is compared with the cache, and deletions nobody reported are handed out.
 - Handlers see a change only once it is in the cache; each sees every change of an object in order.
 
@@ -72,6 +74,9 @@ class Informer(Generic[O]):
         self._watching: asyncio.Task[None] | None = None
         self._resyncing: asyncio.Task[None] | None = None
         self._name = kind_of(kind).name
+        self._silence_s = min(resync_s, limits.SILENCE_S.get(self._name, resync_s))
+        self._heard_s = self._listed_s = ports.clock.monotonic()
+        """When the watch last said something, and when a list was last asked for."""
         self._log = structlog.get_logger().bind(kind=self._name, cell=client.cell)
         self._objects = metrics.INFORMER_OBJECTS.labels(client.cell, self._name)
         self._repairs = metrics.INFORMER_REPAIRS.labels(client.cell, self._name)
@@ -142,7 +147,10 @@ class Informer(Generic[O]):
     async def _resync(self) -> None:
         await self.synced.wait()
         while True:
-            await self._ports.clock.sleep(jittered_s(self._resync_s, self._ports.random))
+            await self._ports.clock.sleep(jittered_s(self._silence_s, self._ports.random))
+            now_s = self._ports.clock.monotonic()
+            if now_s - self._heard_s < self._silence_s < self._resync_s and now_s - self._listed_s < self._resync_s:
+                continue
             try:
                 repaired = await self._list("resync")
             except Fault as fault:
@@ -160,6 +168,7 @@ class Informer(Generic[O]):
     async def _list(self, cause: str) -> int:
         """Lists, compares, hands out what differs. Answers how many changes nobody had reported."""
         metrics.INFORMER_LISTS.labels(self._client.cell, self._name, cause).inc()
+        self._listed_s = self._ports.clock.monotonic()
         listing: Listing[O] = await self._client.list(self.kind, fields=self.fields or None)
         if listing.revision < self._floor:
             self._older += cause == "expired"
@@ -182,6 +191,7 @@ class Informer(Generic[O]):
 
     def _take_in(self, batch: Sequence[Seen[O]]) -> None:
         changes: list[Changed[O]] = []
+        self._heard_s = self._ports.clock.monotonic()
         for seen in batch:
             if seen.object is not None and seen.revision > self._floor:
                 if seen.deleted:

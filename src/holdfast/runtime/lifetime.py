@@ -69,6 +69,7 @@ class Lifetime:
             loop.add_signal_handler(number, self._on_signal, number)
         started: list[_Member] = []
         watchers: list[asyncio.Task[None]] = []
+        beating = asyncio.create_task(keep_telling(), name="watchdog")
         try:
             for member in self._members:
                 if self._ending.done():
@@ -90,6 +91,7 @@ class Lifetime:
             await end(*watchers)
             for member in reversed(started):
                 await self._stop(member)
+            await end(beating)
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
         self._log.info("process_stopped", failed=self._failed)
@@ -133,6 +135,18 @@ class Lifetime:
             self._log.warning("process_ended_at_once", signal=number.name)
             os._exit(128 + number)
         self.end(number.name)
+
+
+async def keep_telling() -> None:
+    """Tells systemd that the event loop turns, where it asked to be told (`WatchdogSec=`): one that hangs for that long
+    is killed and started anew, as a process that holds its port and answers nobody helps nobody."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    meant = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+    if not microseconds.isdigit() or not int(microseconds) or not meant:
+        return
+    while True:
+        tell_supervisor("WATCHDOG=1")
+        await asyncio.sleep(int(microseconds) / 1e6 * limits.WATCHDOG_TOLD_AT)
 
 
 def tell_supervisor(state: str) -> None:

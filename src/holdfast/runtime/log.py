@@ -6,6 +6,7 @@ Every line names its cell and component. Logging never decides anything and neve
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any, TextIO
 
@@ -13,6 +14,7 @@ import msgspec
 import structlog
 
 FORMATS = ("json", "console")
+LEVEL_VARIABLE = "HOLDFAST_LOG_LEVEL"
 
 
 def _json(facts: dict[str, Any], default: Any = None, **_: Any) -> str:
@@ -20,13 +22,17 @@ def _json(facts: dict[str, Any], default: Any = None, **_: Any) -> str:
     return msgspec.json.encode(facts, enc_hook=default or repr).decode()
 
 
-def configure(
-    *, cell: str, component: str, form: str = "json", level: str = "info", stream: TextIO | None = None
-) -> None:
-    """Sets up logging for the whole process, third-party libraries included. Called once, before anything logs."""
+def configure(*, cell: str, component: str, form: str = "json", level: str = "", stream: TextIO | None = None) -> None:
+    """Sets up logging for the whole process, third-party libraries included. Called once, before anything logs.
+
+    Without a level, HOLDFAST_LOG_LEVEL says it, so that a whole platform can be made to talk more: `info` otherwise.
+    """
+    asked = "" if level else os.environ.get(LEVEL_VARIABLE, "")
+    known = logging.getLevelNamesMapping()
+    level = level or (asked if asked.upper() in known else "info")
     if form not in FORMATS:
         raise ValueError(f"log format {form!r} is not known; choose one of {', '.join(FORMATS)}")
-    threshold = logging.getLevelNamesMapping().get(level.upper())
+    threshold = known.get(level.upper())
     if threshold is None:
         raise ValueError(f"log level {level!r} is not known; choose debug, info, warning or error")
     out = stream or sys.stderr
@@ -57,3 +63,7 @@ def configure(
     root.setLevel(max(threshold, logging.WARNING))
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(cell=cell, component=component)
+    if asked and asked.upper() not in known:
+        structlog.get_logger().warning(
+            "log_level_unknown", found=asked, choices="debug, info, warning, error", used=level
+        )

@@ -73,6 +73,9 @@ STORE_WATCHERS_EXPIRED = Counter(
 
 # Gate
 GATE_COMMITS = Counter("holdfast_gate_commits_total", "Commits asked of the gate, by what became of them.", ["result"])
+GATE_JOINS = Counter(
+    "holdfast_gate_joins_total", "Nodes that asked for a certificate, by what became of it.", ["result"]
+)
 GATE_RETRIES = Counter("holdfast_gate_retries_total", "Commits planned again as another write came first.")
 
 # The authority of a region
@@ -99,6 +102,9 @@ AGENT_TASKS = Gauge("holdfast_agent_tasks_count", "Work that runs on this node, 
 AGENT_START = Histogram("holdfast_agent_start_seconds", "From the decision to start work until it runs.", buckets=_FAST)
 AGENT_EXITS = Counter("holdfast_agent_exits_total", "Runs that ended, by reason.", ["reason"])
 AGENT_REPORTS = Counter("holdfast_agent_reports_total", "Status writes, by what became of them.", ["result"])
+AGENT_CERTIFICATE_LEFT = Gauge(
+    "holdfast_agent_certificate_left_seconds", "How long the certificate this agent shows is still good."
+)
 AGENT_LEASE_LEFT = Gauge("holdfast_agent_lease_left_seconds", "What was left of the lease when it was last renewed.")
 
 # The scheduler
@@ -113,6 +119,11 @@ SCHEDULER_ASSUMED = Gauge("holdfast_scheduler_assumed_count", "Proposals counted
 SCHEDULER_ASSUMED_EXPIRED = Counter(
     "holdfast_scheduler_assumed_expired_total", "Accepted proposals whose binding was not seen in time."
 )
+
+SCHEDULER_SHADOW = Counter(
+    "holdfast_scheduler_shadow_total", "Replicas a shadow policy was asked about too, by how its choice compares.",
+    ["outcome"],
+)  # fmt: skip
 
 # Server
 SERVER_REQUESTS = Counter("holdfast_server_requests_total", "Requests answered.", ["verb", "resource", "code"])
@@ -141,4 +152,8 @@ FLEET_OVERRIDES = Gauge("holdfast_fleet_overrides_count", "Overrides that act or
 FLEET_NOT_REVERTED = Gauge("holdfast_fleet_overrides_not_reverted_count", "Ended overrides whose effect remains.")
 FLEET_FROZEN = Gauge("holdfast_fleet_frozen_grants_count", "Grants of regions out of touch for a whole lease.")
 FLEET_OVER_QUOTA = Gauge("holdfast_fleet_tenants_over_quota_count", "Tenants with more in use than their quota.")
+FLEET_STUCK = Gauge(
+    "holdfast_fleet_stuck_finalizers_count", "Finalizers of global objects that were not removed in their time."
+)
+FLEET_POLICIES_HELD = Gauge("holdfast_fleet_policies_held_count", "Policies stopped by their own guard.")
 FLEET_PENDING_AGE = Gauge("holdfast_fleet_pending_age_seconds", "How long the oldest unserved workload has waited.")

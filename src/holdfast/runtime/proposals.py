@@ -1,7 +1,8 @@
 """Proposals on their way: assumed in the snapshot, sent to the authority, and settled by its answers.
 
 What always holds: an assumption ends when its record is seen, when the answer is no, or when an accepted place does not
-show up within `limits.ASSUMED_TTL_S`. A call without an answer is settled by reading the claim, never by guessing.
+show up within `limits.ASSUMED_TTL_S`; whoever it was made for is then looked at again, as nobody else would. A call
+without an answer is settled by reading the claim, never by guessing.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Proposals:
         self._refused = refused
         self._assumed: dict[ClaimKey, float] = {}
         """Until when each assumption lasts; without end while its answer is awaited."""
+        self._member_of: dict[ClaimKey, str] = {}
+        """The uid of the replica each assumption is for."""
         self._batches: dict[str, _Batch] = {}
         """Batches with assumptions left."""
         self._batch_of: dict[ClaimKey, str] = {}
@@ -79,6 +82,7 @@ class Proposals:
         self._ended(key)
         self._builder.assume(key, claim)
         self._assumed[key] = _IN_FLIGHT
+        self._member_of[key] = claim.replica_uid
         if batch:
             known = self._batches.setdefault(batch, _Batch(claims={}))
             known.claims[key] = None
@@ -104,7 +108,7 @@ class Proposals:
         """The record is there; the snapshot has dropped the assumption."""
         self._ended(key)
         if self._assumed.get(key, _IN_FLIGHT) != _IN_FLIGHT:
-            del self._assumed[key]
+            self._drop(key)
 
     def _ended(self, key: ClaimKey) -> None:
         """The assumption no longer counts; a batch without any is forgotten."""
@@ -119,9 +123,16 @@ class Proposals:
         """Ends assumptions whose record never came: the watch is behind, or the place was given up at once."""
         metrics.SCHEDULER_ASSUMED.set(len(self._assumed))
         for key in [key for key, until in self._assumed.items() if until <= now]:
+            waiting = self._queue.of_member(self._member_of.get(key, ""))
             self._forget(key)
+            if waiting is not None:
+                waiting.due_at = min(waiting.due_at, now)
             metrics.SCHEDULER_ASSUMED_EXPIRED.inc()
             self._log.warning("assumption_expired", claim=f"{key.namespace}/{key.name}")
+
+    def next_expiry(self) -> float:
+        """When the first assumption ends that no record has confirmed; never while all answers are awaited."""
+        return min(self._assumed.values(), default=_IN_FLIGHT)
 
     async def send(self, batch: list[Sent]) -> None:
         """Sends every request of a batch at once; each is settled by itself."""
@@ -153,6 +164,7 @@ class Proposals:
 
     async def _settle(self, sent: Sent, answers: tuple[Answer, ...]) -> None:
         refusals: dict[str, list[tuple[Proposal, Answer]]] = {}
+        stale: list[Member] = []
         stored = sent.request.record_refused or any(answer.result is Result.ACCEPTED for answer in answers)
         if sent.request.decision is not None and stored:
             sent.waiting.decision = sent.request.decision.metadata.name
@@ -168,11 +180,14 @@ class Proposals:
                 if answer.reason in _GONE:
                     self._leave_out(sent.waiting, proposal.member)
                 elif answer.reason == Reason.STALE_ATTEMPT:
-                    await self._ask_attempt(sent.waiting, proposal.member)
+                    stale.append(proposal.member)
                 else:
                     refusals.setdefault(answer.reason, []).append((proposal, answer))
         if refusals:
             self._refused(sent.waiting, _counted(refusals))
+        # Only now, as this takes time: while it lasts nothing of this request may count that was not accepted.
+        for member in stale:
+            await self._ask_attempt(sent.waiting, member)
 
     def _keep(self, key: ClaimKey) -> None:
         """Accepted: the assumption stands until its record is seen, which may have been already."""
@@ -180,11 +195,15 @@ class Proposals:
             if self._builder.assumes(key):
                 self._assumed[key] = self._ports.clock.monotonic() + limits.ASSUMED_TTL_S
             else:
-                del self._assumed[key]
+                self._drop(key)
+
+    def _drop(self, key: ClaimKey) -> None:
+        self._assumed.pop(key, None)
+        self._member_of.pop(key, None)
 
     def _forget(self, key: ClaimKey) -> None:
         self._ended(key)
-        self._assumed.pop(key, None)
+        self._drop(key)
         self._builder.forget(key)
 
     def _adopt(self, sent: Sent, proposal: Proposal, key: ClaimKey, answer: Answer) -> None:
@@ -200,13 +219,17 @@ class Proposals:
         """The member was released since: read the replica, as only it says whether another place is wanted."""
         try:
             replica = await self._client.get(Replica, member.name, waiting.request.metadata.namespace)
-        except Fault:
-            return  # the next try gets the same answer and asks again
+        except Fault as fault:
+            # Tried again after a pause: the next try gets the same answer and asks again.
+            message = f"the replica could not be read: {fault.message}"
+            self._refused(waiting, (RefusalCount(reason=Reason.WAITING, message=message),))
+            return
         if replica is None or replica.uid != member.uid or stage(replica) is not Stage.QUEUED:
             self._leave_out(waiting, member)
             return
         waiting.hints[member.uid] = replica.status.placement.attempt
-        waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
+        if waiting.request.spec.gang is None:  # a gang keeps its pause: none of it is placed before the others
+            waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
 
     def _leave_out(self, waiting: Waiting, member: Member) -> None:
         """The member needs no place. Its mates went without what was planned for it, so they are planned again now."""

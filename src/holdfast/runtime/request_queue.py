@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.flow.queue_order import backoff_s, wake_pause_s
+from holdfast.model import limits
 from holdfast.model.meta import Key
 from holdfast.model.scheduling_request import Member, RefusalCount, SchedulingRequest
 
@@ -60,6 +61,9 @@ class RequestQueue:
         self._chance = chance
         self._waiting: dict[Key, Waiting] = {}
         self._by_uid: dict[str, Key] = {}
+        self._tried: dict[Key, Waiting] = {}
+        """Requests that went in the middle of a pause. One that comes back under its name goes on from there: work that
+        is given a place and loses it again at once must not be tried at full speed."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -84,7 +88,12 @@ class RequestQueue:
             changed = waiting.request.spec != request.spec
             if changed:
                 self._forget_members(waiting)
-                waiting.due_at, waiting.gone = now, {}
+                waiting.gone = {}
+                # Members that only lost the place they had go on with the pause they are in.
+                known = {member.uid for member in waiting.request.spec.members}
+                newcomers = any(member.uid not in known for member in request.spec.members)
+                if newcomers or not waiting.attempts or waiting.due_at == NEVER:
+                    waiting.due_at = now
             waiting.request = request
         else:
             changed = True
@@ -92,6 +101,10 @@ class RequestQueue:
                 self._forget_members(waiting)
             attempts = request.status.attempts if request.status.pending else 0
             waiting = self._waiting[request.key] = Waiting(request, due_at=now, attempts=attempts, gone={}, hints={})
+            before = self._tried.pop(request.key, None)
+            if before is not None:
+                waiting.due_at, waiting.tried_at = max(now, before.due_at), before.tried_at
+                waiting.attempts, waiting.wake_on = max(attempts, before.attempts), before.wake_on
         if changed:
             for member in request.spec.members:
                 self._by_uid[member.uid] = request.key
@@ -103,6 +116,11 @@ class RequestQueue:
         waiting = self._waiting.pop(request.key, None)
         if waiting is not None:
             self._forget_members(waiting)
+            if waiting.attempts and waiting.due_at != NEVER:
+                self._tried.pop(waiting.key, None)
+                self._tried[waiting.key] = waiting
+                if len(self._tried) > limits.TRIES_REMEMBERED:
+                    del self._tried[next(iter(self._tried))]
 
     def due(self, now: float) -> list[Waiting]:
         return [w for w in self._waiting.values() if w.due_at <= now]
@@ -120,12 +138,14 @@ class RequestQueue:
                 woken = True
         return woken
 
-    def in_vain(self, waiting: Waiting, refusals: tuple[RefusalCount, ...], now: float) -> float:
-        """Counts a try that left someone without a place; says how long it is until the next."""
+    def in_vain(
+        self, waiting: Waiting, refusals: tuple[RefusalCount, ...], now: float, *, within_s: float = NEVER
+    ) -> float:
+        """Counts a try that left someone without a place; says how long it is until the next, at most `within_s`."""
         waiting.attempts += 1
         waiting.tried_at = now
         waiting.refusals = refusals
-        pause_s = backoff_s(waiting.attempts, self._chance.random())
+        pause_s = min(within_s, backoff_s(waiting.attempts, self._chance.random()))
         waiting.due_at = now + pause_s
         return pause_s
 

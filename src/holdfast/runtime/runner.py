@@ -47,12 +47,14 @@ class Runner:
         if not 1 <= controller.workers <= limits.WORKERS_MAX:
             raise ValueError(f"{controller.name}: {controller.workers} workers; 1 to {limits.WORKERS_MAX} are possible")
         self.controller = controller
-        self.queue = Workqueue(controller.name, ports)
+        self.queue = Workqueue(controller.name, ports, pace_s=controller.pace_s, calm_s=controller.calm_s)
         self._ports = ports
         self._election = election if controller.singleton else None
         self._informers = informers
         self._reads: tuple[type[Any], ...] = tuple(dict.fromkeys((*controller.wakes, *controller.reads)))
-        self._view = DeclaredView(controller.name, informers.cache, frozenset(self._reads))
+        self._view = DeclaredView(
+            controller.name, informers.cache, frozenset(self._reads), ordered=controller.ordered
+        )  # fmt: skip
         self._log = structlog.get_logger().bind(controller=controller.name, cell=client.cell)
         self._carrier = Carrier(
             controller.name, client=client, informers=informers, queue=self.queue, ports=ports,

@@ -12,6 +12,7 @@ What always holds:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -22,7 +23,7 @@ from holdfast.flow.active_policy import ActivePolicy, active_policy
 from holdfast.flow.explain import wake_on
 from holdfast.flow.plan import Ask, AskPlan, ask_of, plan
 from holdfast.flow.plan.record import Basis, Setting, decision, place_items
-from holdfast.flow.queue_order import dominant_shares, fair_turns, in_order, raised_ranks
+from holdfast.flow.queue_order import deadline_turns_in_s, dominant_shares, fair_turns, in_order, raised_ranks
 from holdfast.flow.scratch import override_active
 from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
 from holdfast.model import limits
@@ -33,6 +34,7 @@ from holdfast.model.placement import ReserveRequest
 from holdfast.model.quota import GrantClass
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import Member, RefusalCount
+from holdfast.model.template import template_hash
 from holdfast.model.times import micro_text, parse_time
 from holdfast.runtime import metrics
 from holdfast.runtime.backoff import jittered_s
@@ -41,6 +43,7 @@ from holdfast.runtime.ports import Ports
 from holdfast.runtime.proposals import Proposals, Sent
 from holdfast.runtime.request_queue import NEVER, RequestQueue, Waiting
 from holdfast.runtime.scheduler_budgets import EvictionBudget, RecordBudget
+from holdfast.runtime.scheduler_shadow import ShadowPlans
 from holdfast.runtime.scheduler_status import StatusReporter
 from holdfast.runtime.scheduler_watch import SchedulerWatch
 from holdfast.runtime.tasks import end
@@ -69,6 +72,7 @@ class Scheduler:
         self._shares: dict[str, int] = {}
         self._spent = EvictionBudget()
         self._records = RecordBudget()
+        self._shadow = ShadowPlans(informers, ports)
         self._work = asyncio.Event()
         self._slots = asyncio.Semaphore(limits.BATCHES_IN_FLIGHT)
         self._sending: dict[asyncio.Task[None], None] = {}
@@ -116,16 +120,16 @@ class Scheduler:
                 await self._rest()
 
     async def _rest(self) -> None:
-        """Until something changed, or the next request is due."""
-        wait_s = self._queue.next_due() - self._ports.clock.monotonic()
+        """Until something changed, the next request is due, or a place that was accepted should have shown up."""
+        wait_s = min(self._queue.next_due(), self._proposals.next_expiry()) - self._ports.clock.monotonic()
         if wait_s <= 0:
             await self._ports.clock.sleep(0)
             return
-        try:
-            # A wait shorter than the clock's steps might end before the request is due, and again, and again.
-            await asyncio.wait_for(self._work.wait(), None if wait_s == NEVER else max(wait_s, limits.REST_MIN_S))
-        except TimeoutError:
-            return
+        # A wait shorter than the clock's steps might end before the request is due, and again, and again. Not by
+        # `wait_for`, which forgets that it was cancelled when something comes at the same moment.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if wait_s == NEVER else max(wait_s, limits.REST_MIN_S)):
+                await self._work.wait()
 
     async def _round(self) -> bool:
         """Orders what is due and plans some batches of it; whether there was nothing to do."""
@@ -223,15 +227,16 @@ class Scheduler:
         with metrics.SCHEDULER_PLAN.time():
             made = plan(snapshot, asks, policy.rules, now, self._seed)
         setting = Setting(made, policy, now, basis, self._overrides_in_force(now))
+        shadows = self._shadow.beside(made, asks, now)
         sent = []
         ordinal = 0
-        for part, outcome in zip(parts, made.asks, strict=True):
+        for part, outcome, shadow in zip(parts, made.asks, shadows, strict=True):
             wake_up_at = self._settle_plan(part.waiting, outcome, now)
             if not outcome.proposals and not self._worth_recording(part.waiting, outcome):
                 continue
             recorded = decision(
                 setting, outcome, part.waiting.request, ordinal=ordinal, queue=self._queue_state(part.waiting),
-                unique=self._ports.ids.uid(), wake_up_at=wake_up_at,
+                unique=self._ports.ids.uid(), wake_up_at=wake_up_at, shadow=shadow,
             )  # fmt: skip
             items = place_items(outcome, part.waiting.request, policy.revision)
             # A batch that was sent may be counted on by the next plan: its decision is needed to replay that one.
@@ -331,7 +336,9 @@ class Scheduler:
 
     def _vain(self, waiting: Waiting, refusals: tuple[RefusalCount, ...]) -> float:
         clock = self._ports.clock
-        pause_s = self._queue.in_vain(waiting, refusals, clock.monotonic())
+        # A deadline that comes near, or passes, is told when it does.
+        within_s = deadline_turns_in_s(waiting.request, clock.now())
+        pause_s = self._queue.in_vain(waiting, refusals, clock.monotonic(), within_s=within_s)
         waiting.wake_on = wake_on(refusal.reason for refusal in refusals)
         waiting.next_try_at = micro_text(clock.now() + pause_s)
         self._reporter.mark(waiting.key)
@@ -347,7 +354,10 @@ class Scheduler:
         """How much of a gang stands already, members of this request or not: a lost one is replaced by itself."""
         if waiting.request.spec.gang is None:
             return 0
-        return self._builder.claims_of(waiting.request.metadata.namespace, waiting.request.spec.workload)
+        spec = waiting.request.spec
+        return self._builder.claims_of(
+            waiting.request.metadata.namespace, spec.workload, template_hash(spec.template)
+        )  # fmt: skip
 
     def _pending(self, waiting: Waiting) -> int:
         return len(self._without_place(waiting))

@@ -5,6 +5,10 @@ What always holds:
 - A key is in at most one of three places: waiting, or being worked on, or neither. It is never worked on twice at once.
 - A key added while it is worked on is waiting again as soon as that work is done: no wake-up is lost.
 - A key added while it waits is not added again.
+- With a pace, a key is handed out again only so long after its last work ended, unless that work asked for more at
+  once: what happens meanwhile is decided about together.
+- With a moment of calm, a key that is added while many are waits that long first, so that the states a burst only
+  passes through are skipped; a few keys a second never wait.
 - Namespaces take turns, so that one tenant's ten thousand keys delay another tenant's one key by one turn.
 - At most `limit` keys are known. Beyond that an added key is refused and counted; a resync finds it again.
 """
@@ -21,9 +25,12 @@ from holdfast.model.meta import Key
 from holdfast.runtime import metrics
 from holdfast.runtime.backoff import delay_s
 from holdfast.runtime.ports import Ports
+from holdfast.runtime.retry_budget import RetryBudget
 
 _STALE_ENTRIES = 64
 """How many outdated entries of the heap are put up with before it is rebuilt."""
+_RESTING_MAX = 4_096
+"""How many keys' pauses are remembered before those that are over are forgotten."""
 
 
 class Closed(Exception):
@@ -39,6 +46,8 @@ class Workqueue:
         limit: int = limits.QUEUE_KEYS_MAX,
         first_s: float = limits.BACKOFF_FIRST_S,
         max_s: float = limits.BACKOFF_MAX_S,
+        pace_s: float = 0.0,
+        calm_s: float = 0.0,
     ) -> None:
         self._ports = ports
         self._limit = limit
@@ -50,6 +59,16 @@ class Workqueue:
         """Exactly the keys in `_turns`, with the moment each was due."""
         self._working: dict[Key, bool] = {}
         """Keys handed out and not yet done; True when the key was added again in the meantime."""
+        self._pace_s = pace_s
+        self._rests_until: dict[Key, float] = {}
+        """With a pace: until when a key that was worked on is left alone."""
+        self._calm_s = calm_s
+        self._at_once = RetryBudget(ports.clock, per_s=limits.CALM_KEYS_PER_S, burst=limits.CALM_KEYS_BURST)
+        """With a moment of calm: how many more keys need not wait for it."""
+        self._calming: dict[Key, None] = {}
+        """Keys that wait for their moment of calm: added again, they go on waiting for it."""
+        self._hurried: dict[Key, None] = {}
+        """Keys being worked on whose work asked for more at once."""
         self._due: list[tuple[float, int, Key]] = []
         """A heap of delayed keys. An entry counts only if `_due_at` still has its moment and number."""
         self._due_at: dict[Key, tuple[float, int]] = {}
@@ -86,8 +105,21 @@ class Workqueue:
             self.dropped += 1
             self._dropped.inc()
             return
+        now = self._ports.clock.monotonic()
+        if self._rests_until and self._rests_until.get(key, 0.0) > now:
+            self.add_after(key, self._rests_until[key] - now)
+            return
+        if self._calm_s and not self._at_once.take():
+            if key not in self._calming:
+                self._calming[key] = None
+                self.add_after(key, self._calm_s)
+            return
+        self._put(key, now)
+
+    def _put(self, key: Key, now: float) -> None:
+        self._calming.pop(key, None)
         self._due_at.pop(key, None)
-        self._waiting[key] = self._ports.clock.monotonic()
+        self._waiting[key] = now
         turn = self._turns.get(key.namespace)
         if turn is None:
             turn = self._turns[key.namespace] = deque()
@@ -102,6 +134,9 @@ class Workqueue:
     def add_after(self, key: Key, seconds: float) -> None:
         """Adds the key after a pause; of several pauses the shortest counts."""
         if seconds <= 0.0:
+            if key in self._working:
+                self._hurried[key] = None
+            self._rests_until.pop(key, None)
             self.add(key)
             return
         if self._closed or key in self._waiting:
@@ -165,8 +200,18 @@ class Workqueue:
 
     def done(self, key: Key) -> None:
         """The work on a key is over; if it was added in the meantime, it waits again."""
-        if self._working.pop(key):
+        again = self._working.pop(key)
+        if self._pace_s and key not in self._hurried:
+            self._rest(key)
+        self._hurried.pop(key, None)
+        if again:
             self.add(key)
+
+    def _rest(self, key: Key) -> None:
+        now = self._ports.clock.monotonic()
+        if len(self._rests_until) >= _RESTING_MAX:
+            self._rests_until = {other: until for other, until in self._rests_until.items() if until > now}
+        self._rests_until[key] = now + self._pace_s
 
     def clear(self) -> None:
         """Forgets everything that waits or is delayed. Work under way goes on."""
@@ -175,6 +220,8 @@ class Workqueue:
         self._due.clear()
         self._due_at.clear()
         self._failures.clear()
+        self._rests_until.clear()
+        self._calming.clear()
         self._depth.set(0)
 
     def close(self) -> None:
@@ -202,6 +249,9 @@ class Workqueue:
             at, number, key = heapq.heappop(self._due)
             if self._due_at.get(key) == (at, number):
                 del self._due_at[key]
-                self.add(key)
+                if self._calming.pop(key, "") is None and key not in self._working:
+                    self._put(key, now)
+                else:
+                    self.add(key)
         if self._due:
             self._arm()

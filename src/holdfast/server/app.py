@@ -7,6 +7,7 @@ a client sends may lead there.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from holdfast.gate.authenticate import Authenticator, impersonated
 from holdfast.gate.authorize import authorize, authorize_path, homes
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
+from holdfast.gate.joining import Joining
 from holdfast.gate.local import Placement
 from holdfast.model import limits
 from holdfast.model.errors import Fault, Forbidden, Overloaded, Refused, Unauthorized
@@ -45,7 +47,9 @@ from holdfast.store.objects import Objects
 
 log = structlog.get_logger()
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-_ITEM_VERBS = {"GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_ITEM_VERBS = {
+    "GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create",
+}  # fmt: skip
 _COLLECTION_VERBS = {"GET": "list", "HEAD": "list", "POST": "create", "DELETE": "deletecollection"}
 MAX_WARNINGS = 20
 MAX_WARNING_CHARS = 500
@@ -65,6 +69,7 @@ class Application:
         placement: Placement | None = None,
         events: EventLog | None = None,
         open_metrics: bool = False,
+        joining: Joining | None = None,
     ) -> None:
         self.cell = cell
         self.objects = objects
@@ -74,14 +79,17 @@ class Application:
         self.placement = placement
         self.events = events if events is not None else EventLog(objects, ports)
         self.open_metrics = open_metrics
+        self.joining = joining or Joining(gate, None)
         self.draining = False
         self.documents = Documents(cell)
         self.health = Health(self)
         self.flow = FlowControl()
         self.asks = Hub()
         self._router = Router(ROUTES)
-        self._streams: set[asyncio.Task[None]] = set()
+        self._streams: dict[asyncio.Task[None], Request] = {}
+        self._checking: asyncio.Task[None] | None = None
         self._measured: dict[tuple[str, str], Any] = {}
+        self._counted: dict[tuple[str, str, int], Any] = {}
         self._log = structlog.get_logger().bind()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,6 +127,8 @@ class Application:
     async def drain(self) -> None:
         """Ends the watches in good order; they resume elsewhere from where they were."""
         self.draining = True
+        if self._checking is not None:
+            self._checking.cancel()
         for task in list(self._streams):
             task.cancel()
 
@@ -141,7 +151,8 @@ class Application:
         for route, parameters in self._router.find(request.path):
             target: Target | None = Target(parameters=parameters)
             if route.label == "resource":
-                part = {"subresource": "scale"} if route.pattern.endswith("/scale") else {}
+                named = route.pattern.rpartition("/")[2]
+                part = {"subresource": named} if named in ("scale", "eviction") else {}
                 target = resource_target({**parameters, **part})
             if target is None:
                 continue
@@ -151,6 +162,8 @@ class Application:
                 target.verb = _verb(request, route, target)
                 request.target = target
                 self._check_home(target)
+                if target.resource is not None and not target.subresource and target.verb not in target.resource.verbs:
+                    raise status.method_not_allowed(request.method)
                 return route
         if found:
             raise status.method_not_allowed(request.method)
@@ -165,7 +178,11 @@ class Application:
     def _authenticate(self, request: Request, route: Route) -> None:
         bearer = request.headers.get("authorization", "")
         if request.peer_certificate:
-            request.principal = self.authenticator.from_certificate(request.peer_certificate)
+            try:
+                request.principal = self.authenticator.from_certificate(request.peer_certificate)
+            except Unauthorized as refusal:
+                self._audit_refused(refusal, request)
+                raise Unauthorized("Unauthorized") from None
         elif bearer:
             request.principal = self.authenticator.from_bearer(bearer)
         elif route.access == "open" or (route.access == "metrics" and self.open_metrics):
@@ -175,6 +192,12 @@ class Application:
         user = request.headers.get("impersonate-user", "")
         if user or any(name.startswith("impersonate-") for name in request.headers):
             self._impersonate(request, user)
+
+    def _audit_refused(self, refusal: Unauthorized, request: Request) -> None:
+        """A certificate that TLS believed and the cell does not: revoked, expired, or beyond its authority."""
+        who = refusal.facts.get("principal")
+        if who is not None:
+            self.gate.audit.refused(who, "authenticate", "certificates", str(refusal.facts["why"]), request=request.id)
 
     def _impersonate(self, request: Request, user: str) -> None:
         groups = tuple(request.all_headers("impersonate-group"))
@@ -232,7 +255,9 @@ class Application:
         who = request.principal
         sender = asyncio.ensure_future(_send_stream(answer, send))
         gone = asyncio.ensure_future(request.disconnected())
-        self._streams.add(gone)
+        self._streams[gone] = request
+        if self._checking is None:
+            self._checking = asyncio.ensure_future(self._check_streams())
         try:
             await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
             client_left = gone.done() and not gone.cancelled()
@@ -247,10 +272,27 @@ class Application:
                     metrics.SERVER_FAILURES.inc()
                     log.error("stream_failed", path=request.path[:200], exc_info=sender.exception())
         finally:
-            self._streams.discard(gone)
+            self._streams.pop(gone, None)
             gone.cancel()
             sender.cancel()
             self.flow.close_watch(who)
+
+    async def _check_streams(self) -> None:
+        """Ends what is streamed to a credential that no longer counts: a watch may outlive it by days otherwise."""
+        try:
+            while self._streams and not self.draining:
+                await self.ports.clock.sleep(limits.STREAMS_CHECKED_EVERY_S)
+                for task, request in list(self._streams.items()):
+                    try:
+                        if request.peer_certificate:
+                            self.authenticator.from_certificate(request.peer_certificate)
+                        else:
+                            self.authenticator.from_bearer(request.headers.get("authorization", ""))
+                    except Unauthorized as refusal:
+                        self._audit_refused(refusal, request)
+                        task.cancel()
+        finally:
+            self._checking = None
 
     def _record(self, request: Request, code: int, seconds: float) -> None:
         target = request.target
@@ -258,21 +300,26 @@ class Application:
         resource = target.resource.kind.plural if target.resource else _label(target.route)
         if target.subresource:
             resource = f"{resource}/{target.subresource}"
-        metrics.SERVER_REQUESTS.labels(verb, resource, str(code)).inc()
+        counter = self._counted.get((verb, resource, code))
+        if counter is None:
+            counter = self._counted[(verb, resource, code)] = metrics.SERVER_REQUESTS.labels(verb, resource, str(code))
+        counter.inc()
         if verb != "watch":
             timer = self._measured.get((verb, resource))
             if timer is None:
                 timer = self._measured[(verb, resource)] = metrics.SERVER_DURATION.labels(verb, resource)
             timer.observe(seconds)
-        lane = lane_of(request.principal)
-        told = code >= 400 or (lane in ("users", "operators") and verb not in ("get", "list"))
-        say = self._log.info if told else self._log.debug
-        say(
-            "request_answered", id=request.id, user=request.principal.name, verb=verb, resource=resource,
-            namespace=target.namespace, name=target.name, code=code, seconds=round(seconds, 6), lane=lane,
-            agent=request.headers.get("user-agent", "")[:80], command=request.headers.get("kubectl-command", "")[:80],
-            trace=_trace_id(request.headers.get("traceparent", "")),
-        )  # fmt: skip
+        # What was written is in the audit trail; the log is for what went wrong or took long.
+        told = code >= 400 or (seconds > limits.SLOW_REQUEST_S and verb != "watch")
+        if told or self._log.is_enabled_for(logging.DEBUG):
+            say = self._log.info if told else self._log.debug
+            say(
+                "request_answered", id=request.id, user=request.principal.name, verb=verb, resource=resource,
+                namespace=target.namespace, name=target.name, code=code, seconds=round(seconds, 6),
+                lane=lane_of(request.principal), agent=request.headers.get("user-agent", "")[:80],
+                command=request.headers.get("kubectl-command", "")[:80],
+                trace=_trace_id(request.headers.get("traceparent", "")),
+            )  # fmt: skip
 
 
 async def _call(route: Route, app: Application, request: Request) -> Answer:
@@ -326,14 +373,19 @@ def _as_namespace(said: dict[str, Any]) -> dict[str, Any]:
 async def _send_whole(request: Request | None, answer: Response, send: Send) -> None:
     headers = [
         (b"content-type", answer.content_type.encode()),
-        (b"content-length", str(len(answer.body)).encode()),
+        (b"content-length", b"%d" % len(answer.body)),
         *answer.headers,
     ]
     if request is not None:
-        headers += _warnings(request)
+        if request.warnings:
+            headers += _warnings(request)
         headers.append((b"audit-id", request.id.encode()))
-        if request.unread:
-            headers.append((b"connection", b"close"))  # nobody will read the rest of that body
+        unread = request.unread  # nobody will read the rest of that body
+        if request.exchange is not None:
+            await request.exchange.answer(answer.code, headers, answer.body, last=unread)
+            return
+        if unread:
+            headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": answer.code, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
 

@@ -12,7 +12,7 @@ from holdfast.gate.authorize import homes
 from holdfast.server import status
 from holdfast.server.negotiate import Form, Shape, discovery_form
 from holdfast.server.request import Request, Response, json_response
-from holdfast.server.resources import ALL_VERBS, GROUPS, RESOURCES, Resource
+from holdfast.server.resources import GROUPS, RESOURCES, Resource
 from holdfast.server.reviews import REVIEWS
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _rows(resource: Resource) -> list[dict[str, Any]]:
     kind = resource.kind
     row: dict[str, Any] = {
         "name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.name,
-        "verbs": list(ALL_VERBS),
+        "verbs": list(resource.verbs),
     }  # fmt: skip
     if kind.short_names:
         row["shortNames"] = list(kind.short_names)
@@ -105,12 +105,14 @@ def _rows(resource: Resource) -> list[dict[str, Any]]:
         }  # fmt: skip
         if name == "scale":
             below.update(group="autoscaling", version="v1", kind="Scale")
+        elif name == "eviction":
+            below.update(group="policy", version="v1", kind="Eviction")
         rows.append(below)
     return rows
 
 
 def _subresource_verbs(name: str) -> list[str]:
-    return ["update"] if name == "finalize" else ["get", "patch", "update"]
+    return {"finalize": ["update"], "eviction": ["create"]}.get(name, ["get", "patch", "update"])
 
 
 def _review_row(kind: str, plural: str) -> dict[str, Any]:
@@ -153,13 +155,13 @@ def _aggregated_row(resource: Resource) -> dict[str, Any]:
     row: dict[str, Any] = {
         "resource": kind.plural, "responseKind": _kind_ref(kind.group, kind.name),
         "scope": "Namespaced" if kind.namespaced else "Cluster", "singularResource": kind.singular,
-        "verbs": list(ALL_VERBS),
+        "verbs": list(resource.verbs),
     }  # fmt: skip
     if kind.short_names:
         row["shortNames"] = list(kind.short_names)
     if kind.categories:
         row["categories"] = list(kind.categories)
-    kinds = {"scale": _kind_ref("autoscaling", "Scale")}
+    kinds = {"scale": _kind_ref("autoscaling", "Scale"), "eviction": _kind_ref("policy", "Eviction")}
     if resource.subresources:
         row["subresources"] = [
             {

@@ -1,4 +1,4 @@
-"""What the resource API serves: every kind of the table, and Namespace as a view of Tenant.
+"""What the resource API serves: every kind of the table, and views for stock clients: Namespace, core Node and Pod.
 
 A `Resource` says how stored objects look to clients and how what clients write is stored. Internal kinds are served too
 (operators and controllers may read them) but hidden from discovery.
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model import core
+from holdfast.model import core, core_views
 from holdfast.model.kinds import ALL, BY_NAME, Home, Kind
 from holdfast.model.meta import Object
 from holdfast.model.ownership import FINALIZERS
@@ -33,8 +33,19 @@ NAMESPACE = Kind(
 )  # fmt: skip
 
 
+CORE_NODE = Kind(
+    name="Node", plural="nodes", type=core_views.CoreNode, home=Home.REGION, validate=_no_rules, group="",
+    short_names=("no",), categories=(),
+)  # fmt: skip
+POD = Kind(
+    name="Pod", plural="pods", type=core_views.Pod, home=Home.REGION, validate=_no_rules, group="", namespaced=True,
+    short_names=("po",), categories=(),
+)  # fmt: skip
+_READ = ("get", "list", "watch")
+
+
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is what clients see, `stored` what the store holds; they differ for Namespace only."""
+    """`kind` is what clients see, `stored` what the store holds; they differ for views."""
 
     kind: Kind
     stored: Kind
@@ -46,6 +57,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     strategic: bool = False
     """Whether strategic merge patches are taken: only for kinds that stock clients have compiled in."""
     subresources: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = ALL_VERBS
 
     def shown(self, item: Object) -> Object:
         return item if self.show is None else self.show(item)
@@ -91,7 +103,16 @@ NAMESPACES = Resource(
     strategic=True, subresources=("status", "finalize"),
 )  # fmt: skip
 
-RESOURCES: tuple[Resource, ...] = (NAMESPACES, *(_resource(kind) for kind in ALL))
+CORE_NODES = Resource(
+    kind=CORE_NODE, stored=BY_NAME["Node"], head=_head(CORE_NODE), show=core_views.core_node_of,
+    store=core_views.node_from_core, tracked=False, strategic=True, verbs=(*_READ, "patch", "update"),
+)  # fmt: skip
+PODS = Resource(
+    kind=POD, stored=BY_NAME["Binding"], head=_head(POD), show=core_views.pod_of, tracked=False,
+    subresources=("eviction",), verbs=_READ,
+)  # fmt: skip
+
+RESOURCES: tuple[Resource, ...] = (NAMESPACES, CORE_NODES, PODS, *(_resource(kind) for kind in ALL))
 SERVED: dict[tuple[str, str], Resource] = {(r.kind.group, r.kind.plural): r for r in RESOURCES}
 BY_KIND: dict[str, Resource] = {r.kind.name: r for r in RESOURCES}
 GROUPS: tuple[str, ...] = ("", "holdfast.dev", "coordination.k8s.io")

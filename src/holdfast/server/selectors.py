@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.core import Event, Lease, Namespace
+from holdfast.model.core_views import CoreNode, Pod
 from holdfast.model.errors import BadRequest
 from holdfast.model.indexes import INDEXES
 from holdfast.model.kinds import Kind
@@ -51,6 +52,8 @@ FIELD_LABELS: dict[type[Any], dict[str, Getter]] = {
         "reportingComponent": _path("reporting_component"),
     },
     Namespace: {"status.phase": _path("status.phase")},
+    Pod: {"spec.nodeName": _path("spec.node_name"), "status.phase": _path("status.phase")},
+    CoreNode: {"spec.unschedulable": lambda item: str(item.spec.unschedulable).lower()},
     Lease: {"spec.holderIdentity": _path("spec.holder_identity")},
     Replica: {"status.placement.node": _path("status.placement.node"), "spec.revision": _path("spec.revision")},
 }

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.model.lifecycle import stage
 from holdfast.model.meta import Object, find_condition
 from holdfast.model.node import Contact, why_not_schedulable
-from holdfast.model.times import age_text
+from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
 
 Cell = Callable[[Any], Any]
@@ -318,6 +318,28 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("Workload", _of("spec.workload")),
         Column("Region", _of("spec.region")),
         Column("Addresses", lambda e: len(e.spec.addresses), "integer"),
+    ),
+    "Pod": (
+        Column("Node", _of("spec.node_name")),
+        Column("Status", _of("status.phase")),
+        Column("Workload", lambda p: p.metadata.labels.get("holdfast.dev/workload", "")),
+    ),
+    "NodePool": (
+        Column("Nodes", lambda p: f"{len(p.status.nodes)}/{p.spec.max_nodes}", says="nodes that should exist/at most"),
+        Column("State", _of("status.reason")),
+        Column("Says", _of("status.message"), wide=True),
+    ),
+    "JoinToken": (
+        Column("Node", lambda t: t.spec.node or "any"),
+        Column("Used", lambda t: f"{len(t.status.used)}/{t.spec.uses}", says="uses so far/allowed"),
+        Column("Expires", lambda t: seconds_text(t.expires_at_s)),
+    ),
+    "NodeIdentity": (
+        Column("Generation", _of("spec.generation"), "integer"),
+        Column("Revoked", lambda n: str(n.revoked)),
+        Column("Token", _of("spec.token")),
+        Column("Expires", _of("spec.expires_at")),
+        Column("Serial", _of("spec.serial"), wide=True),
     ),
     "LeasePage": (Column("Leases", lambda p: len(p.spec.leases), "integer"),),
     "Term": (Column("Holder", _of("spec.holder")), Column("Term", _of("spec.term"), "integer")),

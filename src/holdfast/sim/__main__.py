@@ -28,6 +28,8 @@ def main() -> int:
             processors=[structlog.dev.ConsoleRenderer()],
         )
     runs.quiet()
+    if options.check:
+        return _check(options.check)
     if options.plant:
         from holdfast.sim.planting import plant
 
@@ -42,6 +44,16 @@ def main() -> int:
     if options.seed is not None:
         return _one(options)
     return _many(options)
+
+
+def _check(state: Path) -> int:
+    from holdfast.sim.recorded import check_platform
+
+    verdict = check_platform(state)
+    for violation in verdict.violations:
+        print(violation)
+    print(f"{state}: {verdict}")
+    return 1 if verdict.violations else 0
 
 
 def _say(text: str) -> None:
@@ -59,7 +71,7 @@ def _one(options: argparse.Namespace) -> int:
     for line in story.complaints(outcome):
         print(f"  {line}")
     if options.about or not outcome.ok:
-        print("timeline (* marks a fault):")
+        print("timeline: when, in which cell, who wrote, what object, what changed; * marks a fault that struck")
         for line in story.timeline(outcome, telling, options.about):
             print(line)
     if options.twice:
@@ -147,6 +159,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--coverage", action="store_true", help="list what was exercised, and what never was")
     parser.add_argument("--plant", metavar="NAME", help="plant a bug ('all' for each in turn) and see it caught")
     parser.add_argument("--scenario", metavar="NAME", help="run a declared scenario ('all' for every one)")
+    parser.add_argument("--check", type=Path, metavar="DIR", help="judge the recorded history of a platform or a cell")
     parser.add_argument("--verbose", action="store_true", help="show the parts' own logs")
     return parser.parse_args()
 

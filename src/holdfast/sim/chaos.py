@@ -41,6 +41,7 @@ class Kind(enum.StrEnum):
     CALL_LOST = "call lost"
     REPLY_LOST = "reply lost"
     ANSWER_LOST = "authority's answer lost"
+    CALL_REPEATED = "call delivered twice"
     WORK_EXIT = "work exits"
     START_SLOW = "slow start"
     START_FAILS = "start fails"
@@ -64,6 +65,10 @@ class Kind(enum.StrEnum):
     COMPACTION = "compaction"
     CLOCK_STEP = "clock step"
     CLOCK_DRIFT = "clock drift"
+    CLOCK_WILD = "clock drift beyond the bound"
+    CRASH_AT_AWAIT = "crash at an await"
+    OVERLOAD = "overload"
+    NODE_SHRINKS = "node shrinks"
     BURST = "burst of load"
     # People doing the wrong thing at the wrong time
     CORDON = "cordon"
@@ -74,6 +79,8 @@ class Kind(enum.StrEnum):
     TENANT_DELETED = "tenant deleted"
     ZONE_AVOIDED = "zone avoided"
     POLICY_CHANGED = "policy changed"
+    OVERRIDE_GIVEN = "override given"
+    NODE_TAINTED = "node tainted"
 
 
 RATES: dict[Kind, float] = {
@@ -94,6 +101,7 @@ RATES: dict[Kind, float] = {
     Kind.CALL_LOST: 0.02,
     Kind.REPLY_LOST: 0.03,
     Kind.ANSWER_LOST: 0.03,
+    Kind.CALL_REPEATED: 0.25,
     Kind.WORK_EXIT: 0.05,
     Kind.START_SLOW: 0.2,
     Kind.START_FAILS: 0.05,

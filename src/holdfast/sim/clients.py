@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from holdfast.client import readback
@@ -18,6 +19,7 @@ from holdfast.sim.network import DELAY_S, STALL_S, Host, Network
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
+AGAIN_S = (0.05, 40.0)
 
 
 class Ears(Protocol):
@@ -28,6 +30,12 @@ class Ears(Protocol):
 
     def watched(self, cell: str, kind: str, after: int, batch: Sequence[Seen[Any]]) -> None:
         """Told of every batch of a watch of a whole kind, as the cell sends it."""
+
+    def crossed(self, cell: str, kind: str, namespace: str, others: Sequence[str]) -> None:
+        """Told when a watch of one namespace delivers objects of another."""
+
+    def said(self, reasons: Iterable[str]) -> None:
+        """Told of the reasons in events and in the authority's answers, which no disk keeps."""
 
 
 class RemoteClient:
@@ -83,9 +91,12 @@ class RemoteClient:
         return await self._write(lambda client: client.release(request, token=token))
 
     async def renew(self, request: RenewRequest) -> Answers:
-        return await self._write(lambda client: client.renew(request))
+        return await self._network.call(
+            self._caller, self._host, lambda client: client.renew(request), writes=True, own_lane=True
+        )
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
+        self._ears.said(str(notice.reason) for notice in notices)
         try:
             await self._write(lambda client: client.notify(notices, component=component))
         except Fault:
@@ -109,6 +120,7 @@ class InsideClient:
         self._chaos = chaos
         self._ears = ears
         self._watching = watching
+        self._repeats: set[asyncio.Task[None]] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -144,15 +156,38 @@ class InsideClient:
         return committed
 
     async def reserve(self, request: ReserveRequest) -> Answers:
+        self._maybe_again(lambda: self._inner.reserve(request))
         return self._maybe_lost(await self._inner.reserve(request))
 
     async def bind(self, request: BindRequest) -> Answers:
+        self._maybe_again(lambda: self._inner.bind(request))
         return self._maybe_lost(await self._inner.bind(request))
 
     async def release(self, request: ReleaseRequest, *, token: Token | None = None) -> Answers:
+        self._maybe_again(lambda: self._inner.release(request))
         return self._maybe_lost(await self._inner.release(request, token=token))
 
+    def _maybe_again(self, work: Callable[[], Coroutine[Any, Any, Answers]]) -> None:
+        """Whatever is between here and the authority may deliver a call twice, the second time long after."""
+        own = self._chaos.strikes(Kind.CALL_REPEATED, self._inner.cell)
+        if own is None:
+            return
+
+        async def repeat(after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            with contextlib.suppress(Fault):
+                await work()
+
+        task = asyncio.get_running_loop().create_task(repeat(own.uniform(*AGAIN_S)))
+        self._repeats.add(task)
+        task.add_done_callback(self._repeats.discard)
+
+    async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
+        self._ears.said(str(notice.reason) for notice in notices)
+        await self._inner.notify(notices, component=component)
+
     def _maybe_lost(self, answers: Answers) -> Answers:
+        self._ears.said(answer.reason for answer in answers.answers if answer.reason)
         if self._chaos.strikes(Kind.ANSWER_LOST, self._inner.cell) is not None:
             raise Ambiguous("the authority did not answer (simulated, committed)")
         return answers
@@ -163,10 +198,17 @@ async def _overheard(
 ) -> AsyncIterator[Sequence[Seen[O]]]:
     whole = not namespace and not fields
     async for batch in client.watch(kind, namespace, after=after, fields=fields):
+        others = [str(seen.object.key) for seen in batch if seen.object is not None and _elsewhere(seen, namespace)]
+        if others:
+            ears.crossed(client.cell, kind.__name__, namespace, others)
         if whole and batch:
             ears.watched(client.cell, kind.__name__, after, batch)
             after = batch[-1].revision
         yield batch
+
+
+def _elsewhere(seen: Seen[Any], namespace: str) -> bool:
+    return bool(namespace) and seen.object is not None and seen.object.metadata.namespace != namespace
 
 
 async def silence() -> AsyncIterator[Sequence[Any]]:

@@ -12,6 +12,7 @@ from holdfast.model.lifecycle import TRANSITIONS, Stage, stage
 from holdfast.model.reasons import Reason
 from holdfast.sim.chaos import Kind
 from holdfast.sim.checkers import Commit
+from holdfast.sim.unseen import ELSEWHERE
 from holdfast.store.contract import Put
 
 _REASON = re.compile(rb'[rR]eason":"(\w+)"')
@@ -54,7 +55,10 @@ class Coverage(msgspec.Struct):
         kinds = {kind.value for kind in Kind}
         yield f"fault kinds: {len(kinds & set(self.faults))} of {len(kinds)}" + _never(kinds - set(self.faults))
         known = REASONS & set(self.reasons)
-        yield f"reasons: {len(known)} of {len(REASONS)}" + _never(REASONS - known)
+        left = REASONS - known
+        yield f"reasons: {len(known)} of {len(REASONS)}" + _never(left - set(ELSEWHERE))
+        for name in sorted(left & set(ELSEWHERE)):
+            yield f"  {name}: {ELSEWHERE[name]}"
 
 
 def _never(names: Iterable[str]) -> str:

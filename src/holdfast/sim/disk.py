@@ -33,6 +33,8 @@ class Disk:
         self.cell = cell
         self.store = MemoryStore()
         self.witnesses: list[Witness] = []
+        self.asked: Callable[[str, float], None] = lambda cell, at_s: None
+        """Told of every commit that is asked for."""
         self.down = False
         self.full = False
 
@@ -98,6 +100,7 @@ class Mounted:
 
     async def commit(self, txn: Txn) -> Committed:
         strikes, cell = self._chaos.strikes, self._disk.cell
+        self._disk.asked(cell, self._loop.time())
         await asyncio.sleep(self._chance.uniform(*COMMIT_S))
         self._check()
         if self._disk.full and txn.writes:

@@ -69,8 +69,20 @@ def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
         for name in {**old, **new}:
             if old.get(name) != new.get(name):
                 yield from _differences(old.get(name), new.get(name), f"{path}.{name}" if path else str(name))
+    elif _named(old) is not None or _named(new) is not None:
+        yield from _differences(_named(old) or {}, _named(new) or {}, path)
     else:
         yield f"{path}: {_short(old)} → {_short(new)}"
+
+
+def _named(value: Any) -> dict[str, Any] | None:
+    """A list whose items have names, such as conditions, by name: what changed in it is told, not the whole of it."""
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, dict) for item in value):
+        return None
+    for name in ("type", "replica", "region", "name"):
+        if all(name in item for item in value):
+            return {f"[{item[name]}]": item for item in value}
+    return None
 
 
 def _short(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from holdfast.client.contract import Client
 from holdfast.gate.principal import NODES, OPERATORS, REGIONS, Principal, from_identity
 from holdfast.model.errors import Fault
 from holdfast.model.node import Device
+from holdfast.model.quantity import amounts
 from holdfast.sim.chaos import Chaos
 from holdfast.sim.clients import Ears, InsideClient, RemoteClient
 from holdfast.sim.disk import Disk, Mounted
@@ -80,6 +82,8 @@ class CellHost:
         self.above: CellHost | None = None
         self.peers: dict[str, CellHost] = {}
         self.kept_down = False
+        self.overloaded = False
+        """Whether it turns calls away, except those that have a lane of their own."""
         self._setting = setting
         self._mounted: Mounted | None = None
         self._serving = False
@@ -155,6 +159,11 @@ class CellHost:
         chance = stream(self._setting.seed, f"{self.name}.{self.lives}/reboot")
         self._setting.loop.arrive_later(chance.uniform(*REBOOT_S), self.boot)
 
+    def stumble_after(self, steps: int) -> None:
+        """Dies after so many more steps: at whatever await it has then come to."""
+        if self.process is not None and self.process.alive:
+            self.process.fuse, self.process.blow = max(1, steps), self.stumble
+
     def pause(self, for_s: float) -> None:
         """SIGSTOP, and after a while SIGCONT."""
         process = self.process
@@ -173,8 +182,10 @@ class CellHost:
 
     def heal(self) -> None:
         """Nothing keeps it from running any more."""
-        self.kept_down = False
+        self.kept_down = self.overloaded = False
         self.disk.down = self.disk.full = False
+        if self.process is not None:
+            self.process.fuse = 0
         if self.store_failed:
             self.crash()
         self.boot()
@@ -246,6 +257,16 @@ class AgentHost:
         self.crash()
         self.machine.lose_power()
 
+    async def shrink(self, for_s: float) -> None:
+        """Someone takes half of the processors out, and puts them back after a while; the work runs on."""
+        whole = self._config
+        half: dict[str, Any] = {**whole.capacity, "cpu": f"{amounts(whole.capacity)['cpu'] // 2}m"}
+        for config in (msgspec.structs.replace(whole, capacity=half), whole):
+            self._config = config
+            self.crash()
+            self.boot()
+            await asyncio.sleep(for_s if config is not whole else 0.0)
+
     def heal(self) -> None:
         self.kept_down = False
         self.boot()
@@ -268,6 +289,7 @@ def agent_config(region: str, number: int, zones: tuple[str, ...], chance: rando
         state_dir="",
         pool="batch" if number % 5 == 4 else "default",
         capacity=capacity,
+        labels={"disk": "fast" if number % 2 else "slow"},
         devices=tuple(Device(id=f"gpu-{n}", model=("T4", "A100")[n % 2]) for n in range(2 if gpus else 0)),
         port_range=(20000, 20040),
     )

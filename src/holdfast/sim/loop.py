@@ -29,7 +29,7 @@ _MASK = 2**64 - 1
 class Process:
     """One life of one simulated process. After a crash the next life is another Process of the same name."""
 
-    __slots__ = ("alive", "held", "life", "name", "number", "paused", "queue", "tasks")
+    __slots__ = ("alive", "blow", "fuse", "held", "life", "name", "number", "paused", "queue", "tasks")
 
     def __init__(self, name: str, life: int) -> None:
         self.name = name
@@ -37,6 +37,9 @@ class Process:
         self.alive = True
         self.paused = False
         self.number = zlib.crc32(name.encode()) + life
+        self.fuse = 0
+        """After so many more of its steps `blow` is called, between two of them; 0 for never."""
+        self.blow: Callable[[], None] | None = None
         self.queue: deque[asyncio.Handle] = deque()
         """Ready callbacks; while the process is paused they gather in `held`."""
         self.held: list[asyncio.Handle] = []
@@ -147,8 +150,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.steps += 1
             self.trace = (self.trace * 1_000_003 + owner.number + int(self._now * 1e6)) & _MASK
             handle._run()
+            if owner.fuse:
+                self._burn(owner)
             if self.steps > STEPS_MAX:
                 raise NothingLeft(f"more than {STEPS_MAX} steps; the run goes in circles")
+
+    def _burn(self, owner: Process) -> None:
+        owner.fuse -= 1
+        if not owner.fuse and owner.blow is not None:
+            owner.blow()
 
     def _advance(self) -> None:
         """Nobody is ready: move the clock to the next timer and make everything due then ready."""

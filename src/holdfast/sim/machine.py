@@ -20,15 +20,31 @@ from holdfast.agent.probes import Checked, Target
 from holdfast.model import limits
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit
-from holdfast.model.template import Probe, RestartPolicy
+from holdfast.model.template import Probe
 from holdfast.sim.chaos import Chaos, Kind
 from holdfast.sim.loop import WORLD, VirtualLoop
 from holdfast.sim.ports import SimClock
+from holdfast.sim.sorts import BEHAVES, FAILS, NEVER_READY, NEVER_UP, UNSTEADY, UNWELL
 
 START_S = (0.05, 0.5)
 SLOW_START_S = (5.0, 30.0)
 BATCH_RUNS_S = (5.0, 40.0)
 READY_AFTER_S = 0.5
+WELL_FOR_S = 25.0
+"""For so long the work that becomes unwell is well."""
+ENDS = (
+    Exit(code=1, reason=Reason.EXITED),
+    Exit(signal="SIGSEGV", reason=Reason.KILLED),
+    Exit(signal="SIGKILL", reason=Reason.OUT_OF_MEMORY),
+    Exit(code=1, reason=Reason.TOO_MANY_PROCESSES),
+)
+REFUSALS = (
+    Reason.START_ERROR,
+    Reason.COMMAND_NOT_FOUND,
+    Reason.ARTIFACT_MISSING,
+    Reason.ARTIFACT_MISMATCH,
+    Reason.DISK_FULL,
+)
 
 
 class Work(msgspec.Struct):
@@ -83,11 +99,17 @@ class Machine:
         self.runs[task.id] = work
         self._began(self, work)
         self.guard(work)
-        if task.template.restart_policy is not RestartPolicy.ALWAYS:
-            self.loop.spawn(WORLD, self._finish(work, self._chance.uniform(*BATCH_RUNS_S), 0), name="batch ends")
+        if task.template.command[:1] == ("work",):
+            how = Exit(code=int(self._fails(task)), reason=Reason.EXITED)
+            self.loop.spawn(WORLD, self._finish(work, self._chance.uniform(*BATCH_RUNS_S), how), name="batch ends")
         elif (own := self._chaos.strikes(Kind.WORK_EXIT, self.name)) is not None:
-            self.loop.spawn(WORLD, self._finish(work, own.uniform(1.0, 60.0), 1), name="work exits")
+            self.loop.spawn(WORLD, self._finish(work, own.uniform(1.0, 60.0), own.choice(ENDS)), name="work exits")
         return work
+
+    def _fails(self, task: Task) -> bool:
+        """Unsteady work fails as long as anything goes wrong in this world; some work fails always."""
+        behaves = task.env.get(BEHAVES)
+        return behaves == FAILS or (behaves == UNSTEADY and not self._chaos.healed and self._chance.random() < 0.5)
 
     # Watchdogs
 
@@ -99,7 +121,7 @@ class Machine:
             if epoch != task.node_epoch:
                 end = 0.0
         if until_mono_s is not None and until_mono_s < end:
-            end, why = until_mono_s, Reason.FINISHED
+            end, why = until_mono_s, Reason.LEASE_LAPSED if task.exclusive else Reason.PROVISIONAL_ENDED
         return end, why
 
     def guard(self, work: Work) -> None:
@@ -123,10 +145,10 @@ class Machine:
             for work in self.running():
                 self.guard(work)
 
-    async def _finish(self, work: Work, after_s: float, code: int) -> None:
+    async def _finish(self, work: Work, after_s: float, how: Exit) -> None:
         await asyncio.sleep(after_s)
         if self.powered:
-            self.end(work, Exit(code=code, reason=Reason.EXITED))
+            self.end(work, how)
 
     def end(self, work: Work, how: Exit) -> None:
         if work.exit is None:
@@ -176,8 +198,8 @@ class SimDriver:
         place = self._machine.name
         slow = self._chaos.strikes(Kind.START_SLOW, place)
         await asyncio.sleep(slow.uniform(*SLOW_START_S) if slow is not None else self._chance.uniform(*START_S))
-        if self._chaos.strikes(Kind.START_FAILS, place) is not None:
-            raise StartFailed(Reason.START_ERROR, "the system refused to start it (simulated)")
+        if (own := self._chaos.strikes(Kind.START_FAILS, place)) is not None:
+            raise StartFailed(own.choice(REFUSALS), "the system refused to start it (simulated)")
         if self._stopped.get(task.id, 0) >= task.run:
             raise StartFailed(Reason.NEVER_STARTED, "stopped before it began")
         end_mono_s, why = self._machine.deadline(task, task.until_mono_s)
@@ -245,7 +267,10 @@ class SimProber:
             return Checked(False, "nothing runs")
         if self._chaos.strikes(Kind.PROBE_FAILS, self._machine.name) is not None:
             return Checked(False, "no answer (simulated)")
-        return Checked(self._machine.loop.time() - work.started_s >= READY_AFTER_S, "starting")
+        ran_s, behaves = self._machine.loop.time() - work.started_s, work.task.env.get(BEHAVES)
+        if behaves in (NEVER_READY, NEVER_UP) or (behaves == UNWELL and ran_s > WELL_FOR_S):
+            return Checked(False, f"it answers with an error ({behaves}, simulated)")
+        return Checked(ran_s >= READY_AFTER_S, "starting")
 
 
 class SimMemory:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.client.contract import Client
-from holdfast.model.errors import Ambiguous, Expired, Fault, Unavailable
+from holdfast.model.errors import Ambiguous, Expired, Fault, Overloaded, Unavailable
 from holdfast.sim.chaos import Chaos, Kind
 from holdfast.sim.loop import Process, VirtualLoop
 
@@ -26,12 +26,15 @@ NOTICED_S = (0.5, 10.0)
 """How long it takes until a broken connection is noticed."""
 DELAY_S = (0.5, 20.0)
 STALL_S = (10.0, 120.0)
+TURNED_AWAY = 0.8
+"""The share of calls that an overloaded cell turns away."""
 
 
 class Host(Protocol):
     """A process that answers calls: the one that lives now, and a client inside it for a given caller."""
 
     name: str
+    overloaded: bool
 
     def answering(self) -> Process | None: ...
 
@@ -122,13 +125,24 @@ class Network:
     # Calls
 
     async def call(
-        self, caller: str, host: Host, work: Callable[[Client], Coroutine[Any, Any, T]], *, writes: bool
+        self,
+        caller: str,
+        host: Host,
+        work: Callable[[Client], Coroutine[Any, Any, T]],
+        *,
+        writes: bool,
+        own_lane: bool = False,
     ) -> T:
-        """Carries a call over and its answer back, or fails the way networks do."""
+        """Carries a call over and its answer back, or fails the way networks do. Leases have a lane of their own."""
         answer: asyncio.Future[T] = self.loop.create_future()
         if not self.reachable(caller, host.name):
             await asyncio.sleep(self._chance.uniform(*NO_ANSWER_S))
             raise Unavailable(f"{host.name} cannot be reached from {caller} (simulated)")
+        if host.overloaded and not own_lane and self._chance.random() < TURNED_AWAY:
+            await asyncio.sleep(self._latency_s())
+            raise Overloaded(
+                f"{host.name} has too much to do (simulated)", retry_after_s=self._chance.uniform(0.5, 3.0)
+            )
         lost = self.chaos.strikes(Kind.CALL_LOST, caller) is not None
         if not lost:
             self.loop.arrive_later(self._latency_s(), self._arrive, caller, host, work, answer, writes)

@@ -9,16 +9,27 @@ import msgspec
 
 from holdfast.client.contract import Client
 from holdfast.model.errors import Conflict, NotFound
-from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.override import Override
+from holdfast.model.placement_rules import Taint
 from holdfast.model.quantity import amounts, amounts_text
 from holdfast.model.quota import Quota
 from holdfast.model.replica import Replica
-from holdfast.model.scheduler_policy import Rules, SchedulerPolicy, SchedulerPolicySpec, ScoreName, WeightedScore
+from holdfast.model.scheduler_policy import (
+    FilterExpression,
+    PartitionMode,
+    Preemption,
+    PromotionStage,
+    QueueKey,
+    Rules,
+    SchedulerPolicy,
+    SchedulerPolicySpec,
+    ScoreName,
+    WeightedScore,
+)
 from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Delete
-from holdfast.sim import people
+from holdfast.sim import overriding, people, sorts
 from holdfast.sim.chaos import Kind
 from holdfast.sim.ports import stream
 
@@ -43,9 +54,13 @@ async def interfere(world: World, trouble: Trouble) -> None:
         case Kind.TENANT_DELETED:
             await _delete_tenant(world, trouble.target)
         case Kind.ZONE_AVOIDED:
-            await _avoid(world, trouble)
+            await overriding.avoid(world, trouble)
         case Kind.POLICY_CHANGED:
             await _change_policy(world.operator, trouble)
+        case Kind.OVERRIDE_GIVEN:
+            await overriding.give(world, trouble)
+        case Kind.NODE_TAINTED:
+            await _taint(world, trouble)
         case Kind.BURST:
             await _burst(world, trouble)
 
@@ -55,11 +70,15 @@ async def put_right(world: World) -> None:
     for region in world.regions:
         client = world.operator_of(region.name)
         for node in (await client.list(Node)).items:
-            if node.spec.unschedulable or node.spec.drain:
-                await people.edit(client, Node, node.metadata.name, "", unschedulable=False, drain=False)
+            if node.spec.unschedulable or node.spec.drain or node.spec.taints:
+                await people.edit(client, Node, node.metadata.name, "", unschedulable=False, drain=False, taints=())
     for override in (await world.operator.list(Override)).items:
         if not override.metadata.terminating:
             await world.operator.commit([Delete("Override", override.key, override.uid)])
+    policy = await world.operator.get(SchedulerPolicy, "default")
+    if policy is not None and policy.spec != SchedulerPolicySpec():
+        plain = SchedulerPolicySpec()
+        await people.edit(world.operator, SchedulerPolicy, "default", "", rules=plain.rules, stage=plain.stage)
 
 
 async def _close_node(world: World, trouble: Trouble) -> None:
@@ -112,28 +131,33 @@ async def _delete_tenant(world: World, name: str) -> None:
             return
 
 
-async def _avoid(world: World, trouble: Trouble) -> None:
-    region = trouble.target.rpartition("-")[0]
-    override = Override(
-        metadata=ObjectMeta(name=f"avoid-{trouble.name.rpartition('#')[2]}"),
-        spec=OverrideSpec(
-            kind=OverrideKind.AVOID_ZONE,
-            scope=OverrideScope(region=region, zone=trouble.target),
-            reason="it looked wrong",
-            ttl_seconds=max(1.0, trouble.for_s),
-        ),
-    )
-    await people.create(world.operator, override)
+async def _taint(world: World, trouble: Trouble) -> None:
+    client = world.operator_of(world.agent(trouble.target).region.name)
+    await people.edit(client, Node, trouble.target, "", taints=(Taint(key="odd"),))
+    await asyncio.sleep(trouble.for_s)
+    await people.edit(client, Node, trouble.target, "", taints=())
 
 
 async def _change_policy(client: Client, trouble: Trouble) -> None:
-    """Another order of preference, in the middle of whatever goes on."""
-    first = ScoreName.PACKING if trouble.amount < 0.5 else ScoreName.BALANCE
-    rules = Rules(scores=(WeightedScore(name=first, weight=1 + int(trouble.amount * 9)),))
-    policy = await client.get(SchedulerPolicy, "default")
-    if policy is not None:
-        spec = msgspec.structs.replace(SchedulerPolicySpec(), rules=rules)
-        await people.edit(client, SchedulerPolicy, "default", "", rules=spec.rules)
+    """Other rules in the middle of whatever goes on: an order of preference, a gate, thrift, or no policy at all."""
+    plain, stage = Rules(), PromotionStage.ACTIVE
+    match int(trouble.amount * 10):
+        case 0 | 1 | 2:
+            rules = msgspec.structs.replace(plain, scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
+        case 3 | 4:
+            rules = msgspec.structs.replace(plain, scores=(WeightedScore(name=ScoreName.BALANCE, weight=9),))
+        case 5:
+            gate = FilterExpression(name="slow-disks-only", expression="node.labels['disk'] == 'slow'")
+            rules = msgspec.structs.replace(plain, filter_expressions=(gate,))
+        case 6:
+            rules = msgspec.structs.replace(plain, preemption=Preemption(per_tenant_per_minute=0))
+        case 7:
+            rules = msgspec.structs.replace(plain, partition_mode=PartitionMode.PROVISIONAL)
+        case 8:
+            rules = msgspec.structs.replace(plain, queue=(QueueKey.FAIRNESS, QueueKey.AGE))
+        case _:
+            rules, stage = plain, PromotionStage.SHADOW
+    await people.edit(client, SchedulerPolicy, "default", "", rules=rules, stage=stage)
 
 
 async def _burst(world: World, trouble: Trouble) -> None:
@@ -143,5 +167,5 @@ async def _burst(world: World, trouble: Trouble) -> None:
     chance = stream(world.seed, f"burst/{trouble.name}")
     number = trouble.name.rpartition("#")[2]
     for index in range(BURST_WORKLOADS):
-        workload = people.batch(trouble.target, f"burst{number}-{index}", chance)
+        workload = sorts.batch(trouble.target, f"burst{number}-{index}", (), chance)
         await people.want(world.operator, world.wanted, workload)

@@ -16,19 +16,23 @@ from holdfast.client.contract import Client
 from holdfast.model.errors import AlreadyExists, Conflict, Fault, Forbidden, NotFound
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object, ObjectMeta
-from holdfast.model.placement_rules import Placement, SpreadRule
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.scheduler_policy import SchedulerPolicy
-from holdfast.model.template import Port, Probe, Probes, RestartPolicy, TcpProbe, Template
 from holdfast.model.tenant import Tenant
-from holdfast.model.workload import Batch, Exclusivity, Workload, WorkloadSpec, WorkloadType
+from holdfast.model.workload import Workload, WorkloadType
 from holdfast.model.writes import Create, Delete, Update
+from holdfast.sim import sorts
 from holdfast.sim.chaos import Chaos
+from holdfast.sim.sorts import LEVELS, SORTS, respec
 
-LEVELS = (("standard", 0, False), ("high", 100, False), ("spare", -100, True))
 SERVICES_MAX = 9
+ENDING = frozenset({"batch", "dated", "failing", "gang"})
+SLOTS = 4
+"""Places that each region keeps for critical work of others."""
+LOST_AFTER_S = 20.0
 CHANGE_EVERY_S = (2.0, 12.0)
 Name = tuple[str, str]
 
@@ -45,27 +49,33 @@ class Wanted(msgspec.Struct):
 
 
 class Land(msgspec.Struct, frozen=True):
-    """What there is to set up: regions with their zones and residency, and tenants with their share."""
+    """What there is to set up: regions with their zones and residency, tenants with their share, and what they run."""
 
     regions: tuple[Region, ...]
     tenants: tuple[str, ...]
     hard: dict[str, Any]
+    sorts: tuple[str, ...]
 
 
-def land(regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int) -> Land:
+def land(regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, sorts: tuple[str, ...]) -> Land:
     """Quotas are a little too small for comfort: together they cover about what the machines have."""
     tags = ("us", "eu", "ap")
     made = tuple(
         Region(
             metadata=ObjectMeta(name=name),
             spec=RegionSpec(
-                zones=zones_of(name), residency=(tags[n % len(tags)],), cost=100 + 10 * n, endpoint=f"sim://{name}"
+                zones=zones_of(name),
+                residency=(tags[n % len(tags)],),
+                cost=100 + 10 * n,
+                endpoint=f"sim://{name}",
+                lost_after_seconds=LOST_AFTER_S,
             ),
         )
         for n, name in enumerate(regions)
     )
     cpu = max(4, len(regions) * min(nodes_per_region, 7) * 3 // 2 // len(tenants))
-    return Land(made, tuple(tenants), {"cpu": str(cpu), "memory": f"{4 * cpu}Gi", "gpu": str(2 * len(regions))})
+    hard = {"cpu": str(cpu), "memory": f"{4 * cpu}Gi", "gpu": str(2 * len(regions))}
+    return Land(made, tuple(tenants), hard, sorts)
 
 
 def zones_of(region: str) -> tuple[str, ...]:
@@ -75,27 +85,41 @@ def zones_of(region: str) -> tuple[str, ...]:
 async def set_up(client: Client, land: Land, chance: random.Random) -> Wanted:
     """Regions, priorities, tenants with quotas, and a first few workloads of every sort."""
     wanted = Wanted(tenants=list(land.tenants))
+    allowance: dict[str, Any] = {"cpu": "4", "memory": "4Gi"}
     for name in land.tenants:
-        wanted.quotas[name] = Quota(metadata=ObjectMeta(name="quota", namespace=name), spec=QuotaSpec(hard=land.hard))
+        spec = QuotaSpec(hard=land.hard, recovery_allowance=allowance)
+        wanted.quotas[name] = Quota(metadata=ObjectMeta(name="quota", namespace=name), spec=spec)
     items: list[Object] = [
         *land.regions,
         *(
-            PriorityClass(metadata=ObjectMeta(name=n), spec=PriorityClassSpec(rank=rank, reclaimable=spare))
-            for n, rank, spare in LEVELS
+            PriorityClass(
+                metadata=ObjectMeta(name=n), spec=PriorityClassSpec(rank, reclaimable=spare, may_preempt=takes)
+            )
+            for n, rank, spare, takes in LEVELS
         ),
         SchedulerPolicy(metadata=ObjectMeta(name="default")),
         *(Tenant(metadata=ObjectMeta(name=name)) for name in land.tenants),
         *wanted.quotas.values(),
+        *(_budget(region.metadata.name) for region in land.regions if "critical" in land.sorts),
     ]
     for item in items:
         await create(client, item)
-    first = land.tenants[0]
     for tenant in land.tenants:
-        for name in ("api", "web"):
-            await want(client, wanted, service(tenant, name, 2, chance))
-        await want(client, wanted, exclusive(tenant, "ledger", 2))
-    await want(client, wanted, resident(first, "records", 2, land.regions[-1]))
+        for name, sort in (("api", "service"), ("web", "service"), ("ledger", "exclusive")):
+            await want(client, wanted, SORTS[sort](tenant, name, land.regions, chance))
+    first = land.tenants[0]
+    await want(client, wanted, sorts.resident(first, "records", land.regions[-1:], chance))
+    if "tenured" in land.sorts:
+        await want(client, wanted, sorts.tenured(first, "only", land.regions, chance))
+    if "critical" in land.sorts:
+        await want(client, wanted, sorts.critical(first, "vital", land.regions, chance))
     return wanted
+
+
+def _budget(region: str) -> RecoveryBudget:
+    slot = Slot(resources={"cpu": "500m", "memory": "512Mi"}, count=SLOTS, min_zones=2)
+    spec = RecoveryBudgetSpec(region=region, slots=(slot,), starts_per_second=2.0)
+    return RecoveryBudget(metadata=ObjectMeta(name=f"kept-{region}"), spec=spec)
 
 
 async def want(client: Client, wanted: Wanted, workload: Workload) -> None:
@@ -122,17 +146,16 @@ async def keep_changing(client: Client, wanted: Wanted, land: Land, chance: rand
 
 
 async def change_something(client: Client, wanted: Wanted, land: Land, chance: random.Random) -> None:
-    act = chance.choice(("scale", "scale", "scale", "update", "delete", "create", "create", "batch"))
+    act = chance.choice(ACTS)
     living = sorted(name for name, count in wanted.services.items() if count is not None)
     if not wanted.tenants:
         return
     if act == "create" or not living:
         if len(living) < SERVICES_MAX:
-            await want(client, wanted, something(wanted, land, chance))
+            await want(client, wanted, something(wanted, land, chance, ends=False))
         return
     if act == "batch":
-        wanted.serial += 1
-        await want(client, wanted, batch(chance.choice(wanted.tenants), f"job{wanted.serial}", chance))
+        await want(client, wanted, something(wanted, land, chance, ends=True))
         return
     name = chance.choice(living)
     stored = await client.get(Workload, name[1], name[0])
@@ -142,15 +165,38 @@ async def change_something(client: Client, wanted: Wanted, land: Land, chance: r
         wanted.services[name] = None
         await client.commit([Delete("Workload", stored.key, stored.uid)])
         return
-    if act == "scale":
-        top = 2 if stored.spec.exclusive is not None else 4
-        changed = respec(stored, replicas=chance.randint(0, top))
-    else:
-        template = msgspec.structs.replace(stored.spec.template, env={"VERSION": str(chance.randint(1, 1000))})
-        changed = respec(stored, template=template)
+    changed = _changed(stored, act, chance)
     wanted.services[name] = changed.spec.replicas
-    wanted.made[name] = changed
+    wanted.made[name] = sorts.repaired(changed)
     await client.commit([Update(changed)])
+
+
+ACTS = ("scale", "scale", "scale", "update", "update", "break", "pause", "delete", "create", "create", "batch", "batch")
+
+
+def _changed(stored: Workload, act: str, chance: random.Random) -> Workload:
+    match act:
+        case "scale":
+            return respec(stored, replicas=chance.randint(0, 2 if stored.spec.exclusive is not None else 4))
+        case "break":
+            return sorts.broken(stored, chance)
+        case "pause":
+            rollout = msgspec.structs.replace(stored.spec.rollout, paused=not stored.spec.rollout.paused)
+            return respec(stored, rollout=rollout)
+        case _:
+            template = msgspec.structs.replace(stored.spec.template, env={"VERSION": str(chance.randint(1, 1000))})
+            return respec(stored, template=template)
+
+
+async def look_on(client: Client, tenant: str) -> None:
+    """Someone of the tenant keeps a window open: a watch of its own workloads, opened again whenever it breaks."""
+    while True:
+        try:
+            listed = await client.list(Workload, tenant)
+            async for _ in client.watch(Workload, tenant, after=listed.revision):
+                pass
+        except Fault:
+            await asyncio.sleep(1.0)
 
 
 async def calm(client: Client, wanted: Wanted) -> None:
@@ -175,8 +221,10 @@ async def calm(client: Client, wanted: Wanted) -> None:
             await create(client, _fresh(wanted.made[name], count))
         elif stored.metadata.terminating:
             wanted.services[name] = None
-        elif stored.spec.replicas != count:
-            await client.commit([Update(respec(stored, replicas=count))])
+        else:
+            final = respec(sorts.repaired(stored), replicas=count)
+            if final.spec != stored.spec:
+                await client.commit([Update(final)])
 
 
 async def create(client: Client, item: Object) -> None:
@@ -203,75 +251,14 @@ async def edit(client: Client, kind: type[Any], name: str, namespace: str, **cha
             await asyncio.sleep(0.5)
 
 
-def respec(workload: Workload, **changes: Any) -> Workload:
-    return msgspec.structs.replace(workload, spec=msgspec.structs.replace(workload.spec, **changes))
-
-
 def _fresh(workload: Workload, replicas: int) -> Workload:
     meta = ObjectMeta(name=workload.metadata.name, namespace=workload.metadata.namespace)
     return Workload(metadata=meta, spec=msgspec.structs.replace(workload.spec, replicas=replicas))
 
 
-def something(wanted: Wanted, land: Land, chance: random.Random) -> Workload:
+def something(wanted: Wanted, land: Land, chance: random.Random, *, ends: bool) -> Workload:
+    """One more of the sorts of work that there are in this world."""
     wanted.serial += 1
-    tenant, serial = chance.choice(wanted.tenants), wanted.serial
-    sort = chance.random()
-    if sort < 0.4:
-        return exclusive(tenant, f"one{serial}", chance.randint(1, 2))
-    if sort < 0.6:
-        return resident(tenant, f"res{serial}", 1, chance.choice(land.regions))
-    return service(tenant, f"svc{serial}", 1, chance)
-
-
-def service(tenant: str, name: str, replicas: int, chance: random.Random) -> Workload:
-    placement = Placement()
-    if chance.random() < 0.3:
-        placement = Placement(spread=(SpreadRule(topology=chance.choice(("zone", "node")), max_skew=2),))
-    spec = WorkloadSpec(
-        replicas=replicas,
-        template=_serving(),
-        placement=placement,
-        priority_class_name=chance.choice([level[0] for level in LEVELS]),
-    )
-    return Workload(metadata=ObjectMeta(name=name, namespace=tenant), spec=spec)
-
-
-def exclusive(tenant: str, name: str, replicas: int) -> Workload:
-    spec = WorkloadSpec(
-        replicas=replicas, template=_serving(), priority_class_name="high", exclusive=Exclusivity(),
-    )  # fmt: skip
-    return Workload(metadata=ObjectMeta(name=name, namespace=tenant), spec=spec)
-
-
-def resident(tenant: str, name: str, replicas: int, region: Region) -> Workload:
-    """Work that may only be where the law says."""
-    placement = Placement(residency=region.spec.residency, pools=("default",))
-    spec = WorkloadSpec(replicas=replicas, template=_serving(), placement=placement)
-    return Workload(metadata=ObjectMeta(name=name, namespace=tenant), spec=spec)
-
-
-def _serving() -> Template:
-    return Template(
-        command=("serve",),
-        resources={"cpu": "500m", "memory": "512Mi"},
-        ports=(Port(name="http"),),
-        probes=Probes(readiness=Probe(tcp=TcpProbe(), period_seconds=10.0, failure_threshold=1)),
-    )
-
-
-def batch(tenant: str, name: str, chance: random.Random) -> Workload:
-    resources: dict[str, Any] = {"cpu": "250m", "memory": "256Mi"}
-    models: tuple[str, ...] = ()
-    if chance.random() < 0.5:
-        resources["gpu"] = chance.choice(("1", "500m"))
-        models = chance.choice(((), ("A100",)))
-    template = Template(
-        command=("work",), resources=resources, gpu_models=models, restart_policy=RestartPolicy.ON_FAILURE
-    )
-    spec = WorkloadSpec(
-        type=WorkloadType.BATCH,
-        template=template,
-        priority_class_name=chance.choice(("standard", "spare")),
-        batch=Batch(completions=chance.randint(1, 3), parallelism=2),
-    )
-    return Workload(metadata=ObjectMeta(name=name, namespace=tenant), spec=spec)
+    tenant = chance.choice(wanted.tenants)
+    sort = chance.choice([name for name in land.sorts if (name in ENDING) == ends])
+    return SORTS[sort](tenant, f"{sort}{wanted.serial}", land.regions, chance)

@@ -60,12 +60,12 @@ class Total(msgspec.Struct):
             self.failed.append(outcome.seed)
 
     def lines(self, spent_s: float) -> Iterator[str]:
+        speed = self.node_hours / max(self.cpu_s, 1e-9) * 60
+        yield (f"{speed:.0f} node-hours per CPU-minute, {spent_s:.0f} s, slowest to settle {self.slowest_s:.0f} s")
         yield (
             f"{self.seeds} seeds, {self.node_hours:.1f} simulated node-hours, {self.faults} faults, "
             f"{self.violations} violations"
         )
-        speed = self.node_hours / max(self.cpu_s, 1e-9) * 60
-        yield (f"{speed:.0f} node-hours per CPU-minute, {spent_s:.0f} s, slowest to settle {self.slowest_s:.0f} s")
 
 
 def run_one(seed: int, shape: Shape | None = None) -> Done:

@@ -33,7 +33,8 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`riding` are faults that come with calls and commits; `lasting_s` are the lengths the first trouble takes."""
+    """`riding` are faults that come with calls and commits; `lasting_s` and `amounts` are the
+    lengths and the amounts that the first trouble takes in turn."""
 
     name: str
     says: str
@@ -41,14 +42,30 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     troubles: tuple[Declared, ...] = ()
     riding: tuple[Kind, ...] = ()
     lasting_s: tuple[float, ...] = ()
+    amounts: tuple[float, ...] = ()
 
     def variants(self) -> Iterator[tuple[str, tuple[Trouble, ...]]]:
-        for for_s in self.lasting_s or (None,):
-            rows = []
-            for number, row in enumerate(self.troubles, 1):
-                lasts_s = for_s if for_s is not None and number == 1 else row.for_s
-                rows.append(Trouble(f"{row.kind}#{number}", row.kind, row.at_s, row.target, lasts_s, row.amount))
-            yield (f"{self.name} ({for_s:g} s)" if for_s is not None else self.name), tuple(rows)
+        rows = self._rows()
+        if not rows:
+            yield self.name, ()
+            return
+        first, others = rows[0], rows[1:]
+        yield from (
+            (f"{self.name} ({for_s:g} s)", (msgspec.structs.replace(first, for_s=for_s), *others))
+            for for_s in self.lasting_s
+        )
+        yield from (
+            (f"{self.name} ({amount:g})", (msgspec.structs.replace(first, amount=amount), *others))
+            for amount in self.amounts
+        )
+        if not self.lasting_s and not self.amounts:
+            yield self.name, (first, *others)
+
+    def _rows(self) -> list[Trouble]:
+        return [
+            Trouble(f"{row.kind}#{number}", row.kind, row.at_s, row.target, row.for_s, row.amount)
+            for number, row in enumerate(self.troubles, 1)
+        ]
 
 
 def load(name: str) -> Scenario:

@@ -20,10 +20,34 @@ def headline(outcome: Outcome) -> str:
     )
 
 
+NEVER = {
+    "S1": "two live accepted bindings for one replica identity",
+    "S2": "two owners of one exclusive device or recovery place, or a node claimed above its capacity",
+    "S3": "a region spending above its limit, or grants above the quota",
+    "S4": "a workload bound where its rules forbid",
+    "S5": "a placement written by anyone but the region's authority, or on a stale token",
+    "S6": "a field written by anyone but its owner",
+    "S7": "two running instances of an exclusive replica at the same time",
+    "S8": "a reservation, draw, emergency quota or override acting past its end",
+    "S9": "an acknowledged write lost, or a watch with a gap",
+    "S10": "a policy change that alters what was already decided",
+    "identity": "an act on whoever bears a name now instead of the one that was meant",
+    "observedGeneration": "a status about a generation that does not exist, or older than the one before",
+    "oscillation": "an object that goes to and fro while nobody asks for a change",
+    "load": "more writes than what happens can explain",
+    "tenancy": "one tenant seeing what is another's",
+}
+"""What each check says must never be, for whoever reads a story without the rest."""
+
+
 def complaints(outcome: Outcome) -> Iterator[str]:
-    """What is wrong, most serious first."""
+    """What is wrong, most serious first; a promise is explained where it is first named."""
+    told: set[str] = set()
     for violation in outcome.violations:
         yield str(violation)
+        if violation.promise not in told and violation.promise in NEVER:
+            yield f"  ({violation.promise} means: never {NEVER[violation.promise]})"
+        told.add(violation.promise)
     for line in outcome.unsettled:
         yield f"not settled after {outcome.settled_in_s:.0f} s: {line}"
     for line in outcome.failures:

@@ -58,6 +58,8 @@ _NODES = frozenset(
         Kind.CORDON,
         Kind.DRAIN,
         Kind.NODE_DELETED,
+        Kind.NODE_SHRINKS,
+        Kind.NODE_TAINTED,
     }
 )
 _REGIONS = frozenset(
@@ -67,11 +69,14 @@ _REGIONS = frozenset(
         Kind.REGION_ISOLATED,
         Kind.REGION_LOSS,
         Kind.REPLICA_DELETED,
+        Kind.OVERRIDE_GIVEN,
     }
 )
 _ZONES = frozenset({Kind.ZONE_LOSS, Kind.ZONE_AVOIDED})
 _TENANTS = frozenset({Kind.QUOTA_CHANGED, Kind.TENANT_DELETED, Kind.BURST})
-RARE = frozenset({Kind.REGION_LOSS, Kind.REGION_ISOLATED, Kind.TENANT_DELETED, Kind.ZONE_LOSS, Kind.DISK_FULL})
+RARE = frozenset(
+    {Kind.REGION_LOSS, Kind.REGION_ISOLATED, Kind.TENANT_DELETED, Kind.ZONE_LOSS, Kind.DISK_FULL, Kind.CLOCK_WILD}
+)
 """At most once in a run."""
 
 LASTS_S: dict[Kind, tuple[float, float]] = {
@@ -113,7 +118,7 @@ def _targets(kind: Kind, where: Map) -> tuple[str, ...]:
         return where.zones
     if kind in _TENANTS:
         return where.tenants
-    if kind in (Kind.CLOCK_STEP, Kind.CLOCK_DRIFT):
+    if kind in (Kind.CLOCK_STEP, Kind.CLOCK_DRIFT, Kind.CLOCK_WILD):
         return (GLOBAL, *where.regions, *where.nodes)
     return (GLOBAL, *where.regions)
 
@@ -124,6 +129,10 @@ def _amount(kind: Kind, chance: random.Random) -> float:
     if kind is Kind.CLOCK_DRIFT:
         # Leases allow for so much between two clocks; each may be off by half of it.
         return 1.0 + chance.uniform(-0.49, 0.49) * limits.CLOCK_DRIFT
+    if kind is Kind.CLOCK_WILD:
+        return 1.0 + chance.choice((-1.0, 1.0)) * chance.uniform(0.03, 0.3)
+    if kind is Kind.CRASH_AT_AWAIT:
+        return float(chance.randint(1, 400))
     if kind is Kind.QUOTA_CHANGED:
         return chance.choice((0.5, 0.75, 1.25))
     return chance.random()
@@ -144,7 +153,15 @@ async def suffer(world: World, trouble: Trouble) -> None:
 
 async def _happen(world: World, trouble: Trouble) -> None:
     match trouble.kind:
-        case Kind.CELL_CRASH | Kind.CELL_PAUSE | Kind.STORE_DOWN | Kind.DISK_FULL | Kind.COMPACTION:
+        case (
+            Kind.CELL_CRASH
+            | Kind.CELL_PAUSE
+            | Kind.CRASH_AT_AWAIT
+            | Kind.STORE_DOWN
+            | Kind.DISK_FULL
+            | Kind.COMPACTION
+            | Kind.OVERLOAD
+        ):
             await _to_cell(world.cell(trouble.target), trouble)
         case Kind.AGENT_CRASH | Kind.AGENT_PAUSE | Kind.NODE_LOSS:
             await _to_agent(world.agent(trouble.target), trouble)
@@ -165,6 +182,12 @@ async def _happen(world: World, trouble: Trouble) -> None:
             world.clock(trouble.target).step_s += trouble.amount
         case Kind.CLOCK_DRIFT:
             world.clock(trouble.target).drift(trouble.amount)
+        case Kind.CLOCK_WILD:
+            # The promises are for clocks within the bound: S7 is not judged for what this clock counts.
+            world.court.distrust(trouble.target)
+            world.clock(trouble.target).drift(trouble.amount)
+        case Kind.NODE_SHRINKS:
+            await world.agent(trouble.target).shrink(trouble.for_s)
         case _:
             await operators.interfere(world, trouble)
 
@@ -177,6 +200,12 @@ async def _to_cell(cell: CellHost, trouble: Trouble) -> None:
             cell.boot()
         case Kind.CELL_PAUSE:
             cell.pause(trouble.for_s)
+        case Kind.CRASH_AT_AWAIT:
+            cell.stumble_after(int(trouble.amount))
+        case Kind.OVERLOAD:
+            cell.overloaded = True
+            await asyncio.sleep(trouble.for_s)
+            cell.overloaded = False
         case Kind.STORE_DOWN:
             cell.disk.down = True
             await asyncio.sleep(trouble.for_s)

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from holdfast.model.errors import Fault
-from holdfast.sim import operators, people, troubles
+from holdfast.model.scheduler_policy import PartitionMode, Rules, SchedulerPolicy
+from holdfast.sim import operators, people, sorts, troubles
 from holdfast.sim.chaos import Chaos, Kind, Struck
 from holdfast.sim.checkers import Violation
 from holdfast.sim.checkers.convergence import Unsettled
@@ -39,6 +40,9 @@ class Shape(msgspec.Struct, frozen=True):
     faults_s: float = 150.0
     settle_s: float = 600.0
     stable_s: float = 300.0
+    sorts: tuple[str, ...] | None = None
+    """What users run (`sim/sorts.py`); None leaves it to the seed."""
+    partition_mode: PartitionMode = PartitionMode.WAIT
     watching: bool = True
     """Whether watches say anything; without them everything must be found by listing from time to time."""
 
@@ -114,6 +118,7 @@ class World:
     def _cell(self, name: str) -> CellHost:
         disk = Disk(name)
         disk.witnesses.append(self.court.witness(name))
+        disk.asked = self.court.asked
         return CellHost(name, disk, self._setting)
 
     def _drawn(self) -> tuple[troubles.Trouble, ...]:
@@ -140,10 +145,10 @@ class World:
         cell = next((cell for cell in self.cells() if cell.name == name), None)
         return cell.clock if cell is not None else self.agent(name).machine.clock
 
-    def operator_of(self, cell: str) -> RemoteClient:
+    def operator_of(self, cell: str, who: str = "operator") -> RemoteClient:
         """A person's client of one cell; what people see is not disturbed by what a run does to watches."""
-        ports = SimPorts(self._people_clock, self.seed, f"operator/{cell}")
-        return RemoteClient(self.network, "operator", self.cell(cell), ports, self.court)
+        ports = SimPorts(self._people_clock, self.seed, f"{who}/{cell}")
+        return RemoteClient(self.network, who, self.cell(cell), ports, self.court)
 
     # The story
 
@@ -196,17 +201,24 @@ class World:
         for agent in self.agents:
             agent.boot()
         chance = stream(self.seed, "people")
-        land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region)
+        brought = sorts.drawn(stream(self.seed, "sorts")) if self.shape.sorts is None else self.shape.sorts
+        land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region, brought)
         self.wanted = await self._persist(lambda: people.set_up(self.operator, land, chance))
+        if self.shape.partition_mode is not PartitionMode.WAIT:
+            rules = Rules(partition_mode=self.shape.partition_mode)
+            await self._persist(lambda: people.edit(self.operator, SchedulerPolicy, "default", "", rules=rules))
         self.chaos.begin()
         going_on = [
             self.loop.create_task(people.keep_changing(self.operator, self.wanted, land, chance, self.chaos)),
             *(self.loop.create_task(troubles.suffer(self, trouble)) for trouble in self.troubles),
         ]
+        looking = [self.loop.create_task(people.look_on(self.operator, tenant)) for tenant in self.shape.tenants]
         await asyncio.sleep(self.shape.faults_s)
         self.chaos.heal()
         await self._heal()
         await asyncio.gather(*going_on)
+        for task in looking:
+            task.cancel()
         await self._heal()
         return await self._settle()
 

@@ -52,7 +52,9 @@ SUBJECTS = {
     "memory": Subject("memory", _memory, durable=False),
     "sqlite": Subject("sqlite", _sqlite, durable=True),
 }
-CLUSTERS = {"etcd": 1, "etcd-3": 3}
+CLUSTERS = {"etcd": (1, "etcd"), "etcd-3": (3, "etcd"), "etcd-3.5": (1, "etcd-3.5")}
+"""How many members, and of which program. The last two take their time: they are left out of the fast tests."""
+SLOW = ("etcd-3", "etcd-3.5")
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +63,8 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
     def subject(name: str) -> Subject:
         if name not in started:
-            started[name] = etcd_cluster.Cluster(tmp_path_factory.mktemp(name), CLUSTERS[name])
+            size, program = CLUSTERS[name]
+            started[name] = etcd_cluster.Cluster(tmp_path_factory.mktemp(name), size, program=program)
             started[name].start()
         return Subject(name, _etcd(started[name].endpoints), durable=True, in_process=False)
 
@@ -70,7 +73,12 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         cluster.end()
 
 
-@pytest.fixture(params=[*SUBJECTS, *CLUSTERS])
+@pytest.fixture(
+    params=[
+        *SUBJECTS,
+        *(pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CLUSTERS),
+    ]
+)
 def subject(request: pytest.FixtureRequest, clusters: Callable[[str], Subject]) -> Subject:
     return SUBJECTS.get(request.param) or clusters(request.param)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -199,19 +200,21 @@ def check(runner, subject, operations):
         runner.run(Run(subject, Path(place)).all(operations))
 
 
+PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
 quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 histories = st.lists(operation, min_size=8, max_size=40)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=quiet)
+@settings(max_examples=400 if PROVE else 40, deadline=None, suppress_health_check=quiet)
 @given(operations=histories)
 @pytest.mark.parametrize("subject", ["memory", "sqlite"], indirect=True)
 def test_every_answer_is_that_of_the_reference(runner, subject, operations):
     check(runner, subject, operations)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=quiet)
+@settings(max_examples=100 if PROVE else 25, deadline=None, suppress_health_check=quiet)
 @given(operations=histories)
-@pytest.mark.parametrize("subject", ["etcd", "etcd-3"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", ["etcd", "etcd-3", "etcd-3.5"], indirect=True)
 def test_every_answer_of_a_cluster_is_that_of_the_reference(runner, subject, operations):
     check(runner, subject, operations)

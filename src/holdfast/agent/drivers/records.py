@@ -78,6 +78,7 @@ class TaskDir:
         every: tuple[tuple[str, object], ...] = (
             ("cwd", task.template.working_dir or work), ("user", task.template.user), ("mark", f"{MARK}={self.id}"),
             ("log_bytes", limits.LOG_FILE_BYTES), ("log_files", limits.LOG_FILES_KEPT), *settings,
+            *((("checkpoint", int(signal.Signals[first])),) if (first := task.template.checkpoint_signal) else ()),
         )  # fmt: skip
         words = [*(f"{key}={value}" for key, value in every), "", str(len(argv)), *argv, *pairs]
         write_whole(self.run_dir(task.run) / "launch", "\0".join(words).encode(errors="surrogateescape"))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from holdfast.cli.exits import Exit, Stop
-
-if TYPE_CHECKING:
-    from holdfast.agent.config import AgentConfig
 
 
 @click.command()
@@ -20,8 +17,13 @@ if TYPE_CHECKING:
 @click.option("--pool", help="The node pool.")
 @click.option("--url", help="The address of the region's API.")
 @click.option("--ca", type=click.Path(dir_okay=False), help="The authority that signed the API's certificate.")
-@click.option("--cert", type=click.Path(dir_okay=False), help="The agent's certificate.")
+@click.option("--cert", type=click.Path(dir_okay=False), help="The agent's certificate, if it was given one.")
 @click.option("--key", type=click.Path(dir_okay=False), help="Its key.")
+@click.option(
+    "--join-token-file",
+    type=click.Path(dir_okay=False),
+    help="Instead of --cert: a file with a join token, which becomes the agent's own certificate.",
+)
 @click.option("--state", type=click.Path(file_okay=False), help="The agent's directory: tasks and their logs.")
 @click.option("--address", help="The address its work is reached at.")
 @click.option("--ports", metavar="FROM-TO", help="The ports it may give to its work.")
@@ -38,18 +40,20 @@ if TYPE_CHECKING:
 def agent(*, config: str | None, state: str | None, ports: str | None, **options: Any) -> None:
     """Run a node agent.
 
-    It registers the node with its region, runs what the region binds to it, and reports. On SIGTERM it leaves the work
-    running, so that it can be upgraded, and takes it over again when it returns.
+    It joins its region with a token that becomes a certificate of its own, registers the node, runs what the region
+    binds to it, and reports. On SIGTERM it leaves the work running, so that it can be upgraded, and takes it over again
+    when it returns. `holdfast token create NAME --join REGION` makes the token.
 
     \b
     Example:
       holdfast agent --name n1 --region eu-west --zone eu-west-a --url https://cell:7403 \\
-        --ca ca.crt --cert n1.crt --key n1.key --state /var/lib/holdfast/agent --ports 20000-20999
+        --ca ca.crt --join-token-file join-token --state /var/lib/holdfast/agent --ports 20000-20999
     """
     import uvloop
 
     from holdfast.agent.config import load
-    from holdfast.model.errors import Invalid
+    from holdfast.agent.main import run_agent
+    from holdfast.model.errors import Forbidden, Invalid, Unauthorized
     from holdfast.runtime.log import configure
 
     gpus: tuple[str, ...] = options.pop("gpus")
@@ -77,20 +81,15 @@ def agent(*, config: str | None, state: str | None, ports: str | None, **options
     if not settings.url:
         raise Stop("the agent does not know its region's API", why="--url is missing", code=Exit.USAGE)
     configure(cell=settings.region, component=f"agent/{settings.name}")
-    uvloop.run(run(settings))
-
-
-async def run(settings: AgentConfig) -> None:
-    from holdfast.agent.main import run_agent
-    from holdfast.client.http import HttpClient
-    from holdfast.runtime.ports import SystemPorts
-
-    ports = SystemPorts()
-    client = HttpClient(settings.url, ports, cell=settings.region, ca=settings.ca, cert=settings.cert, key=settings.key)
     try:
-        await run_agent(settings, client, ports)
-    finally:
-        await client.close()
+        uvloop.run(run_agent(settings))
+    except (Unauthorized, Forbidden) as refusal:
+        raise Stop(
+            f"region {settings.region} does not let node {settings.name} join",
+            why=refusal.message,
+            next_step=f"holdfast token create NAME --join {settings.region} --node {settings.name}",
+            code=Exit.DENIED,
+        ) from None
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.exits import Exit
+from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.output import note, output_option, print_json, quiet_option, state_option, table
-
-DRILLS = {
-    "region-loss": "Kill a region's cell, agents and work; every critical workload must serve elsewhere in time.",
-    "cut-off": "Kill the global cell for a while and a node meanwhile; the region must go on and replace it alone.",
-}
 
 
 @click.group()
 def drill() -> None:
     """Do failures for real, and see whether the promises hold.
 
-    A drill kills processes of this platform and nothing else. Whatever happens, it lets the supervisor start them again
-    before it ends; `holdfast drill restore` does the same by hand.
+    A drill kills processes of this platform and nothing else, and works with a tenant of its own. Whatever happens, it
+    undoes what it did and looks for leftovers before it ends; `holdfast drill restore` starts killed processes by hand.
 
     \b
     Examples:
@@ -36,18 +31,24 @@ def list_drills(output: str) -> None:
     Examples:
       holdfast drill list
     """
+    from holdfast.cli.drills.catalog import DRILLS
+
     if output == "json":
-        print_json([{"name": name, "does": does} for name, does in DRILLS.items()])
+        print_json([
+            {"name": d.name, "failure": d.failure, "does": d.does, "simulated": d.simulated, "aboutSeconds": d.about_s}
+            for d in DRILLS.values()
+        ])  # fmt: skip
     else:
-        click.echo(table(("DRILL", "DOES"), list(DRILLS.items())))
+        rows = [(d.name, f"{d.about_s} s", d.failure, d.does, d.simulated) for d in DRILLS.values()]
+        click.echo(table(("DRILL", "ABOUT", "FAILURE", "DOES", "SIMULATED BY"), rows))
 
 
 @drill.command("run")
-@click.argument("name", type=click.Choice(list(DRILLS)))
+@click.argument("name")
 @click.option("--region", required=True, help="The region it happens to.")
 @click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds for each phase.")
 @click.option("--seconds", type=float, default=90.0, show_default=True, help="cut-off: how long the cut lasts.")
-@click.option("--fail-back/--no-fail-back", default=True, help="Also wait until everything was given back.")
+@click.option("--fail-back/--no-fail-back", default=True, help="region-loss: also wait for failback.")
 @state_option
 @quiet_option
 @output_option
@@ -56,6 +57,7 @@ def run_drill(
 ) -> int:
     """Run one drill and report: the clock by stage, the promises, and the six questions.
 
+    The answers are read from what was recorded while it ran: every change in every cell, events, decisions, counters.
     Exits with 0 only when the drill passed.
 
     \b
@@ -63,15 +65,15 @@ def run_drill(
       holdfast drill run region-loss --region eu-central
       holdfast drill run region-loss --region eu-central -o json | jq .seconds_to_four_serving
     """
-    from holdfast.cli.drills.cut_off import CutOff
-    from holdfast.cli.drills.region_loss import RegionLoss
+    from holdfast.cli.drills.catalog import DRILLS, Options, run_drill
+    from holdfast.cli.drills.incident import Incident
     from holdfast.cli.platform.layout import Layout
 
+    if name not in DRILLS:
+        raise Stop(f"there is no drill {name!r}", next_step=f"choose one of {', '.join(DRILLS)}", code=Exit.USAGE)
     say = (lambda line: None) if quiet else note
-    if name == "cut-off":
-        report = CutOff(Layout(state), region, seconds=seconds, timeout_s=timeout_s, say=say).run()
-    else:
-        report = RegionLoss(Layout(state), region, timeout_s=timeout_s, say=say).run(fail_back=fail_back)
+    incident = Incident(Layout(state), region, timeout_s=timeout_s, say=say)
+    report = run_drill(DRILLS[name], incident, Options(seconds=seconds, fail_back=fail_back))
     if output == "json":
         print_json(report.as_json())
     else:

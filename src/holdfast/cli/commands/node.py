@@ -1,4 +1,4 @@
-"""`holdfast node`: cordon, uncordon and drain, with the drain's progress and what blocks it."""
+"""`holdfast node`: cordon, uncordon, revoke, and drain with its progress and what blocks it."""
 
 from __future__ import annotations
 
@@ -107,6 +107,40 @@ def drain(name: str, *, deadline: float, wait: bool, state: str, output: str) ->
                 code=Exit.TIMED_OUT,
             )
         time.sleep(LOOK_EVERY_S)
+
+
+@node.command()
+@click.argument("name")
+@state_option
+@output_option
+def revoke(name: str, state: str, output: str) -> None:
+    """Refuse a node's certificates from now on, as when its machine is lost or stolen.
+
+    Its agent is cut off at once: the lease ends, the node is fenced, and its work is placed elsewhere; exclusive work
+    ends before the lease does. To take the node back, let it join again with a token made for it.
+
+    \b
+    Example:
+      holdfast node revoke us-east-1
+      holdfast token create again --join us-east --node us-east-1
+    """
+    from holdfast.cli.http import Refusal
+
+    api, _ = find(state, name)
+    path = f"/apis/holdfast.dev/v1/nodeidentities/{quote(name)}"
+    try:
+        generation = api.get(path)["spec"]["generation"]
+    except Refusal as refusal:
+        if refusal.status != 404:
+            raise
+        raise Stop(
+            f"node {name} never joined with a token",
+            why="its certificate was given to it by other means",
+            next_step="revoke that where it was made",
+        ) from None
+    change = {"spec": {"revokedGeneration": generation}}
+    api.request("PATCH", path, change, content_type="application/merge-patch+json")
+    tell(output, name, "revoked", generation=generation)
 
 
 def path_of(name: str) -> str:

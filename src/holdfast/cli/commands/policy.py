@@ -11,14 +11,16 @@ from holdfast.cli.output import output_option, print_json, state_option, table
 
 PATH = "/apis/holdfast.dev/v1/schedulerpolicies"
 MERGE = "application/merge-patch+json"
+EXAMPLES = 10
 
 
 @click.group()
 def policy() -> None:
     """See, try, promote and take back scheduling policies.
 
-    A policy's rules become immutable revisions. A draft decides nothing, a canary decides in the regions it names, an
-    active one everywhere. What is bound or starting keeps the decision it has.
+    A policy's rules become immutable revisions. A draft decides nothing, a shadow is compared with what is decided, a
+    canary decides in the regions it names, an active one everywhere. What is bound or starting keeps the decision it
+    has. With spec.guard a revision that does badly is paused or taken back by itself.
 
     \b
     Examples:
@@ -60,8 +62,41 @@ class Policies:
         )
         return done
 
+    def shadowed(self, name: str) -> dict[str, Any]:
+        """What regions recorded of the policy's shadow revision beside their own decisions."""
+        status = self.policy(name).get("status", {})
+        revision = next((r["metadata"]["name"] for r in self.revisions(name) if r["spec"]["stage"] == "Shadow"), "")
+        rows: list[dict[str, Any]] = []
+        examples: list[str] = []
+        for region in self._watcher.regions:
+            row: dict[str, Any] = {"region": region, "decisions": 0, "same": 0, "other": 0, "gained": 0, "lost": 0}
+            for decision in self._watcher.try_list("decisions", region) or []:
+                shadow = decision["spec"].get("shadow") or {}
+                if not revision or shadow.get("revision") != revision:
+                    continue
+                row["decisions"] += 1
+                for count in ("same", "other", "gained", "lost"):
+                    row[count] += shadow.get(count, 0)
+                examples += _differs(region, decision)
+            rows.append(row)
+        return {
+            "revision": revision or status.get("revision", ""),
+            "regions": rows,
+            "examples": examples[:EXAMPLES],
+        }
+
     def active(self, name: str) -> dict[str, Any] | None:
         return next((r for r in self.revisions(name) if r["spec"]["stage"] == "Active"), None)
+
+
+def _differs(region: str, decision: dict[str, Any]) -> list[str]:
+    """One line for each replica the shadow would have placed elsewhere."""
+    chosen = {entry["replica"]: entry.get("node") or "no place" for entry in decision["spec"]["entries"]}
+    return [
+        f"{region}: {decision['metadata']['namespace']}/{entry['replica']}: {chosen.get(entry['replica'], '?')}, "
+        f"the shadow: {entry.get('node') or 'no place (' + entry.get('reason', '') + ')'}"
+        for entry in decision["spec"]["shadow"].get("entries", [])
+    ]
 
 
 def _told(output: str, done: dict[str, Any], line: str) -> None:
@@ -84,6 +119,7 @@ def list_revisions(name: str, state: str, output: str) -> None:
     """
     with Policies(state) as policies:
         found = policies.revisions(name)
+        held = policies.policy(name).get("status", {}).get("held") or {}
         using: dict[str, list[str]] = {}
         for region in policies.regions():
             revision = region.get("status", {}).get("report", {}).get("policy", "")
@@ -98,6 +134,8 @@ def list_revisions(name: str, state: str, output: str) -> None:
         for r in found
     ]  # fmt: skip
     click.echo(table(("REVISION", "SEQUENCE", "STAGE", "CANARY REGIONS", "DECIDES IN"), rows))
+    if held:
+        click.echo(f"{held['revision']} was stopped by its guard ({held['action']}): {held['message']}")
 
 
 @policy.command("diff")
@@ -133,11 +171,15 @@ def diff(name: str, state: str, output: str) -> int:
 @state_option
 @output_option
 def shadow(name: str, file: str | None, state: str, output: str) -> None:
-    """Publish new rules as a revision that decides nothing. `holdfast plan --policy` compares its choices.
+    """Let new rules decide beside the active ones, without effect, and show where they differ.
+
+    Regions plan by both on the same state and record in their Decisions what the shadow would have chosen. Without
+    -f the policy's own rules are shadowed; run it again to see what was recorded since.
 
     \b
     Examples:
       holdfast policy shadow default -f packing.yaml
+      holdfast policy shadow default
     """
     import yaml
 
@@ -149,7 +191,26 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
             raise Stop(f"{file} holds no SchedulerPolicy", next_step="kind: SchedulerPolicy", code=Exit.USAGE)
         spec["rules"] = document.get("spec", {}).get("rules", {})
     with Policies(state) as policies:
-        _told(output, policies.patch(name, spec), f"policy {name}: Shadow")
+        stage = policies.policy(name)["spec"].get("stage", "Active")
+        if file is None and stage == "Active":
+            raise Stop(
+                f"policy {name} is active: its rules decide everywhere and cannot be tried beside themselves",
+                next_step=f"holdfast policy shadow {name} -f RULES.yaml, with a SchedulerPolicy that has others",
+                code=Exit.CONFLICT,
+            )
+        if file is not None or stage != "Shadow":
+            policies.patch(name, spec)
+        shadowed = policies.shadowed(name)
+    if output == "json":
+        print_json(shadowed)
+        return
+    click.echo(f"policy {name}: Shadow, revision {shadowed['revision']}")
+    rows = [(r["region"], r["decisions"], r["same"], r["other"], r["gained"], r["lost"]) for r in shadowed["regions"]]
+    click.echo(
+        table(("REGION", "DECISIONS COMPARED", "SAME", "OTHER", "ONLY IT PLACES", "ONLY THE ACTIVE PLACES"), rows)
+    )
+    for line in shadowed["examples"]:
+        click.echo(f"  {line}")
 
 
 @policy.command("promote")

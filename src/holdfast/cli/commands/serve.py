@@ -22,6 +22,8 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--tls-cert", type=FILE, required=True, help="The server's certificate.")
 @click.option("--tls-key", type=FILE, required=True, help="Its key.")
 @click.option("--client-ca", type=FILE, required=True, help="The authority that signs clients' certificates.")
+@click.option("--node-ca", type=FILE, help="For a region: the authority that certifies the nodes that join it.")
+@click.option("--node-ca-key", type=FILE, help="For a region: the key of that authority; without it nobody can join.")
 @click.option("--tokens", type=FILE, required=True, help="The file of hashed API tokens.")
 @click.option("--global-url", default="", help="For a region: the address of the global cell.")
 @click.option("--link-cert", type=FILE, help="For a region: the certificate it shows to the global cell.")
@@ -58,6 +60,8 @@ def serve(
     tls_cert: Path,
     tls_key: Path,
     client_ca: Path,
+    node_ca: Path | None,
+    node_ca_key: Path | None,
     tokens: Path,
     global_url: str,
     link_cert: Path | None,
@@ -128,6 +132,8 @@ def serve(
         url=advertise or f"https://{host}:{port}",
         peer_cert=peer_cert,
         peer_key=peer_key,
+        node_ca=node_ca,
+        node_ca_key=node_ca_key,
     )
     try:
         return uvloop.run(run_cell(config))

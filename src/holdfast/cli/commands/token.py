@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
 from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.output import note, output_option, print_json, state_option, table
 
+if TYPE_CHECKING:
+    from holdfast.cli.http import Api
+
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @click.group()
 def token() -> None:
-    """Create, list and revoke API tokens.
+    """Create, list and revoke API tokens, and the join tokens of nodes.
 
-    A token is shown once, when it is made; only its hash is kept. Cells notice changes at once.
+    A token is shown once, when it is made; only its hash is kept. Cells notice changes at once. With --join REGION the
+    commands are about the tokens with which that region's nodes join.
 
     \b
-    Example:
+    Examples:
       holdfast token create ci --tenant payments --expires 30d
+      holdfast token create rack-7 --join eu-west --uses 12 --expires 2h
     """
 
 
@@ -31,8 +38,24 @@ def token() -> None:
 @click.option("--viewer", is_flag=True, help="It may read everything and change nothing.")
 @click.option("--operator", is_flag=True, help="It may do everything an operator may.")
 @click.option("--cell", "cells", multiple=True, help="Use it at this cell only; may be repeated.")
+@click.option("--join", "region", default="", metavar="REGION", help="A token with which nodes join this region.")
 @click.option(
-    "--expires", default="", metavar="DURATION", help="How long it is good, as 12h or 30d; for ever if not given."
+    "--node", "node_name", default="", help="With --join: the one node it is for, which may have joined before."
+)
+@click.option("--uses", type=click.IntRange(1, 256), default=1, show_default=True, help="With --join: how many nodes.")
+@click.option(
+    "--certificate",
+    "certificate",
+    default="30d",
+    show_default=True,
+    metavar="DURATION",
+    help="With --join: how long each certificate is good; agents renew theirs in time.",
+)
+@click.option(
+    "--expires",
+    default="",
+    metavar="DURATION",
+    help="How long it is good, as 12h or 30d; for ever if not given, or 1h with --join.",
 )
 @state_option
 @output_option
@@ -44,6 +67,10 @@ def create(
     viewer: bool,
     operator: bool,
     cells: tuple[str, ...],
+    region: str,
+    node_name: str,
+    uses: int,
+    certificate: str,
     expires: str,
     state: str,
     output: str,
@@ -53,6 +80,7 @@ def create(
     \b
     Examples:
       holdfast token create ci --tenant payments --expires 30d
+      holdfast token create n7 --join eu-west --node n7 > join-token
       holdfast kubeconfig --token "$(holdfast token create me --viewer)" > viewer.kubeconfig
     """
     import time
@@ -61,6 +89,13 @@ def create(
     from holdfast.gate.principal import OPERATORS, TENANT_PREFIX, VIEWERS
     from holdfast.gate.tokens import TokenFile
 
+    if region:
+        if tenants or viewer or operator or cells or user:
+            why = "a join token lets nodes join, and nothing else"
+            raise Stop(f"token {name} was not made", why=why, next_step="leave the other options out", code=Exit.USAGE)
+        lasts_s = duration_s(expires or "1h"), duration_s(certificate)
+        create_join(name, region, node_name, uses, lasts_s, state=state, output=output)
+        return
     if not (tenants or viewer or operator):
         raise Stop(
             "a token that may do nothing is of no use",
@@ -85,16 +120,48 @@ def create(
         click.echo(made)
 
 
+def create_join(
+    name: str, region: str, node: str, uses: int, lasts_s: tuple[float, float], *, state: str, output: str
+) -> None:
+    """`lasts_s`: how long the token is good, and how long a certificate that it gives."""
+    from holdfast.cli.platform.enrol import make_token
+
+    text = make_token(
+        region_api(state, region), region, name, node=node, uses=uses, ttl_s=lasts_s[0], certificate_s=lasts_s[1]
+    )
+    if output == "json":
+        print_json({"name": name, "region": region, "node": node, "uses": uses, "token": text})
+    else:
+        click.echo(text)
+
+
+def region_api(state: str, region: str) -> Api:
+    from holdfast.cli.platform.layout import Layout
+    from holdfast.cli.platform.survey import connect
+
+    layout = Layout(state)
+    platform = layout.load()
+    if region not in {planned.name for planned in platform.regions}:
+        names = ", ".join(planned.name for planned in platform.regions)
+        raise Stop(f"there is no region {region}", next_step=f"the regions are {names}", code=Exit.USAGE)
+    return connect(layout, platform, region)
+
+
 @token.command("list")
+@click.option("--join", "region", default="", metavar="REGION", help="The join tokens of this region instead.")
 @state_option
 @output_option
-def list_tokens(state: str, output: str) -> None:
+def list_tokens(region: str, state: str, output: str) -> None:
     """List the tokens there are, never their secrets.
 
     \b
-    Example:
+    Examples:
       holdfast token list -o json
+      holdfast token list --join eu-west
     """
+    if region:
+        list_join(region_api(state, region), output)
+        return
     from holdfast.cli.platform.layout import Layout
     from holdfast.gate.tokens import TokenFile
 
@@ -113,23 +180,47 @@ def list_tokens(state: str, output: str) -> None:
     click.echo(table(("NAME", "USER", "GROUPS", "EXPIRES", "CELLS"), rows))
 
 
+def list_join(api: Api, output: str) -> None:
+    found = api.list("jointokens")
+    rows = [
+        {
+            "name": item["metadata"]["name"], "node": item["spec"].get("node", ""), "uses": item["spec"]["uses"],
+            "used": [use["node"] for use in item["status"].get("used", [])],
+            "made": item["metadata"]["creationTimestamp"], "ttlSeconds": item["spec"]["ttlSeconds"],
+        }
+        for item in found
+    ]  # fmt: skip
+    if output == "json":
+        print_json(rows)
+        return
+    lines = [
+        (r["name"], r["node"] or "any", f"{len(r['used'])}/{r['uses']}", r["made"], f"{r['ttlSeconds']:g}s")
+        for r in rows
+    ]
+    click.echo(table(("NAME", "NODE", "USED", "MADE", "GOOD FOR"), lines))
+
+
 @token.command("revoke")
 @click.argument("name")
+@click.option("--join", "region", default="", metavar="REGION", help="A join token of this region.")
 @state_option
 @output_option
-def revoke(name: str, *, state: str, output: str) -> None:
-    """Refuse a token from now on.
+def revoke(name: str, *, region: str, state: str, output: str) -> None:
+    """Refuse a token from now on. Nodes that joined with it stay; `holdfast node revoke` is about those.
 
     \b
-    Example:
+    Examples:
       holdfast token revoke ci
+      holdfast token revoke rack-7 --join eu-west
     """
     from holdfast.cli.platform.layout import Layout
     from holdfast.gate.tokens import TokenFile
 
     layout = Layout(state)
     layout.load()
-    if not TokenFile(layout.tokens).revoke(name):
+    if region:
+        region_api(state, region).request("DELETE", f"/apis/holdfast.dev/v1/jointokens/{quote(name)}")
+    elif not TokenFile(layout.tokens).revoke(name):
         raise Stop(f"there is no token {name}", next_step="holdfast token list shows them")
     if output == "json":
         print_json({"name": name, "revoked": True})

@@ -8,12 +8,14 @@ import msgspec
 
 
 class SixAnswers(msgspec.Struct, frozen=True, rename="camel"):
-    desired_state_changed: str
-    acted_first: str
-    partial_progress: str
-    invariant_held: str
-    telemetry: str
-    way_back: str
+    """Lines, each a recorded fact."""
+
+    desired_state_changed: list[str]
+    acted_first: list[str]
+    partial_progress: list[str]
+    invariant_held: list[str]
+    telemetry: list[str]
+    way_back: list[str]
 
 
 QUESTIONS = {
@@ -22,7 +24,7 @@ QUESTIONS = {
     "partial_progress": "What partial progress was recorded?",
     "invariant_held": "Which invariant held?",
     "telemetry": "Which telemetry proves it?",
-    "way_back": "What is the way back?",
+    "way_back": "What was the repair or rollback path?",
 }
 
 
@@ -60,7 +62,7 @@ class Report(msgspec.Struct, rename="camel", omit_defaults=True):
             lines += [f"    {item}" for item in items]
         if self.answers is not None:
             for field, question in QUESTIONS.items():
-                lines += [f"  {question}", f"    {getattr(self.answers, field)}"]
+                lines += [f"  {question}", *(f"    {line}" for line in getattr(self.answers, field))]
         return "\n".join(lines)
 
 

@@ -9,11 +9,15 @@ import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
+
 from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.http import Api
 from holdfast.cli.platform.layout import Layout, Platform
 from holdfast.cli.platform.survey import connect
+from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
+from holdfast.model.replica import Replica
 
 Item = dict[str, Any]
 T = TypeVar("T")
@@ -44,6 +48,15 @@ class Watcher:
                 raise
             return ask()
 
+    def events(self, cell: str) -> builtins.list[Item]:
+        """What controllers said of late; none from a cell that does not answer."""
+        try:
+            answer = self._again(lambda: self._apis[cell].get("/api/v1/events", limit="5000"))
+        except Stop:
+            return []
+        found: builtins.list[Item] = answer["items"]
+        return found
+
     def try_list(self, plural: str, cell: str) -> builtins.list[Item] | None:
         try:
             return self.list(plural, cell)
@@ -72,6 +85,11 @@ class Watcher:
         for row in rows:
             found[row["region"]] = found.get(row["region"], 0) + row.get("serving", 0)
         return found
+
+
+def serves(replica: Item) -> bool:
+    """Whether a replica serves by the one function that decides it."""
+    return stage(msgspec.convert(replica, Replica)) is Stage.SERVING
 
 
 def violations(watcher: Watcher) -> list[str]:

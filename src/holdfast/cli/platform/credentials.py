@@ -1,5 +1,6 @@
-"""The platform's own certificate authority and what it signs: one server certificate per cell, one client
-certificate per link and agent, and the operator's."""
+"""The platform's own certificate authority and what it signs: one server certificate per cell, one client certificate
+per link, and the operator's. Nodes have an authority per region, which that region's cell alone holds; agents get
+their certificates from it by joining."""
 
 from __future__ import annotations
 
@@ -31,8 +32,14 @@ class Credentials:
     def link(self, region: str) -> Files:
         return self._files(f"link-{region}")
 
-    def agent(self, region: str, node: str) -> Files:
-        return self._files(f"agent-{region}-{node}")
+    def nodes(self, region: str) -> tuple[Path, Path]:
+        """The region's authority for nodes, and its key."""
+        folder = self._folder / f"nodes-{region}"
+        return folder / "ca.crt", folder / "ca.key"
+
+    @property
+    def ca(self) -> Path:
+        return self._folder / "ca.crt"
 
     def operator(self) -> Files:
         return self._files(OPERATOR)
@@ -40,10 +47,31 @@ class Credentials:
     def _files(self, name: str) -> Files:
         return Files(ca=self._folder / "ca.crt", cert=self._folder / f"{name}.crt", key=self._folder / f"{name}.key")
 
+    def lend_scheduler(self) -> Files:
+        """For a drill: the name of a scheduler, good for a day; `take_back` removes it."""
+        from holdfast.gate.certificates import issue
+        from holdfast.gate.principal import CONTROLLERS
+
+        name = "drill-scheduler"
+        issue(self._folder, name, "holdfast:controller:scheduler", (CONTROLLERS,), now_s=time.time(), days=1)
+        return self._files(name)
+
+    def lend_node(self, region: str, node: str) -> Files:
+        """For a drill: the name of one node of a region."""
+        from holdfast.gate.certificates import issue
+        from holdfast.gate.principal import NODES
+
+        issue(self._folder, f"drill-{node}", f"holdfast:node:{region}:{node}", (NODES,), now_s=time.time(), days=1)
+        return self._files(f"drill-{node}")
+
+    def take_back(self, files: Files) -> None:
+        files.cert.unlink(missing_ok=True)
+        files.key.unlink(missing_ok=True)
+
     def prepare(self, platform: Platform) -> None:
         """Makes the authority and every certificate the platform needs. Safe to repeat."""
         from holdfast.gate.certificates import issue, make_ca
-        from holdfast.gate.principal import NODES, OPERATORS, REGIONS
+        from holdfast.gate.principal import OPERATORS, REGIONS
 
         now_s = time.time()
         folder = self._folder
@@ -53,7 +81,5 @@ class Credentials:
                   dns=("localhost",), ips=("127.0.0.1", "::1"))  # fmt: skip
         for region in platform.regions:
             issue(folder, f"link-{region.name}", f"holdfast:region:{region.name}", (REGIONS,), now_s=now_s)
-            for agent in region.agents:
-                user = f"holdfast:node:{region.name}:{agent.name}"
-                issue(folder, f"agent-{region.name}-{agent.name}", user, (NODES,), now_s=now_s)
+            make_ca(folder / f"nodes-{region.name}", now_s=now_s, common_name=f"holdfast nodes of {region.name}")
         issue(folder, OPERATOR, OPERATOR, (OPERATORS,), now_s=now_s)

@@ -20,6 +20,7 @@ from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.http import Api
 from holdfast.cli.output import note, print_json
 from holdfast.cli.platform.credentials import Credentials
+from holdfast.cli.platform.enrol import clear, enrol
 from holdfast.cli.platform.kubeconfig import write_kubeconfig
 from holdfast.cli.platform.layout import MAX_REGIONS, Layout, Platform, design, write_whole
 from holdfast.cli.platform.processes import Identity, alive, send, wait_gone
@@ -217,16 +218,19 @@ def wait_until_serving(
     """Looks until everything serves or time runs out; applies regions and samples on the way, when there is a point."""
     deadline = time.monotonic() + timeout_s
     surveyor = Surveyor(layout, platform)
-    regions = samples = False
+    regions = samples = enrolled = False
     try:
         while True:
             survey = surveyor.look()
             shown.show(survey)
+            if not enrolled:
+                enrolled = applied(lambda: enrol(layout, platform))
             if not regions and survey.cells[0].ready:
                 regions = applied(lambda: apply_all(surveyor.api("global"), region_manifests(platform)))
             elif regions and not samples and can_place(platform, survey):
                 samples = applied(lambda: apply_samples(layout, platform, surveyor.api("global"), shown.say))
             elif samples and is_serving(platform, survey):
+                clear(layout, platform)
                 return survey, True
             if not alive(supervisor):
                 raise Stop(

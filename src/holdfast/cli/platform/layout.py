@@ -89,6 +89,14 @@ class Layout:
     def agent(self, name: str) -> Path:
         return self.root / "agents" / name
 
+    def identity(self, agent: str) -> Path:
+        """An agent's own certificate and key: there once it has joined."""
+        return self.agent(agent) / "identity" / "node.pem"
+
+    def join_token(self, agent: str) -> Path:
+        """Where an agent that has not joined yet looks for its token."""
+        return self.root / "joining" / agent
+
     def log(self, process: str) -> Path:
         return self.logs / f"{process}.log"
 

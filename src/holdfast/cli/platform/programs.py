@@ -23,7 +23,7 @@ def programs(platform: Platform, layout: Layout) -> list[Program]:
         more = ("--global-url", platform.global_url, *_store(platform, region.name))
         kept.append(_cell(region.name, region.port, layout, rank=REGION_RANK, more=more))
     for region in platform.regions:
-        kept.extend(_agent(agent, region, layout) for agent in region.agents)
+        kept.extend(agent_program(agent, region, layout) for agent in region.agents)
     return kept
 
 
@@ -47,7 +47,9 @@ def _cell(name: str, port: int, layout: Layout, *, rank: int, more: tuple[str, .
     )  # fmt: skip
     if rank == REGION_RANK:
         link = Credentials(layout).link(name)
+        nodes, nodes_key = Credentials(layout).nodes(name)
         more = (*more, "--link-cert", str(link.cert), "--link-key", str(link.key))
+        more = (*more, "--node-ca", str(nodes), "--node-ca-key", str(nodes_key))
     return Program(
         name=f"cell-{name}",
         argv=python_command("serve", *options, *more),
@@ -56,20 +58,20 @@ def _cell(name: str, port: int, layout: Layout, *, rank: int, more: tuple[str, .
     )
 
 
-def _agent(agent: AgentPlan, region: RegionPlan, layout: Layout) -> Program:
-    files = Credentials(layout).agent(region.name, agent.name)
+def agent_program(agent: AgentPlan, region: RegionPlan, layout: Layout, *, pool: str = "") -> Program:
     options = [
         "--name", agent.name,
         "--region", region.name,
         "--zone", agent.zone,
         "--url", region.url,
-        "--ca", str(files.ca),
-        "--cert", str(files.cert),
-        "--key", str(files.key),
+        "--ca", str(Credentials(layout).ca),
+        "--join-token-file", str(layout.join_token(agent.name)),
         "--state", str(layout.agent(agent.name)),
         "--ports", f"{agent.ports[0]}-{agent.ports[1]}",
         "--stop-work-on-exit",
     ]  # fmt: skip
+    if pool:
+        options += ["--pool", pool]
     for resource, amount in agent.capacity.items():
         options += ["--capacity", f"{resource}={amount}"]
     for device, model in agent.gpus:

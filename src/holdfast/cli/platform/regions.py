@@ -29,6 +29,7 @@ from holdfast.model.override import Override
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision, Rules
 from holdfast.model.scheduling_request import Member, SchedulingRequest
+from holdfast.model.template import template_hash
 
 GONE = 410
 
@@ -94,7 +95,9 @@ class Region:
         return Question(self.snapshot(), ask, rules or self.policy(now).rules, now)
 
     def ask_for(self, request: SchedulingRequest, members: tuple[Member, ...]) -> Ask:
-        bound = self.builder().claims_of(request.metadata.namespace, request.spec.workload)
+        bound = self.builder().claims_of(
+            request.metadata.namespace, request.spec.workload, template_hash(request.spec.template)
+        )
         return ask_of(request, members, bound=bound, evictions=1_000_000)
 
     # The past

@@ -37,11 +37,15 @@ def reason_of(code: int) -> Reason:
 def mark(why: Codes, refusals: list[Refusal]) -> None:
     """Writes each reason on the nodes that nothing refused before."""
     for reason, refused in refusals:
+        if not refused.any():
+            continue
         why[refused & (why == ACCEPTED)] = _CODES[reason]
 
 
 def reasons_in(why: Codes) -> dict[Reason, int]:
     """How many nodes each reason refused, the commonest first, equal ones by name."""
+    if not why.any():
+        return {}
     counts = np.bincount(why, minlength=NO_NODE + 1)
     found = [(int(counts[code]), reason_of(code)) for code in np.flatnonzero(counts).tolist() if 0 < code < NO_NODE]
     return {reason: count for count, reason in sorted(found, key=lambda pair: (-pair[0], pair[1].value))}

@@ -31,5 +31,5 @@ def free_of(scratch: Scratch, ask: Ask, resource: str) -> Counts:
     row = scratch.snapshot.resources.get(resource)
     if row is None:
         return np.zeros(scratch.room.shape[1], dtype=np.int64)
-    room: Counts = scratch.room[row]
-    return room if ask.reclaimable or ask.draws else np.minimum(room, scratch.firm_room[row])
+    free: Counts = (scratch.room if ask.reclaimable or ask.draws else scratch.least_room)[row]
+    return free

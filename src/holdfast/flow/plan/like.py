@@ -176,18 +176,24 @@ class _Field:
 
 
 def _place_one(
-    scratch: Scratch, ask: Ask, rules: Rules, skew: gates.Skew, *, seed: int, codes: Codes
+    scratch: Scratch, ask: Ask, rules: Rules, skew: gates.Skew, *, seed: int, codes: Codes, feasible: int
 ) -> tuple[Proposal, _Place]:
     """The same choice for a single replica without spread limits: two scans instead of heaps."""
     snapshot, board = scratch.snapshot, Board(scratch, ask, rules, skew)
     scored = board.score()
     zones = snapshot.static.zone
-    points: Counts = np.zeros(len(zones.values), dtype=np.int64)
-    for zone in skew.zones:
-        points[zone] = board.zone_points(zone)
-    totals = scored.total + points[zones.ids]
-    keys = (totals << TIE_BITS) + (TIE_MAX - tie_numbers(snapshot, seed))
-    keys[codes != 0] = -1
+    by_zone = {zone: board.zone_points(zone) for zone in skew.zones}
+    if len(set(by_zone.values())) == 1:
+        totals = scored.total + next(iter(by_zone.values()))
+    else:
+        points: Counts = np.zeros(len(zones.values), dtype=np.int64)
+        points[list(by_zone)] = list(by_zone.values())
+        totals = scored.total + points[zones.ids]
+    keys = totals << TIE_BITS
+    keys += TIE_MAX
+    keys -= tie_numbers(snapshot, seed)
+    if feasible < len(keys):
+        keys[codes != 0] = -1
     slot = _first(snapshot, keys)
     keys[slot] = -1
     other = _first(snapshot, keys)
@@ -208,8 +214,9 @@ def _place_one(
 
 def _first(snapshot: Snapshot, keys: Counts) -> int:
     """The slot with the highest key; of equal ones, the first by name."""
-    equal = np.flatnonzero(keys == keys.max()).tolist()
-    return equal[0] if len(equal) == 1 else min(equal, key=snapshot.name)
+    first = int(keys.argmax())
+    equal = np.flatnonzero(keys == keys[first])
+    return first if len(equal) == 1 else min(equal.tolist(), key=snapshot.name)
 
 
 def place_like(scratch: Scratch, ask: Ask, rules: Rules, seed: int) -> LikePlan:
@@ -217,11 +224,11 @@ def place_like(scratch: Scratch, ask: Ask, rules: Rules, seed: int) -> LikePlan:
     among = gates.eligible(scratch, ask, rules)
     skew = gates.skew_of(scratch, ask, rules, among)
     codes = gates.why(scratch, ask, rules, among)
-    feasible = int((codes == 0).sum())
+    feasible = len(codes) - int(np.count_nonzero(codes))
     proposals: list[Proposal] = []
     places: list[_Place] = []
     if feasible and len(ask.members) == 1 and not skew.limited:
-        proposal, place = _place_one(scratch, ask, rules, skew, seed=seed, codes=codes)
+        proposal, place = _place_one(scratch, ask, rules, skew, seed=seed, codes=codes, feasible=feasible)
         proposals.append(proposal)
         places.append(place)
     elif feasible:

@@ -24,7 +24,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, RefusalCount
 
-PLANNER_VERSION = "2"
+PLANNER_VERSION = "3"
 """Raised with every change that can alter an outcome, so that a replay knows whether it may be compared."""
 
 
@@ -104,6 +104,10 @@ class _Planning:
         nodes = scratch.snapshot.node_count
         if found.last_why is None:
             refusals = histogram(scratch, ask, found.first_why, explained=False)
+            if len(found.proposals) + ask.bound < ask.gang_min:  # all who are there fit, and are too few
+                self._undo(ask, found, [])
+                gang = _incomplete(ask, len(found.proposals))
+                return AskPlan(ask, (), ask.members, (gang, *refusals), nodes, found.feasible)
             return AskPlan(ask, tuple(found.proposals), (), refusals, nodes, found.feasible)
         refusals = histogram(scratch, ask, found.last_why, explained=True)
         evictions: list[Eviction] = []

@@ -10,7 +10,7 @@ from holdfast.flow.active_policy import ActivePolicy
 from holdfast.flow.ask import Ask
 from holdfast.flow.plan.planner import PLANNER_VERSION, AskPlan, Plan
 from holdfast.model.binding import Intent
-from holdfast.model.decision import Asked, AssumedBatch, Decision, DecisionSpec, QueueState
+from holdfast.model.decision import Asked, AssumedBatch, Decision, DecisionSpec, QueueState, Shadow
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement import PlaceItem
 from holdfast.model.placement_rules import keeps_off
@@ -68,6 +68,7 @@ def decision(
     queue: QueueState,
     unique: str,
     wake_up_at: float | None,
+    shadow: Shadow | None = None,
 ) -> Decision:
     """The record of one ask. `unique` is an identity never used before; the Decision's name is made from it."""
     plan, policy, basis = setting.plan, setting.policy, setting.basis
@@ -103,6 +104,7 @@ def decision(
             refusals=made.refusals,
             next_owner=_next_owner(made),
             wake_up_at=micro_text(wake_up_at) if wake_up_at is not None else "",
+            shadow=shadow,
         ),
     )
 

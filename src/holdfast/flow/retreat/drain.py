@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.flow.retreat.release import why_it_stays
+from holdfast.flow.retreat.budget import why_it_stays
 from holdfast.model import limits
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key

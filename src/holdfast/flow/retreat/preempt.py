@@ -8,6 +8,7 @@ may go, or none is asked to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from holdfast.model import limits
 from holdfast.model.binding import Reservation, ReservationPhase
@@ -49,16 +50,40 @@ def why(replica: Replica, view: View) -> tuple[Reason, str, str] | None:
 def all_may_go(nomination: Reservation, view: View) -> bool:
     """Whether every victim of a nomination may leave now, those counted that leave for it already."""
 
-    def mates(victim: Replica) -> Iterable[Replica]:
-        return view.by(Replica, "workload", f"{victim.metadata.namespace}/{victim.spec.workload}")
+    def mates(victim: Replica) -> Mates:
+        workload = victim.spec.workload
+        kept = view.total(Replica, victim.metadata.namespace, away_and_here)
+        return Mates(kept.get((workload, "staying"), 0), kept.get((workload, "serving"), 0))
 
     return not over_budget(victims_of(nomination, view), mates)
 
 
-def over_budget(victims: Iterable[Replica], mates: Callable[[Replica], Iterable[Replica]]) -> str:
+class Mates(NamedTuple):
+    """How many replicas of a workload are in the region and not to go, and how many of those serve."""
+
+    staying: int
+    serving: int
+
+
+def mates_among(replicas: Iterable[Replica]) -> Mates:
+    staying = [r for r in replicas if not r.metadata.terminating]
+    return Mates(len(staying), sum(stage(r) is Stage.SERVING for r in staying))
+
+
+def away_and_here(replica: Replica) -> dict[tuple[str, str], int]:
+    """What one replica adds to its workload's `Mates`, in a total that is kept rather than counted each time."""
+    if replica.metadata.terminating:
+        return {}
+    workload = replica.spec.workload
+    if stage(replica) is not Stage.SERVING:
+        return {(workload, "staying"): 1}
+    return {(workload, "staying"): 1, (workload, "serving"): 1}
+
+
+def over_budget(victims: Iterable[Replica], mates: Callable[[Replica], Mates]) -> str:
     """The workload whose disruption budget all of these together would break; empty when they may go.
 
-    `mates` finds the replicas of a victim's workload in the region.
+    `mates` counts the replicas of a victim's workload in the region.
     """
     leaving: dict[tuple[str, str], list[Replica]] = {}
     for victim in victims:
@@ -89,12 +114,10 @@ def victim_names(nomination: Reservation) -> list[str]:
     return [name if "/" in name else f"{own}/{name}" for name in nomination.spec.victims]
 
 
-def _within_budget(victims: list[Replica], mates: Iterable[Replica]) -> bool:
+def _within_budget(victims: list[Replica], mates: Mates) -> bool:
     """Whether all but `maxUnavailable` replicas of the workload would go on serving without these."""
-    first = victims[0]
-    staying = [r for r in mates if not r.metadata.terminating]
-    serving = sum(stage(r) is Stage.SERVING for r in staying)
-    return serving - len(victims) >= len(staying) - max(1, first.spec.disruption.max_unavailable)
+    away_max = max(1, victims[0].spec.disruption.max_unavailable)
+    return mates.serving - len(victims) >= mates.staying - away_max
 
 
 def grace_s(replica: Replica, reason: str) -> float:

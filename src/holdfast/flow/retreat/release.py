@@ -11,10 +11,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.flow.retreat import over_quota, preempt, repair
+from holdfast.flow.retreat import over_quota, preempt, repair, withdraw
+from holdfast.flow.retreat.budget import why_it_stays
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Desired
-from holdfast.model.lifecycle import Stage, current_execution, finished, stage
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.lifecycle import current_execution, finished
 from holdfast.model.meta import Key
 from holdfast.model.node import Contact, Node
 from holdfast.model.placement import ReleaseAction, ReleaseItem
@@ -56,10 +58,11 @@ def _let_go(replica: Replica) -> Outcome:
 
 
 def _consider(replica: Replica, binding: Binding | None, node: Node | None, view: View, now: float) -> Outcome:
-    why = _why(replica, binding, node, view)
+    why = _why(replica, binding, node, view, now)
     if why is None:
         draining = node is not None and node.spec.drain
-        waited_for = draining or preempt.nomination_of(replica, view) is not None
+        unconfirmed = binding is not None and bool(binding.spec.run_until)
+        waited_for = draining or unconfirmed or preempt.nomination_of(replica, view) is not None
         return Outcome(again_in_s=LOOK_AGAIN_S) if waited_for else NOTHING
     reason, by, message = why
     block = ReleaseBlock(
@@ -70,7 +73,9 @@ def _consider(replica: Replica, binding: Binding | None, node: Node | None, view
     return Outcome(writes=(write,), notices=(notice,))
 
 
-def _why(replica: Replica, binding: Binding | None, node: Node | None, view: View) -> tuple[Reason, str, str] | None:
+def _why(
+    replica: Replica, binding: Binding | None, node: Node | None, view: View, now: float
+) -> tuple[Reason, str, str] | None:
     """The reason to give up the place, who wants it, and the sentence for people; None to stay."""
     if replica.metadata.terminating:
         return _why_deleted(replica, view)
@@ -79,6 +84,8 @@ def _why(replica: Replica, binding: Binding | None, node: Node | None, view: Vie
         return Reason.FINISHED, "release", f"the work ended ({ended.value}); its claims are returned"
     if binding is not None and _is_lost(binding, node):
         return Reason.NODE_LOST, "node-health", f"node {binding.spec.node} is gone; placing the replica elsewhere"
+    if binding is not None and binding.status.phase in ENDED and binding.spec.run_until:
+        return Reason.PROVISIONAL_ENDED, "agent", f"nobody confirmed the work by {binding.spec.run_until}; it ended"
     if binding is not None and binding.status.phase in ENDED:
         return Reason.NODE_RETURNED, "agent", f"node {binding.spec.node} no longer runs the work"
     ran = current_execution(replica)
@@ -93,6 +100,9 @@ def _why(replica: Replica, binding: Binding | None, node: Node | None, view: Vie
     overdue = repair.asked(replica)
     if overdue:
         return Reason.REPAIRED, "repair", overdue
+    unfit = withdraw.chosen(replica, binding, view, now) if binding is not None else ""
+    if unfit:
+        return Reason.PROVISIONAL_WITHDRAWN, "grant", unfit
     excess = over_quota.chosen(replica, view) if binding is not None else ""
     if excess and not why_it_stays(replica, view):
         return Reason.OVER_QUOTA, "grant", excess
@@ -119,25 +129,6 @@ def _why_deleted(replica: Replica, view: View) -> tuple[Reason, str, str]:
 def _is_lost(binding: Binding, node: Node | None) -> bool:
     """Whether the fencing commit, or the removal of the node, allows a place elsewhere."""
     return node is None or node.status.fence.fenced_epoch >= binding.spec.node_epoch
-
-
-def why_it_stays(replica: Replica, view: View) -> str:
-    """Why a voluntary act may not take the replica now, or an empty string.
-
-    All but `maxUnavailable` of a workload's replicas in the region go on serving; one that does not serve may go.
-    """
-    if replica.spec.type is not WorkloadType.SERVICE or stage(replica) is not Stage.SERVING:
-        return ""
-    away_max = replica.spec.disruption.max_unavailable
-    if away_max == 0:
-        return "its budget lets none be away (disruption.maxUnavailable is 0)"
-    mates = view.by(Replica, "workload", f"{replica.metadata.namespace}/{replica.spec.workload}")
-    staying = [r for r in mates if not r.metadata.terminating]
-    away = [r for r in staying if stage(r) is not Stage.SERVING]
-    if len(away) < away_max:
-        return ""
-    named = ", ".join(f"{r.metadata.name} is {stage(r).value}" for r in sorted(away, key=lambda r: r.key)[:3])
-    return f"its budget lets {away_max} of {len(staying)} be away, and {len(away)} are: {named}"
 
 
 def _carry_on(replica: Replica, binding: Binding | None, node: Node | None, asked: ReleaseBlock, now: float) -> Outcome:
@@ -170,6 +161,11 @@ def _item(replica: Replica, action: ReleaseAction, asked: ReleaseBlock) -> Relea
         reason=asked.reason,
         grace_seconds=preempt.grace_s(replica, asked.reason),
     )
+
+
+def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
+    """A limit that moved may leave more in use than it allows, or confirm what was placed without asking."""
+    return [*over_quota.woken_by_copy(new, old, view), *withdraw.woken_by_copy(new, old, view)]
 
 
 def keys(view: View) -> Iterable[Key]:

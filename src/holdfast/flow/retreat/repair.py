@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.flow.scratch import override_active
+from holdfast.flow.heard import acts_here, heard_s
 from holdfast.model import limits
+from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lifecycle import Stage, current_execution, stage
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind
@@ -138,7 +139,8 @@ def _recent(replica: Replica, now: float) -> bool:
 
 
 def _acts(view: View, kind: OverrideKind, now: float) -> bool:
-    return any(o.spec.kind is kind and override_active(o, now) for o in view.list(Override))
+    heard_at_s = heard_s(view.list(GrantCopy))
+    return any(o.spec.kind is kind and acts_here(o, now, heard_at_s) for o in view.list(Override))
 
 
 def asked(replica: Replica) -> str:

@@ -9,5 +9,5 @@ from holdfast.flow.snapshot import Counts
 
 
 def score(at: Standing) -> Counts:
-    points: Counts = 100 - at.used_percent.max(axis=0)
-    return np.clip(points, 0, 100)
+    points: Counts = 100 - at.most_used_percent
+    return np.minimum(np.maximum(points, 0), 100)

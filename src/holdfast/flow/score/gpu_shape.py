@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from holdfast.flow.score.standing import Standing
-from holdfast.flow.shapes import ShapeClass, Shapes
+from holdfast.flow.shapes import Shapes
 from holdfast.flow.snapshot import Counts
-from holdfast.model.quantity import CPU, WHOLE_GPU_MILLI
+from holdfast.model.quantity import CPU, GPU, WHOLE_GPU_MILLI
 
 _MIDDLE = 50
 _STEEPNESS_MILLI = 2000
@@ -29,12 +29,36 @@ class _Free(msgspec.Struct, frozen=True):
     gpu: Counts
 
 
+class _Known(msgspec.Struct):
+    """Points of every slot for one kind of ask, as of so many placements."""
+
+    shapes: Shapes
+    placements: int
+    points: Counts
+
+
 def score(at: Standing) -> Counts:
+    """Of all nodes at once, only those are worked out anew that a placement touched since the last like ask."""
     scratch = at.scratch
     if not scratch.gpu_free.size:
         return np.full(at.size, _MIDDLE, dtype=np.int64)
     shapes = scratch.shapes(at.ask)
-    before = _Free(at.free(CPU), at.pick(scratch.gpu_free))
+    if not at.everywhere:
+        return _points(at, shapes)
+    amounts, models = at.ask.amounts, at.ask.template.gpu_models
+    key = (amounts.get(CPU, 0), amounts.get(GPU, 0), models)
+    known: _Known | None = scratch.notes.get(key)
+    if known is None or known.shapes is not shapes:
+        known = scratch.notes[key] = _Known(shapes, len(scratch.touched), _points(at, shapes))
+    elif known.placements < len(scratch.touched):
+        slots = np.unique(np.array(scratch.touched[known.placements :], dtype=np.intp))
+        known.points[slots] = _points(at.only(slots), shapes)
+        known.placements = len(scratch.touched)
+    return known.points.copy()
+
+
+def _points(at: Standing, shapes: Shapes) -> Counts:
+    before = _Free(at.free(CPU), at.pick(at.scratch.gpu_free))
     asked = at.ask.amounts.get(CPU, 0)
     after = _Free(before.cpu - asked, _after(at, before.gpu))
     gained = stranded(shapes, before) - stranded(shapes, after)
@@ -46,18 +70,11 @@ def score(at: Standing) -> Counts:
 def stranded(shapes: Shapes, free: _Free) -> Counts:
     """Per candidate: stranded GPU milli, summed over all shapes as often as each occurs."""
     total = free.gpu.sum(axis=0)
-    found: Counts = np.zeros(len(total), dtype=np.int64)
-    for kind in shapes.classes:
-        fits = _enough(kind, free.gpu)
-        usable = kind.fitting(free.cpu) * fits
-        too_little = np.where(free.gpu < kind.share, free.gpu, 0).sum(axis=0)
-        found += kind.count * total - usable * (total - too_little)
+    large = free.gpu >= shapes.shares[:, None, None]  # [share, device, candidate]
+    usable = np.where(large, free.gpu, 0).sum(axis=1)[shapes.share_of]
+    enough = large.sum(axis=1)[shapes.share_of] >= shapes.devices[:, None]
+    found: Counts = shapes.count * total - (shapes.fitting(free.cpu) * enough * usable).sum(axis=0)
     return found
-
-
-def _enough(kind: ShapeClass, gpu: Counts) -> Counts:
-    enough: Counts = ((gpu >= kind.share).sum(axis=0) >= kind.devices).astype(np.int64)
-    return enough
 
 
 def _after(at: Standing, gpu: Counts) -> Counts:

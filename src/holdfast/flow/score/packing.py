@@ -11,4 +11,4 @@ from holdfast.flow.snapshot import Counts
 def score(at: Standing) -> Counts:
     used = at.used_percent
     points: Counts = used.sum(axis=0) // len(used)
-    return np.clip(points, 0, 100)
+    return np.minimum(np.maximum(points, 0), 100)

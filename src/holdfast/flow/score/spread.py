@@ -16,7 +16,7 @@ NODE_PART = 25
 
 def score(at: Standing) -> Counts:
     """The node's part alone."""
-    return NODE_PART // (1 + at.own)
+    return at.by_own(lambda own: NODE_PART // (1 + own))
 
 
 def zone_points(above_fewest: int) -> int:

@@ -6,7 +6,7 @@ at once, and the next few placements on one node at once, and both come to the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import numpy as np
@@ -42,12 +42,29 @@ class Standing:
         self._level = level
         self._used_percent: Counts | None = None
 
+    def kept(self, name: str, key: Hashable, compute: Callable[[], Counts]) -> Counts:
+        """A score of the nodes' own facts and `key` alone; of all slots, and remembered until a node changes."""
+        snapshot = self.scratch.snapshot
+        found = snapshot.static.memo.get((name, key))
+        if found is None:
+            found = snapshot.remember((name, key), compute())
+        return self.pick(found)
+
     def once(self, name: str, compute: Callable[[Standing], Counts]) -> Counts:
         """A score that depends on the slot alone; computed for all slots the first time."""
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = compute(self)
         return self.pick(found)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether the candidates are all slots as they are now."""
+        return self._slots is None and not isinstance(self._level, np.ndarray) and not self._level
+
+    def only(self, slots: NDArray[np.intp]) -> Standing:
+        """The same for some slots alone."""
+        return Standing(self.scratch, self.ask, self._skew, self._known, slots=slots)
 
     def pick(self, per_slot: Counts) -> Counts:
         return per_slot if self._slots is None else per_slot[..., self._slots]
@@ -59,13 +76,22 @@ class Standing:
             scratch = self.scratch
             rows, amounts = self._rows()
             if self._slots is None:
-                capacity, room = scratch.snapshot.capacity[rows], scratch.room[rows]
+                capacity, used = scratch.snapshot.capacity[rows], scratch.used[rows]
             else:
                 cells = np.ix_(np.array(rows), self._slots) if isinstance(rows, list) else (rows, self._slots)
-                capacity, room = scratch.snapshot.capacity[cells], scratch.room[cells]
-            used = capacity - room + amounts[:, None] * (self._level + 1)
-            self._used_percent = percent(used, capacity, scratch.snapshot.static.largest)
+                capacity, used = scratch.snapshot.capacity[cells], scratch.used[cells]
+            with_it = used + amounts[:, None] * (self._level + 1)
+            self._used_percent = percent(with_it, capacity, scratch.snapshot.static.largest)
         return self._used_percent
+
+    @property
+    def most_used_percent(self) -> Counts:
+        """[candidate]: of those, the share of what would be shortest."""
+        first, *others = self.used_percent
+        most: Counts = first
+        for other in others:
+            most = np.maximum(most, other)
+        return most
 
     def free(self, resource: str) -> Counts:
         """[candidate]: what is free of a resource before the replica goes there."""
@@ -75,17 +101,18 @@ class Standing:
             return np.zeros(self.size, dtype=np.int64)
         return self.pick(scratch.room[row]) - self.ask.amounts.get(resource, 0) * self._level
 
-    @property
-    def own(self) -> Counts:
-        """How many replicas of the same workload each candidate would have before this one."""
-        if self._slots is None:
-            counts: Counts = np.zeros(self.scratch.room.shape[1], dtype=np.int64)
-            nodes = self._skew.nodes
+    def by_own(self, points: Callable[[Counts], Counts]) -> Counts:
+        """Points by how many replicas of the same workload each candidate would have before this one."""
+        nodes = self._skew.nodes
+        if self._slots is None and not isinstance(self._level, np.ndarray):
+            # Few nodes have any: all others get what none is worth.
+            none: Counts = np.array([self._level], dtype=np.int64)
+            found: Counts = np.full(self.size, points(none)[0], dtype=np.int64)
             if nodes:
-                counts[list(nodes)] = list(nodes.values())
-            return counts + self._level
-        there = [self._skew.nodes.get(slot, 0) for slot in self._slots.tolist()]
-        return np.array(there, dtype=np.int64) + self._level
+                found[list(nodes)] = points(np.array(list(nodes.values()), dtype=np.int64) + self._level)
+            return found
+        slots = range(self.size) if self._slots is None else self._slots.tolist()
+        return points(np.array([nodes.get(slot, 0) for slot in slots], dtype=np.int64) + self._level)
 
     @property
     def size(self) -> int:

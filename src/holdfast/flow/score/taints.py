@@ -10,14 +10,10 @@ _EACH = 25
 
 
 def score(at: Standing) -> Counts:
-    return at.once("taints", _score)
-
-
-def _score(at: Standing) -> Counts:
     tolerations = at.ask.placement.tolerations
 
     def points(taints: tuple[Taint, ...]) -> int:
         disliked = sum(t.effect is TaintEffect.PREFER_NO_SCHEDULE and not tolerates(tolerations, t) for t in taints)
         return max(0, 100 - _EACH * disliked)
 
-    return at.scratch.snapshot.static.taints.numbers(points)
+    return at.kept("taints score", tolerations, lambda: at.scratch.snapshot.static.taints.numbers(points))

@@ -122,9 +122,9 @@ class SnapshotBuilder:
         sources = self._claims.get(key)
         return sources is not None and (sources.binding is not None or sources.reservation is not None)
 
-    def claims_of(self, namespace: str, workload: str) -> int:
-        """How many replicas of a workload hold, or are assumed to hold, a place."""
-        return self._usage.placed_count(namespace, workload)
+    def claims_of(self, namespace: str, workload: str, template: str) -> int:
+        """How many replicas of a workload with this template hold, or are assumed to hold, a place and keep it."""
+        return self._usage.standing_count(namespace, workload, template)
 
     def total_capacity(self) -> Amounts:
         """Of all nodes, schedulable or not: what tenants' shares are measured against."""

@@ -35,6 +35,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     replica_uid: str
     workload: str = ""
+    template_hash: str = ""
     labels: Labels = ()
     amounts: tuple[tuple[str, int], ...] = ()
     reclaimable: bool = False
@@ -71,6 +72,7 @@ def claim_of_binding(binding: Binding) -> Claim:
         namespace=binding.metadata.namespace,
         replica_uid=spec.intent.replica_uid,
         workload=spec.workload if live else "",
+        template_hash=spec.intent.template_hash,
         labels=tuple(sorted(spec.template.labels.items())) if live else (),
         amounts=tuple(amounts(spec.resources).items()),
         reclaimable=spec.capacity_class is CapacityClass.RECLAIMABLE,
@@ -96,6 +98,7 @@ def claim_of_reservation(reservation: Reservation) -> Claim | None:
         namespace=reservation.metadata.namespace,
         replica_uid=spec.intent.replica_uid,
         workload=spec.workload,
+        template_hash=spec.intent.template_hash,
         labels=tuple(sorted(spec.labels.items())),
         amounts=tuple(amounts(spec.resources).items()),
         reclaimable=spec.capacity_class is CapacityClass.RECLAIMABLE,

@@ -5,6 +5,7 @@ Claims and holds are also kept by node name, so that a node that appears late, c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -36,9 +37,12 @@ class UsageTable:
         self._holds: dict[str, dict[str, Amounts]] = {}
         self._placed: dict[tuple[str, str], Placed] = {}
         self._own: set[tuple[str, str]] = set()
+        self._standing: Counter[tuple[str, str, str]] = Counter()
+        """Claims by workload and template that count for their replica and were not asked to stop."""
 
     def put(self, key: ClaimKey, claim: Claim) -> None:
         self._claims_of(claim.node)[key] = claim
+        self._count_standing(claim, 1)
         self._guard(claim, 1)
         slot = self._nodes.slots.get(claim.node)
         if slot is not None:
@@ -49,6 +53,7 @@ class UsageTable:
         del there[key]
         if not there:
             del self._by_node[claim.node]
+        self._count_standing(claim, -1)
         self._guard(claim, -1)
         slot = self._nodes.slots.get(claim.node)
         if slot is not None:
@@ -101,8 +106,16 @@ class UsageTable:
         self._own.clear()
         return dict(self._placed)
 
-    def placed_count(self, namespace: str, workload: str) -> int:
-        return sum(sum(counts.values()) for counts in self._placed.get((namespace, workload), {}).values())
+    def standing_count(self, namespace: str, workload: str, template: str) -> int:
+        """Places that a workload has, or is assumed to have, and keeps: what is being left is of no use to a gang."""
+        return self._standing.get((namespace, workload, template), 0)
+
+    def _count_standing(self, claim: Claim, sign: int) -> None:
+        if claim.live and not claim.stopping:
+            key = (claim.namespace, claim.workload, claim.template_hash)
+            self._standing[key] += sign
+            if not self._standing[key]:
+                del self._standing[key]
 
     def freeze_claims(self) -> Mapping[str, Mapping[ClaimKey, Claim]]:
         """Every claim by its node's name; whoever changes a node's claims afterwards copies them first."""

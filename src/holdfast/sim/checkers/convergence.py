@@ -14,12 +14,13 @@ from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.lifecycle import Stage, finished, stage
 from holdfast.model.meta import is_true
 from holdfast.model.node import Node, why_not_schedulable
-from holdfast.model.quantity import GPU, Amounts, add, amounts, scaled
+from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.quota import Quota
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.template import requests
 from holdfast.model.workload import Workload, WorkloadType
+from holdfast.sim.checkers.room import Room
 
 if TYPE_CHECKING:
     from holdfast.sim.checkers.court import Court
@@ -34,8 +35,6 @@ class Unsettled:
         self._court = court
         self._wanted = wanted
         self._global = court.state("global")
-        self._claimed: dict[str, Amounts] = {}
-        self._devices: dict[str, dict[str, int]] = {}
         self._waits: dict[tuple[str, str], int] = {}
         """Replicas that wait for room that is not there, by workload."""
         self.found: list[str] = []
@@ -64,11 +63,18 @@ class Unsettled:
             if workload is None:
                 self._say(f"{tenant}/{name} is missing", key)
                 continue
+            if self._homeless(workload):
+                continue
             serving, waits = workload.status.summary.serving, self._waits.get((tenant, name), 0)
             if serving + waits < count or (not waits and not is_true(workload.status.conditions, "Serving")):
                 keys = [k for k, a in self._global.items() if isinstance(a, Assignment) and _of(a) == (tenant, name)]
                 if not waits or not keys:
                     self._say(f"{tenant}/{name} serves {serving} of {count}", key, *keys)
+
+    def _homeless(self, workload: Workload) -> bool:
+        """Whether its rules allow no region that there is."""
+        allowed = workload.spec.placement.regions
+        return bool(allowed) and not any(f"/regions/{name}" in self._global for name in allowed)
 
     def _look_at_batches(self) -> None:
         for tenant, name in sorted(self._wanted.batches):
@@ -85,10 +91,10 @@ class Unsettled:
 
     def _look_at_region(self, region: str) -> None:
         state = self._court.state(region)
-        self._count_claims(state)
+        room = Room(state)
         for key, item in sorted(state.items()):
             if isinstance(item, Replica):
-                self._look_at_replica(region, key, item, state)
+                self._look_at_replica(region, key, item, state, room)
             elif isinstance(item, Reservation) and item.status.phase is not ReservationPhase.CONSUMED:
                 self._say(f"{region}: {key} is {item.status.phase}", key)
             elif isinstance(item, Binding) and item.spec.quota_released:
@@ -96,52 +102,24 @@ class Unsettled:
             elif isinstance(item, Assignment) and key not in self._global:
                 self._say(f"{region}: {key} is a copy of nothing", key)
 
-    def _look_at_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any]) -> None:
+    def _look_at_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any], room: Room) -> None:
         at, name = stage(replica), (replica.metadata.namespace, replica.spec.workload)
         if finished(replica) is not None:
             return
-        if at is Stage.QUEUED and not replica.metadata.terminating and self._has_no_room(region, replica, state):
+        if at is Stage.QUEUED and not replica.metadata.terminating and self._has_no_room(replica, state, room):
             self._waits[name] = self._waits.get(name, 0) + 1
             return
         if replica.spec.type is WorkloadType.SERVICE and at is not Stage.SERVING:
             request = f"/schedulingrequests/{name[0]}/{name[1]}-{region}-{replica.spec.revision}"
             self._say(f"{region}: replica {replica.metadata.name} is {at}", key, request)
 
-    def _count_claims(self, state: dict[str, Any]) -> None:
-        for item in state.values():
-            if isinstance(item, Binding):
-                node = item.spec.node
-                add(self._claimed.setdefault(node, {}), amounts(item.spec.resources))
-                taken = self._devices.setdefault(node, {})
-                for device in item.spec.devices:
-                    taken[device.id] = taken.get(device.id, 0) + device.milli
-
-    def _has_no_room(self, region: str, replica: Replica, state: dict[str, Any]) -> bool:
-        need = requests(replica.spec.template)
-        if self._beyond_quota(replica.metadata.namespace, need):
+    def _has_no_room(self, replica: Replica, state: dict[str, Any], room: Room) -> bool:
+        namespace = replica.metadata.namespace
+        assignment: Assignment | None = state.get(f"/assignments/{namespace}/{replica.spec.assignment}")
+        gang = assignment.spec.gang if assignment is not None else None
+        if self._beyond_quota(namespace, requests(replica.spec.template)):
             return True
-        fitting = [n for n in state.values() if isinstance(n, Node) and self._fits(n, replica, need)]
-        if replica.spec.placement.spread:
-            zones = {n.spec.zone for n in state.values() if isinstance(n, Node)}
-            return {n.spec.zone for n in fitting} != zones
-        return not fitting
-
-    def _fits(self, node: Node, replica: Replica, need: Amounts) -> bool:
-        rules = replica.spec.placement
-        if why_not_schedulable(node) or (rules.pools and node.spec.pool not in rules.pools):
-            return False
-        if rules.zones and node.spec.zone not in rules.zones:
-            return False
-        free = amounts(node.spec.capacity)
-        add(free, self._claimed.get(node.metadata.name, {}), times=-1)
-        if any(amount > free.get(name, 0) for name, amount in need.items() if name != GPU):
-            return False
-        milli = need.get(GPU, 0)
-        taken, models = self._devices.get(node.metadata.name, {}), replica.spec.template.gpu_models
-        devices = [d for d in node.spec.devices if not models or d.model in models]
-        if milli < 1000:
-            return not milli or any(d.milli - taken.get(d.id, 0) >= milli for d in devices)
-        return sum(not taken.get(d.id) for d in devices) >= milli // 1000
+        return room.none_for(replica, gang.min_available if gang is not None else 1)
 
     def _beyond_quota(self, tenant: str, need: Amounts) -> bool:
         """Whether all that is assigned, room for rollouts included, is more than the tenant may have."""
@@ -152,7 +130,8 @@ class Unsettled:
         for item in self._global.values():
             if isinstance(item, Assignment) and item.metadata.namespace == tenant:
                 surge = item.spec.rollout.max_surge if item.spec.type is WorkloadType.SERVICE else 0
-                add(wanted, scaled(requests(item.spec.template), max(item.spec.replicas, item.status.bound) + surge))
+                count = max(_owed(item), item.status.bound) + surge
+                add(wanted, scaled(requests(item.spec.template), count))
         hard = amounts(quota.spec.hard)
         return any(wanted.get(name, 0) > hard.get(name, 0) for name in need)
 
@@ -179,3 +158,13 @@ class Unsettled:
 
 def _of(assignment: Assignment) -> tuple[str, str]:
     return assignment.metadata.namespace, assignment.spec.workload
+
+
+def _owed(assignment: Assignment) -> int:
+    """How many places an assignment still needs: batch work that is done needs none."""
+    spec, batch = assignment.spec, assignment.spec.batch
+    if batch is None:
+        return spec.replicas
+    if assignment.status.failed > batch.backoff_limit:
+        return 0
+    return min(spec.replicas, max(0, batch.completions - assignment.status.succeeded))

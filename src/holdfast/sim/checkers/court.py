@@ -11,6 +11,7 @@ from holdfast.model import codec
 from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.meta import Object
 from holdfast.sim.checkers import Changed, Commit, Found, Violation
+from holdfast.sim.checkers.expiry import ExpiryChecker
 from holdfast.sim.checkers.ownership import OwnershipChecker, writer_of
 from holdfast.sim.checkers.placement import PlacementChecker
 from holdfast.sim.checkers.quota import QuotaChecker
@@ -53,6 +54,7 @@ class Court:
         records = self._records[cell] = RecordsChecker(cell)
         ownership = OwnershipChecker(cell)
         placement = PlacementChecker(cell)
+        expiry = ExpiryChecker(cell)
 
         def see(txn: Txn, committed: Committed) -> None:
             self.commits += 1
@@ -63,8 +65,9 @@ class Court:
             writer = writer_of(txn)
             self.history.add(commit, writer)
             self.coverage.see(commit)
-            self._running.learn(commit)
             for found in (
+                self._running.learn(commit),
+                expiry.check(commit),
                 records.check(commit, revisions),
                 ownership.check(commit, writer),
                 placement.check(commit),
@@ -98,6 +101,21 @@ class Court:
 
     def watched(self, cell: str, kind: str, after: int, batch: Sequence[Seen[Any]]) -> None:
         self.broken(cell, self._records[cell].watched(kind, after, batch))
+
+    def crossed(self, cell: str, kind: str, namespace: str, others: Sequence[str]) -> None:
+        what = f"a watch of {kind} in namespace {namespace} was told of {', '.join(others[:3])}"
+        self.broken(cell, [("tenancy", what, ())])
+
+    def asked(self, cell: str, at_s: float) -> None:
+        """A commit was asked of a cell's store, whatever became of it."""
+        self.broken(cell, self.unrest.asked(cell, at_s))
+
+    def distrust(self, name: str) -> None:
+        """This machine's or cell's clock is beyond what is promised for: S7 is judged without it."""
+        self._running.distrusted.add(name)
+
+    def said(self, reasons: Iterable[str]) -> None:
+        self.coverage.reasons.update(reasons)
 
     def began(self, machine: Machine, work: Work) -> None:
         self.broken(machine.name, self._running.began(machine, work))

@@ -33,10 +33,10 @@ def roles_of(principal: str) -> frozenset[str]:
     parts = principal.split(":")
     if parts[:2] == ["holdfast", "controller"]:
         return frozenset({parts[2]})
-    if parts[:2] == ["holdfast", "node"]:
+    if parts[:2] in (["holdfast", "node"], ["holdfast", "hollow"]):
         return frozenset({"agent"})
-    if parts[:2] == ["holdfast", "region"]:
-        return frozenset({"region"})
+    if parts[:2] in (["holdfast", "region"], ["holdfast", "join"]):
+        return frozenset({parts[1]})
     return frozenset({"operator", "user"})
 
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.model.binding import Binding, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase
 from holdfast.model.node import Node
 from holdfast.model.quantity import GPU, Amounts, add, amounts
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
-from holdfast.sim.checkers import Commit, Found
+from holdfast.sim.checkers import Changed, Commit, Found
 
-_OPEN = (ReservationPhase.FIRM, ReservationPhase.NOMINATED)
+_OPEN = (ReservationPhase.FIRM,)
+"""A nominated one waits for its victims to leave, and takes nothing until then."""
 
 
 class PlacementChecker:
@@ -29,18 +30,25 @@ class PlacementChecker:
 
     def check(self, commit: Commit) -> Iterator[Found]:
         touched: dict[str, None] = {}
+        """Nodes that something more is claimed of. A node that shrank under its claims breaks nothing by it."""
         bound: list[Binding] = []
         for change in commit.changed:
             name = change.kind.name
             if name == "Binding":
                 self._count_binding(change.key, change.old, change.new)
-                touched[change.item.spec.node] = None
                 if change.old is None:
+                    touched[change.item.spec.node] = None
                     bound.append(change.new)
-            elif name == "Reservation":
+            elif name == "Reservation" and change.new is not None:
                 touched[change.item.spec.node] = None
             if name in ("Binding", "Reservation"):
                 self._count_claim(change.item.metadata, commit.state)
+            elif name == "Replica" and change.old is not None and change.new is not None:
+                yield from self._attempt(change)
+            if name == "Binding" and change.old is not None and change.new is not None:
+                yield from self._asked_to_stop(change, commit.state)
+            if name == "Reservation" and change.old is None and change.new.spec.holds:
+                yield from self._drawn_once(change, commit.state)
         for binding in bound:
             yield from self._unique(binding)
             yield from self._allowed(binding, commit.state)
@@ -65,6 +73,36 @@ class PlacementChecker:
             self._claims.setdefault(binding.spec.node, {})[name] = binding.spec
         elif held is not None and held.status.phase in _OPEN:
             self._claims.setdefault(held.spec.node, {})[name] = held.spec
+
+    def _attempt(self, change: Changed) -> Iterator[Found]:
+        """The attempt only rises: what was released is not resurrected by a delayed proposal."""
+        old, new = change.old.status.placement.attempt, change.new.status.placement.attempt
+        if change.old.uid == change.new.uid and new < old:
+            yield "S1", f"{change.key} went back from attempt {old} to {new}", (change.key,)
+
+    def _asked_to_stop(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+        """A place is given up because this very replica, in this very attempt, is to leave it."""
+        old: Binding = change.old
+        new: Binding = change.new
+        if old.spec.desired is new.spec.desired or new.spec.quota_released:
+            return
+        key = f"/replicas/{new.metadata.namespace}/{new.spec.replica}"
+        replica: Replica | None = state.get(key)
+        if replica is None or replica.uid != new.spec.intent.replica_uid:
+            return
+        release = replica.status.release
+        if release is None or release.attempt != new.spec.intent.attempt:
+            what = f"{change.key} is told to stop, and nobody decided that attempt {new.spec.intent.attempt} ends"
+            yield "identity", what, (change.key, key)
+
+    def _drawn_once(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+        """A recovery place is used by one claim at a time, and by recovery only."""
+        new: Reservation = change.new
+        if new.spec.capacity_class is not CapacityClass.RECOVERY:
+            yield "S2", f"{change.key} draws {new.spec.holds}, and is no recovery", (change.key,)
+        for key, other in state.items():
+            if key != change.key and isinstance(other, Reservation) and set(other.spec.holds) & set(new.spec.holds):
+                yield "S2", f"{change.key} draws a place that {key} draws: {new.spec.holds}", (change.key, key)
 
     def _unique(self, binding: Binding) -> Iterator[Found]:
         live = tuple(self._live.get(binding.spec.intent.replica_uid, ()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from holdfast.model import limits
 from holdfast.model.binding import CapacityClass, ReservationPhase
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.quantity import Amounts, add, amounts
@@ -16,6 +17,8 @@ from holdfast.model.quota import Grant, GrantClass, Quota, grant_name
 from holdfast.sim.checkers import Changed, Commit, Found
 
 GLOBAL = "global"
+LATE_S = 60.0
+"""How much later than its check a commit may land: stores are slow and processes are paused."""
 
 
 class QuotaChecker:
@@ -23,22 +26,51 @@ class QuotaChecker:
 
     def __init__(self, state_of: Callable[[str], dict[str, Any]]) -> None:
         self._state_of = state_of
+        self._heard_s: dict[str, float] = {}
+        """When a report of each region last landed: its grants' leases count from no later than that."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         if commit.cell == GLOBAL:
             raised = {c.new.metadata.namespace: c for c in commit.changed if c.kind.name == "Grant" and _raises(c)}
             for tenant, change in raised.items():
                 yield from self._granted(tenant, change, commit.state)
+            for change in commit.changed:
+                if change.kind.name == "Region" and change.new is not None and _reported(change):
+                    self._heard_s[change.new.metadata.name] = commit.at_s
             return
         spenders: dict[str, str] = {}
         for change in commit.changed:
             if change.kind.name in ("Binding", "Reservation") and change.old is None:
                 if change.new.spec.capacity_class is not CapacityClass.RECOVERY:
                     spenders[change.new.metadata.namespace] = change.key
+                    yield from self._in_time(commit, change)
             elif change.kind.name == "GrantCopy" and _raises(change):
                 yield from self._held(commit.cell, change)
         for tenant, key in spenders.items():
             yield from self._spent(commit, tenant, key)
+
+    def _in_time(self, commit: Commit, change: Changed) -> Iterator[Found]:
+        """A region that was not heard for a lease makes no new claim but provisional ones, within their part."""
+        made, tenant = change.new, change.new.metadata.namespace
+        binding = commit.state.get(f"/bindings/{tenant}/{made.metadata.name}")
+        silent_s = commit.at_s - self._heard_s.get(commit.cell, commit.at_s)
+        if binding is None or not binding.spec.run_until:
+            fresh = change.kind.name == "Reservation"  # a binding may consume a reservation of before
+            if fresh and silent_s > limits.GRANT_LEASE_S + LATE_S:
+                yield "S3", f"{change.key} was made {silent_s:.0f} s after {commit.cell} was last heard", (change.key,)
+            return
+        if binding.spec.capacity_class is not CapacityClass.RECLAIMABLE or binding.spec.exclusive is not None:
+            yield "S3", f"{change.key} is provisional, and neither reclaimable nor free to move", (change.key,)
+        copy: GrantCopy | None = commit.state.get(f"/grantcopies/{tenant}/normal")
+        part = amounts(copy.spec.provisional) if copy is not None else {}
+        used: Amounts = {}
+        for key, item in commit.state.items():
+            if key.startswith(f"/bindings/{tenant}/") and item.spec.run_until and not item.spec.quota_released:
+                add(used, amounts(item.spec.resources))
+        for name, amount in used.items():
+            if amount > part.get(name, 0):
+                what = f"{change.key} takes provisional work to {amount} of {name}; its part is {part.get(name, 0)}"
+                yield "S3", what, (change.key, f"/grantcopies/{tenant}/normal")
 
     def _spent(self, commit: Commit, tenant: str, key: str) -> Iterator[Found]:
         limit: Amounts = {}
@@ -63,6 +95,18 @@ class QuotaChecker:
         for name, amount in amounts(copy.spec.limit).items():
             if amount > max(counted.get(name, 0), amounts(change.old.spec.limit).get(name, 0) if change.old else 0):
                 what = f"{region} holds {amount} of {name} for {tenant}; granted are {counted.get(name, 0)}"
+                yield "S3", what, (change.key, key)
+
+    def _acknowledged(self, change: Changed) -> Iterator[Found]:
+        """What a region says it enforces is what it enforces: a smaller limit is in force before it is acknowledged."""
+        old, grant = _counted(change.old), change.new
+        tenant, region = grant.metadata.namespace, grant.spec.region
+        key = f"/grantcopies/{tenant}/{grant.spec.grant_class.value.lower()}"
+        copy: GrantCopy | None = self._state_of(region).get(key)
+        held, counted = amounts(copy.spec.limit) if copy is not None else {}, _counted(grant)
+        for name, amount in held.items():
+            if counted.get(name, 0) < min(amount, old.get(name, 0)):
+                what = f"{change.key} counts {counted.get(name, 0)} of {name}; {region} still enforces {amount}"
                 yield "S3", what, (change.key, key)
 
     def _granted(self, tenant: str, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
@@ -110,6 +154,11 @@ def _counted(grant: Grant) -> Amounts:
         for name, amount in amounts(other).items():
             counted[name] = max(amount, counted.get(name, 0))
     return counted
+
+
+def _reported(change: Changed) -> bool:
+    old = change.old.status.report if change.old is not None else None
+    return bool(change.new.status.report != old)
 
 
 def _raises(change: Changed) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from holdfast.model.workload import ExclusiveScope
 from holdfast.sim.checkers import Commit, Found
 
 FLIPS_MAX = 3
@@ -17,8 +18,14 @@ RESTING_WRITES_MAX = 3
 _WATCHED = frozenset({"Assignment", "Grant"})
 
 
+ASKED_WINDOW_S = 10.0
+ASKED_MAX = 3000
+"""Commits that may be asked of one cell's store within the window, answered or not: retries pause, so they are few."""
+
+
 class UnrestChecker:
     def __init__(self) -> None:
+        self._asked: dict[str, tuple[float, int]] = {}
         self._before: dict[tuple[str, str], tuple[Any, Any]] = {}
         self._flips: Counter[tuple[str, str]] = Counter()
         self._rests_since_s: float | None = None
@@ -28,6 +35,14 @@ class UnrestChecker:
         """The world has come to rest, or (None) is in motion again."""
         self._rests_since_s = at_s
         self._writes.clear()
+
+    def asked(self, cell: str, at_s: float) -> Iterator[Found]:
+        since_s, count = self._asked.get(cell, (at_s, 0))
+        if at_s - since_s > ASKED_WINDOW_S:
+            since_s, count = at_s, 0
+        self._asked[cell] = (since_s, count + 1)
+        if count + 1 == ASKED_MAX:
+            yield "load", f"{ASKED_MAX} commits were asked of {cell} within {at_s - since_s:.1f} s", ()
 
     def check(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:
@@ -44,7 +59,7 @@ class UnrestChecker:
             self._flips.pop(name, None)
             return
         was, now = _wish(old), _wish(new)
-        if was == now:
+        if was == now or _moves_with_contact(new):
             return
         earlier, ground = self._before.get(name, (None, None))
         self._before[name] = (was, _ground(new))
@@ -71,7 +86,7 @@ class UnrestChecker:
 # Signs of life, and a waiting request's account of its tries, whose pauses grow to a minute.
 _ALLOWED_PER_MINUTE = {
     "leases": 300.0, "leasepages": 300.0, "regions": 300.0, "grants": 300.0, "grantcopies": 300.0, "terms": 1.0,
-    "schedulingrequests": 10.0,
+    "schedulingrequests": 10.0, "workloads": 1.0, "assignments": 1.0,
 }  # fmt: skip
 
 
@@ -83,3 +98,9 @@ def _wish(item: Any) -> Any:
 def _ground(item: Any) -> Any:
     """What the wish follows from, as far as the object itself says."""
     return getattr(item.spec, "workload_generation", 0)
+
+
+def _moves_with_contact(item: Any) -> bool:
+    """Exclusive work of scope Global leaves a region that is cut off and may come back to it, as often as it is."""
+    exclusive = getattr(item.spec, "exclusive", None)
+    return exclusive is not None and exclusive.scope is ExclusiveScope.GLOBAL

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.sim.mutations import lease, placing, sharing, telling
+from holdfast.sim.mutations import handling, lease, placing, sharing, telling
 
 Plant = Callable[["Patch"], None]
 
@@ -43,7 +43,9 @@ class Mutation(msgspec.Struct, frozen=True):
 
 
 MUTATIONS: tuple[Mutation, ...] = tuple(
-    Mutation(name, says, plant) for part in (placing, lease, sharing, telling) for name, says, plant in part.TABLE
+    Mutation(name, says, plant)
+    for part in (placing, lease, sharing, telling, handling)
+    for name, says, plant in part.TABLE
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.fleet import assign, grants, ordinals
+from holdfast.fleet import assign, grant_needs, grants, ordinals
 from holdfast.link import grant_sync
 from holdfast.runtime.proposals import Proposals
 
@@ -23,8 +23,8 @@ def acknowledged_too_early(patch: Any) -> None:
     """A region acknowledges a smaller limit that it does not enforce yet."""
     copy_writes = grant_sync.__dict__["copy_writes"]
 
-    def slow(key: Any, grants_: Any, here: Any, region: str, now: float) -> Any:
-        return () if int(now) % 40 < 30 else copy_writes(key, grants_, here, region, now)
+    def slow(key: Any, grants_: Any, here: Any, region: str, heard_s: float) -> Any:
+        return () if int(heard_s) % 40 < 30 else copy_writes(key, grants_, here, region, heard_s)
 
     acknowledgement = grant_sync.__dict__["acknowledgement"]
 
@@ -40,6 +40,34 @@ def acknowledged_too_early(patch: Any) -> None:
     patch.set(grant_sync, "acknowledgement", early)
 
 
+def lease_from_the_cache(patch: Any) -> None:
+    """Reading a grant from the cache renews its lease: a region that is cut off goes on spending for ever."""
+    from holdfast.link.link import Link
+
+    read = Link.__dict__["_compare_all"]
+
+    async def renewing(self: Any) -> None:
+        import asyncio
+
+        async def renew() -> None:
+            while True:
+                self._heard_s = self._ports.clock.now()
+                await self._ports.clock.sleep(5.0)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(renew())
+            group.create_task(read(self))
+
+    patch.set(Link, "_compare_all", renewing)
+
+
+def provisional_without_part(patch: Any) -> None:
+    """Provisional work is not counted against the part that was set aside for it."""
+    from holdfast.authority.ledger import Ledger
+
+    patch.set(Ledger, "_over_provisional", lambda *_: None)
+
+
 def type_of_grant() -> Any:
     from holdfast.model.quota import Grant
 
@@ -47,7 +75,7 @@ def type_of_grant() -> Any:
 
 
 def finished_batch_keeps_grant(patch: Any) -> None:
-    patch.set(grants, "_still_wanted", lambda assignment: assignment.spec.replicas)
+    patch.set(grant_needs, "_still_wanted", lambda assignment: assignment.spec.replicas)
 
 
 def ordinal_in_two_regions(patch: Any) -> None:
@@ -62,6 +90,20 @@ def ordinal_moved_too_early(patch: Any) -> None:
     patch.set(ordinals, "let_go", lambda *_: True)
 
 
+def tenure_not_waited_for(patch: Any) -> None:
+    """An ordinal of scope Global moves as soon as it was taken away, while the region's tenure still runs."""
+    patch.set(ordinals, "tenure_over", lambda assignment: assignment.spec.withdrawal is not None)
+
+
+def tenure_ignored(patch: Any) -> None:
+    """Agents let exclusive work of scope Global run as long as their own lease, whatever the region's tenure."""
+    from holdfast.agent.decide import Lease
+    from holdfast.agent.supervisor import Supervisor
+
+    patch.set(Lease, "run_until_mono_s", lambda self, binding: self.until_mono_s)
+    patch.set(Supervisor, "_tenure", lambda self, unit: None)
+
+
 def member_hogs(patch: Any) -> None:
     """A member that needs no place any more keeps being planned before its mates."""
     patch.set(Proposals, "_leave_out", lambda self, waiting, member: waiting.gone.setdefault(member.uid, None))
@@ -74,8 +116,12 @@ TABLE = (
         shrink_unacknowledged,
     ),
     ("acknowledged-too-early", "a region acknowledges a limit that it does not enforce yet", acknowledged_too_early),
+    ("lease-from-the-cache", "a region renews its grants' lease by reading its own cache", lease_from_the_cache),
+    ("provisional-without-part", "provisional work is not held to its part of the grant", provisional_without_part),
     ("finished-batch-keeps-grant", "batch work that is done still counts as demand", finished_batch_keeps_grant),
     ("ordinal-in-two-regions", "each region numbers exclusive replicas by itself", ordinal_in_two_regions),
     ("ordinal-moved-too-early", "an ordinal moves before its region has let go of it", ordinal_moved_too_early),
+    ("tenure-not-waited-for", "an ordinal of scope Global moves while a tenure still runs", tenure_not_waited_for),
+    ("tenure-ignored", "agents do not end work of scope Global with the region's tenure", tenure_ignored),
     ("member-hogs", "a finished member of a request keeps taking its mates' place", member_hogs),
 )

@@ -1,0 +1,80 @@
+"""`holdfast pool`: node pools, and the provider that makes them true on this machine."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.exits import Stop
+from holdfast.cli.output import note, output_option, print_json, state_option, table
+
+
+@click.group()
+def pool() -> None:
+    """See node pools, and start and stop their nodes.
+
+    \b
+    Examples:
+      holdfast pool list
+      holdfast pool provide
+    """
+
+
+@pool.command("list")
+@state_option
+@output_option
+def list_(state: str, output: str) -> None:
+    """List the pools of every region: their nodes, and what they wait for.
+
+    \b
+    Example:
+      holdfast pool list
+    """
+    from holdfast.cli.platform.asking import regions
+
+    rows = []
+    for region, api in regions(state):
+        for item in api.list("nodepools"):
+            status = item.get("status", {})
+            rows.append(
+                {
+                    "region": region, "pool": item["metadata"]["name"], "nodes": len(status.get("nodes", [])),
+                    "max": item["spec"].get("maxNodes", 0), "reason": status.get("reason", ""),
+                    "message": status.get("message", ""),
+                }
+            )  # fmt: skip
+    if output == "json":
+        print_json(rows)
+        return
+    headers = ("REGION", "POOL", "NODES", "OF", "STATE", "SAYS")
+    keys = ("region", "pool", "nodes", "max", "reason", "message")
+    click.echo(table(headers, [tuple(row[key] for key in keys) for row in rows]))
+
+
+@pool.command()
+@click.option("--once", is_flag=True, help="Take one step and end.")
+@state_option
+def provide(*, once: bool, state: str) -> None:
+    """Start and stop agents on this machine until every pool has the nodes it should have. Runs until it is stopped.
+
+    \b
+    Example:
+      holdfast pool provide
+    """
+    import time
+
+    from holdfast.cli.platform.layout import Layout
+    from holdfast.cli.platform.pool_provider import LOOK_EVERY_S, LocalProvider, converge
+    from holdfast.cli.platform.survey import connect
+
+    layout = Layout(state)
+    platform = layout.load()
+    provider = LocalProvider(layout, platform, lambda region: connect(layout, platform, region))
+    while True:
+        for region in platform.regions:
+            try:
+                converge(connect(layout, platform, region.name), region.name, provider, note)
+            except Stop as stop:
+                note(f"{region.name}: {stop.what}; trying again")
+        if once:
+            return
+        time.sleep(LOOK_EVERY_S)

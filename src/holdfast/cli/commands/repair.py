@@ -1,0 +1,55 @@
+"""`holdfast repair`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import output_option, print_json, state_option, table
+
+
+@click.group()
+def repair() -> None:
+    """See what is stuck, who must act on it, and what repair asked for.
+
+    Repair asks and never takes away: deletions that hang are told with the finalizer's owner, its deadline and when it
+    was last heard. `holdfast override create PauseRepair|ApproveRepair` stops repairs, or lets many at once go on.
+
+    \b
+    Examples:
+      holdfast repair list
+    """
+
+
+@repair.command("list")
+@state_option
+@output_option
+def list_repairs(state: str, output: str) -> int:
+    """List stuck finalizers, repairs, leaked reservations and orphaned bindings. Exits with 1 when there is one.
+
+    \b
+    Examples:
+      holdfast repair list
+      holdfast repair list -o json
+    """
+    from holdfast.cli.drills.stuck import survey
+    from holdfast.cli.drills.world import Watcher
+    from holdfast.cli.platform.layout import Layout
+
+    layout = Layout(state)
+    watcher = Watcher(layout, layout.load())
+    try:
+        found: list[dict[str, Any]] = survey(watcher)
+    finally:
+        watcher.close()
+    if output == "json":
+        print_json(found)
+    elif not found:
+        click.echo("nothing is stuck")
+    else:
+        columns = ("cell", "what", "object", "owner", "since", "deadline", "lastHeartbeat", "message")
+        rows = [tuple(row.get(name, "") for name in columns) for row in found]
+        click.echo(table(("CELL", "WHAT", "OBJECT", "OWNER", "SINCE", "DEADLINE", "LAST HEARTBEAT", "MESSAGE"), rows))
+    return Exit.FAILED if found else Exit.OK

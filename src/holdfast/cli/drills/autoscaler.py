@@ -1,0 +1,83 @@
+"""Demand rises while replicas are not ready: the autoscaler must not make more of what does not work."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from holdfast.cli.commands.load import push_value
+from holdfast.cli.drills.incident import Incident
+from holdfast.cli.drills.load import TENANT, Load
+from holdfast.cli.drills.world import Item
+
+NAME = "busy"
+METRIC, TARGET, HIGH = "queueLength", 10.0, 100.0
+FEWEST, MOST = 2, 12
+PUSHES, PUSH_EVERY_S = 6, 5.0
+
+
+def run(incident: Incident) -> None:
+    """Readiness of every replica hangs on a file; the drill takes it away and pushes a load ten times too high."""
+    folder = tempfile.TemporaryDirectory(prefix="holdfast-drill-")
+    Path(folder.name).chmod(0o755)
+    well = Path(folder.name) / "well"
+    well.touch(mode=0o644)
+    incident.undo_with("the file of readiness", folder.cleanup)
+    load = Load(incident)
+    rules = {
+        "minReplicas": FEWEST, "maxReplicas": MOST, "metric": METRIC, "target": TARGET,
+        "scaleUp": {"replicasPerMinute": 60, "percentPerMinute": 400},
+    }  # fmt: skip
+    load.workload(NAME, FEWEST, ready_when=["test", "-e", str(well)], autoscale=rules)
+    if not incident.until("the drill's workload serves", lambda: load.serving(NAME) == FEWEST, within_s=60):
+        return
+    _push(incident, TARGET)
+    incident.until("the autoscaler follows it", lambda: _scale(incident).get("replicas") == FEWEST, within_s=60)
+    incident.struck("nothing of the workload is ready any more, and demand is ten times its target")
+    well.unlink()
+    incident.until("no replica serves", lambda: load.serving(NAME) == 0, within_s=60)
+    for _ in range(PUSHES):
+        _push(incident, HIGH)
+        time.sleep(PUSH_EVERY_S)
+    incident.until("it says why it holds back", lambda: _scale(incident).get("reason") == "ScaleHeld", within_s=30)
+    said = _scale(incident)
+    wanted = _wanted(incident)
+    incident.facts |= {
+        "most_wanted_while_unready": max(wanted),
+        "reason": said.get("reason", ""),
+        "message": said.get("message", ""),
+    }
+    incident.expect(max(wanted) == FEWEST, f"{max(wanted)} replicas were wanted while none was ready")
+    incident.held.append(
+        f"wanted replicas stayed at {FEWEST} over {len(wanted)} recorded word(s) of the autoscaler: "
+        f"{said.get('reason', '')}, {said.get('message', '')}"
+    )
+    well.touch(mode=0o644)
+    incident.until("the replicas are ready again", lambda: load.serving(NAME) == FEWEST, within_s=60)
+    incident.until("now it scales up", lambda: _scaled_up(incident), within_s=90)
+
+
+def _push(incident: Incident, value: float) -> None:
+    push_value(incident.watcher.api(), TENANT, NAME, METRIC, value)
+
+
+def _scale(incident: Incident) -> Item:
+    found: Item = incident.watcher.get("workloads", NAME, TENANT).get("status", {}).get("scale") or {}
+    return found
+
+
+def _scaled_up(incident: Incident) -> bool:
+    """Demand is still high, and said so as often as it is looked at."""
+    _push(incident, HIGH)
+    return int(_scale(incident).get("replicas", 0)) > FEWEST
+
+
+def _wanted(incident: Incident) -> list[int]:
+    """Every number of replicas the autoscaler wrote since the failure."""
+    found = [_scale(incident)["replicas"]]
+    for step in incident.steps():
+        if step.kind == "Workload" and step.name == NAME and step.after is not None:
+            block = step.after.get("status", {}).get("scale") or {}
+            found.append(int(block.get("replicas", FEWEST)))
+    return found

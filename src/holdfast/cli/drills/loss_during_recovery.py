@@ -1,0 +1,85 @@
+"""A region is lost, and while its work recovers elsewhere a node of the region it goes to is lost as well."""
+
+from __future__ import annotations
+
+from holdfast.cli.drills.incident import Incident
+from holdfast.cli.drills.outage import hold_down, kill, names_of, region_of, restore
+from holdfast.cli.drills.world import Item, serves
+
+
+def run(incident: Incident) -> None:
+    watcher = incident.watcher
+    known = {r["metadata"]["name"] for r in watcher.list("recoveries")}
+    names = names_of(incident.plan)
+    incident.undo_with(f"region {incident.region}", lambda: _back(incident, names))
+    hold_down(incident.layout, names)
+    incident.struck(f"region {incident.region} is killed")
+    incident.facts["processes_killed"] = kill(incident.layout, names)
+    if not incident.until("a recovery chose where to go", lambda: bool(_targets(incident, known)), within_s=90):
+        return
+    target = _targets(incident, known)[0]
+    node = f"agent-{region_of(incident.platform, target).agents[-1].name}"
+    incident.undo_with(f"node {node}", lambda: _back(incident, [node]))
+    hold_down(incident.layout, [node])
+    kill(incident.layout, [node])
+    incident.mark(f"a node of {target} is killed too")
+    incident.facts |= {"recovers_in": target, "second_loss": node}
+    incident.until("every critical workload serves enough", lambda: _all_serve(incident))
+    incident.facts["seconds_to_serve"] = incident.clock.get("every critical workload serves enough")
+    recovery = _new(incident, known)
+    incident.facts["recovery"] = recovery["metadata"]["name"] if recovery else "none"
+    deadline_s = float((recovery or {}).get("spec", {}).get("deadlineSeconds", 300))
+    took_s = incident.clock.get("every critical workload serves enough", deadline_s + 1)
+    incident.expect(took_s <= deadline_s, f"it took {took_s:.0f} s; the promise allows {deadline_s:.0f} s")
+    opened = [r for r in watcher.list("recoveries") if r["metadata"]["name"] not in known]
+    regions = [r["spec"]["region"] for r in opened]
+    incident.expect(len(regions) == len(set(regions)), f"a region has two recoveries: {regions}")
+    restore(incident.layout, [*names, node])
+    incident.until("the recovery is closed", lambda: _closed(incident, known))
+
+
+def _back(incident: Incident, names: list[str]) -> None:
+    restore(incident.layout, names)
+
+
+def _new(incident: Incident, known: set[str]) -> Item | None:
+    found = [r for r in incident.watcher.list("recoveries") if r["metadata"]["name"] not in known]
+    return next((r for r in found if r["spec"]["region"] == incident.region), None)
+
+
+def _targets(incident: Incident, known: set[str]) -> list[str]:
+    recovery = _new(incident, known) or {}
+    return [row["target"] for row in recovery.get("status", {}).get("workloads", []) if row.get("target")]
+
+
+def _all_serve(incident: Incident) -> bool:
+    for workload in incident.watcher.critical():
+        enough = workload["spec"]["recovery"].get("minServing", 4)
+        elsewhere = [n for region, n in incident.watcher.serving_in(workload).items() if region != incident.region]
+        if max(elsewhere, default=0) < enough:
+            return False
+    # What the lost node served counts only until the region notices: look at the replicas themselves.
+    for workload in incident.watcher.critical():
+        if max((_really(incident, workload, r) for r in incident.watcher.regions), default=0) < 4:
+            return False
+    return True
+
+
+def _really(incident: Incident, workload: Item, region: str) -> int:
+    replicas = incident.watcher.try_list("replicas", region) or []
+    lost = {
+        n["metadata"]["name"]
+        for n in incident.watcher.try_list("nodes", region) or []
+        if n.get("status", {}).get("contact", {}).get("state") != "Live"
+    }
+    down = {p.name.removeprefix("agent-") for p in incident.layout.held_down("any").parent.glob("agent-*")}
+    return sum(
+        serves(r) and r["status"]["placement"].get("node") not in lost | down
+        for r in replicas
+        if r["spec"]["workloadUid"] == workload["metadata"]["uid"]
+    )
+
+
+def _closed(incident: Incident, known: set[str]) -> bool:
+    found = [r for r in incident.watcher.list("recoveries") if r["metadata"]["name"] not in known]
+    return bool(found) and all(r["status"].get("phase") == "Closed" for r in found)

@@ -1,0 +1,81 @@
+"""An agent that is alive and does nothing: it registers a node, keeps its lease, and never starts or stops any work.
+
+The failure that heartbeats cannot show. It speaks the agents' own API with a certificate of its own node, nothing more.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from holdfast.cli.drills.incident import Incident
+from holdfast.cli.exits import Stop
+from holdfast.cli.http import Api, Refusal
+from holdfast.cli.platform.credentials import Credentials
+from holdfast.model import limits
+from holdfast.model.template import Driver
+
+NODE = "drill-mute"
+MANAGER = "holdfast-drill"
+TAINT = {"key": "holdfast.dev/drill", "value": "mute", "effect": "NoSchedule"}
+"""Nobody's work but the drill's goes to a node that does nothing."""
+MERGE = "application/merge-patch+json"
+NODES = "/apis/holdfast.dev/v1/nodes"
+NOT_FOUND = 404
+
+
+class MuteAgent:
+    """Lives until `hush` or `remove`; its node goes away with the drill."""
+
+    def __init__(self, incident: Incident, labels: dict[str, str]) -> None:
+        self._incident = incident
+        self._epoch = 0
+        self._silent = threading.Event()
+        self._credentials = Credentials(incident.layout)
+        self._files = files = self._credentials.lend_node(incident.region, NODE)
+        incident.undo_with("the mute node", self.remove)
+        self._api = Api(incident.plan.url, name=incident.region, ca=files.ca, cert=files.cert, key=files.key)
+        spec = {
+            "zone": incident.plan.zones[0],
+            "capacity": {"cpu": "4", "memory": "8Gi"},
+            "drivers": [Driver.PROCESS.value],
+            "taints": [TAINT],
+        }
+        meta = {"name": NODE, "labels": labels}
+        node = {"apiVersion": "holdfast.dev/v1", "kind": "Node", "metadata": meta, "spec": spec}
+        self._api.apply(node, "nodes", manager=MANAGER)
+        self._renew()
+        self._report()
+        threading.Thread(target=self._keep, name="mute agent", daemon=True).start()
+
+    def _renew(self) -> None:
+        asked = {"items": [{"node": NODE, "epoch": self._epoch}]}
+        answer: Any = self._api.request("POST", "/placement/v1/renew", asked)
+        self._epoch = answer["answers"][0].get("epoch") or self._epoch
+
+    def _report(self) -> None:
+        block = {"epoch": self._epoch, "reconciled": True, "running": 0, "agentVersion": "drill"}
+        body = {"status": {"execution": block}}
+        self._api.request("PATCH", f"{NODES}/{NODE}/status", body, content_type=MERGE)
+
+    def _keep(self) -> None:
+        while not self._silent.wait(limits.NODE_RENEW_EVERY_S):
+            try:
+                self._renew()
+            except Stop:
+                continue
+
+    def hush(self) -> None:
+        """It is heard no more, as if its machine had been switched off."""
+        self._silent.set()
+
+    def remove(self) -> None:
+        """Deletes the node; the certificate goes too."""
+        self.hush()
+        api = self._incident.watcher.api(self._incident.region)
+        try:
+            api.request("DELETE", f"{NODES}/{NODE}")
+        except Refusal as refusal:
+            if refusal.status != NOT_FOUND:
+                raise
+        self._credentials.take_back(self._files)

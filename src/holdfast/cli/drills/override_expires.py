@@ -1,0 +1,83 @@
+"""A person's override must end by itself, with its effect gone, even while the global cell is away."""
+
+from __future__ import annotations
+
+from holdfast.cli.drills.incident import Incident
+from holdfast.cli.drills.load import TENANT, Load
+from holdfast.cli.drills.outage import hold_down, kill, restore
+from holdfast.cli.http import Refusal
+from holdfast.model.times import parse_time
+
+NAME = "drill-avoid-zone"
+TTL_S = 20.0
+LATE_S = 10.0
+PATH = "/apis/holdfast.dev/v1/overrides"
+
+
+def run(incident: Incident) -> None:
+    """Avoids a zone for a while, kills the global cell so that nobody tells the region the end, and looks where new
+    replicas go before and after it."""
+    watcher = incident.watcher
+    zone = incident.plan.zones[0]
+    load = Load(incident)
+    load.workload("early", 2)
+    if not incident.until("the drill's workload serves", lambda: load.serving("early") == 2, within_s=60):
+        return
+    incident.undo_with("the override", lambda: _delete(incident))
+    spec = {"kind": "AvoidZone", "scope": {"region": incident.region, "zone": zone}, "reason": "drill override-expires",
+            "ttlSeconds": TTL_S}  # fmt: skip
+    body = {"apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": NAME}, "spec": spec}
+    incident.struck(f"zone {zone} is avoided for {TTL_S:.0f} s")
+    watcher.api().request("POST", PATH, body)
+    incident.until("the override acts", lambda: watcher.get("overrides", NAME)["status"].get("phase") == "Active")
+    expires_at = watcher.get("overrides", NAME)["status"]["expiresAt"]
+    load.workload("during", 4)
+    incident.until("four replicas were placed meanwhile", lambda: len(load.bindings("during")) == 4, within_s=TTL_S)
+    zones = sorted({b["spec"]["zone"] for b in load.bindings("during")})
+    incident.facts["zones_while_it_acted"] = " ".join(zones)
+    incident.expect(zone not in zones, f"replicas were placed in the avoided zone {zone}")
+    load.workload("after", 8)
+    _without_global(incident, load, zone, expires_at)
+    incident.until("it says Expired", lambda: watcher.get("overrides", NAME)["status"].get("phase") == "Expired")
+    incident.until("its effect is verified to be gone", lambda: _reverted(incident), within_s=30)
+
+
+def _without_global(incident: Incident, load: Load, zone: str, expires_at: str) -> None:
+    """From here to the end of the TTL the region is alone with what it knows of the override."""
+    names = ["cell-global"]
+    incident.until("the region has the next workload", lambda: len(load.replicas("after")) == 8, within_s=15)
+    incident.undo_with("the global cell", lambda: _restored(incident, names))
+    hold_down(incident.layout, names)
+    kill(incident.layout, names)
+    incident.mark("the global cell killed")
+    incident.until("its time is over", lambda: incident.wall_s() >= parse_time(expires_at), within_s=TTL_S + 5)
+    # New places after the end: the ones that were deleted are placed anew, by the region alone.
+    for replica in load.replicas("after"):
+        path = f"/apis/holdfast.dev/v1/namespaces/{TENANT}/replicas/{replica['metadata']['name']}"
+        incident.watcher.api(incident.region).request("DELETE", path)
+    late_s = TTL_S + LATE_S
+    incident.until(
+        f"the region places in {zone} again",
+        lambda: any(b["spec"]["zone"] == zone and b["spec"].get("desired", "Run") == "Run"
+                    for b in load.bindings("after")),
+        within_s=late_s,
+    )  # fmt: skip
+    _restored(incident, names)
+    incident.until("the global cell answers again", lambda: bool(incident.watcher.list("overrides")), within_s=60)
+
+
+def _restored(incident: Incident, names: list[str]) -> None:
+    restore(incident.layout, names)
+
+
+def _reverted(incident: Incident) -> bool:
+    conditions = incident.watcher.get("overrides", NAME)["status"].get("conditions", [])
+    return any(c["type"] == "Reverted" and c["status"] == "True" for c in conditions)
+
+
+def _delete(incident: Incident) -> None:
+    try:
+        incident.watcher.api().request("DELETE", f"{PATH}/{NAME}")
+    except Refusal as refusal:
+        if refusal.status != 404:
+            raise

@@ -1,0 +1,72 @@
+"""A policy is promoted and taken back while replicas are starting: what is bound keeps the decision it has (S10)."""
+
+from __future__ import annotations
+
+from holdfast.cli.drills.incident import Incident
+from holdfast.cli.drills.load import MERGE, Load
+from holdfast.cli.drills.world import Item
+
+POLICY = "default"
+PATH = f"/apis/holdfast.dev/v1/schedulerpolicies/{POLICY}"
+STARTS_S = 6.0
+REPLICAS = 6
+
+
+def run(incident: Incident) -> None:
+    watcher = incident.watcher
+    before = watcher.get("schedulerpolicies", POLICY)
+    old_revision = before["status"]["revision"]
+    load = Load(incident)
+    load.workload("first", 1)
+    if not incident.until("the drill's workload serves", lambda: load.serving("first") == 1, within_s=60):
+        return
+    incident.undo_with("the policy", lambda: _set(incident, before["spec"]))
+    packing = {**before["spec"]["rules"], "scores": [{"name": "Packing", "weight": 5}]}
+    incident.struck(f"policy {POLICY}: {old_revision} gives way to one that packs")
+    _set(incident, {"stage": "Active", "canaryRegions": [], "rules": packing})
+    incident.until("the region decides by it", lambda: _decides(incident) != old_revision, within_s=30)
+    new_revision = _decides(incident)
+    load.workload("starting", REPLICAS, starts_s=STARTS_S)
+    incident.until("its replicas are bound", lambda: len(load.bindings("starting")) == REPLICAS, within_s=30)
+    bound = _places(load.bindings("starting"))
+    incident.facts["bound_by"] = " ".join(sorted({p["policyRevision"] for p in bound.values()}))
+    incident.expect(load.serving("starting") < REPLICAS, "the replicas were serving before the policy was taken back")
+    _set(incident, before["spec"])
+    incident.mark("the policy is taken back while they start")
+    incident.until("the region decides by the old rules", lambda: _decides(incident) == old_revision, within_s=30)
+    load.workload("later", 2)
+    incident.until("later work is placed", lambda: len(load.bindings("later")) == 2, within_s=30)
+    incident.until("those that were starting serve", lambda: load.serving("starting") == REPLICAS, within_s=60)
+    kept = _places(load.bindings("starting"))
+    incident.hold(
+        "S10, bound and starting replicas keep node, intent and revision",
+        [f"S10: {name} had {was}, has {kept.get(name)}" for name, was in bound.items() if kept.get(name) != was],
+        len(bound),
+    )
+    after = watcher.get("schedulerpolicies", POLICY)["status"]
+    incident.facts |= {
+        "old_revision": old_revision,
+        "new_revision": new_revision,
+        "later_bound_by": " ".join(sorted({p["policyRevision"] for p in _places(load.bindings("later")).values()})),
+        "sequence": f"{before['status']['sequence']} → {after['sequence']}",
+    }
+    incident.expect(incident.facts["bound_by"] == new_revision, "the starting replicas do not name the new revision")
+    incident.expect(incident.facts["later_bound_by"] == old_revision, "later work does not name the old revision")
+    incident.expect(after["sequence"] > before["status"]["sequence"], "the sequence did not rise with the rollback")
+
+
+def _places(bindings: list[Item]) -> dict[str, Item]:
+    fields = ("node", "intent", "policyRevision", "decision", "devices")
+    return {b["metadata"]["name"]: {f: b["spec"].get(f) for f in fields} for b in bindings}
+
+
+def _decides(incident: Incident) -> str:
+    """The revision the region says it decides by."""
+    report = incident.watcher.get("regions", incident.region).get("status", {}).get("report", {})
+    return str(report.get("policy", ""))
+
+
+def _set(incident: Incident, spec: Item) -> None:
+    wanted = {"stage": spec.get("stage", "Active"), "canaryRegions": spec.get("canaryRegions", []),
+              "rules": spec["rules"]}  # fmt: skip
+    incident.watcher.api().request("PATCH", PATH, {"spec": wanted}, content_type=MERGE)

@@ -1,0 +1,66 @@
+"""Join tokens: made at a region's API, where only their hash is kept, and handed to the agents that need one."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import Any
+
+from holdfast.cli.http import Api, Refusal
+from holdfast.cli.platform.layout import Layout, Platform, write_whole
+from holdfast.cli.platform.survey import connect
+from holdfast.model import limits
+from holdfast.model.join import token_text
+
+PATH = "/apis/holdfast.dev/v1/jointokens"
+UP_TTL_S = 600.0
+
+
+def make_token(
+    api: Api, region: str, name: str, *, node: str = "", uses: int = 1, ttl_s: float = limits.JOIN_TTL_S,
+    certificate_s: float = limits.NODE_CERTIFICATE_S,
+) -> str:  # fmt: skip
+    """Makes a token and gives it back: the only time it can be seen. The region never sees it before it is used."""
+    text = token_text(region, secrets.token_urlsafe(32))
+    spec: dict[str, Any] = {
+        "sha256": hashlib.sha256(text.encode()).hexdigest(), "ttlSeconds": ttl_s, "uses": uses,
+        "certificateSeconds": certificate_s, **({"node": node} if node else {}),
+    }  # fmt: skip
+    body = {"apiVersion": "holdfast.dev/v1", "kind": "JoinToken", "metadata": {"name": name}, "spec": spec}
+    api.request("POST", PATH, body)
+    return text
+
+
+def enrol(layout: Layout, platform: Platform) -> None:
+    """A token of its own for every agent that has not joined and has none. Raises while a region's API is not there."""
+    for region in platform.regions:
+        waiting = [a.name for a in region.agents if not layout.identity(a.name).exists() and not _fresh(layout, a.name)]
+        api = connect(layout, platform, region.name) if waiting else None
+        for node in waiting:
+            assert api is not None
+            name = f"up-{node}"
+            try:
+                api.request("DELETE", f"{PATH}/{name}")  # of an earlier start that ended before the agent joined
+            except Refusal as refusal:
+                if refusal.status != 404:
+                    raise
+            text = make_token(api, region.name, name, node=node, ttl_s=UP_TTL_S)
+            layout.join_token(node).parent.mkdir(mode=0o700, exist_ok=True)
+            write_whole(layout.join_token(node), text.encode() + b"\n")
+
+
+def _fresh(layout: Layout, node: str) -> bool:
+    """Whether a token lies there that is still good: an `up` that was interrupted may have left an old one."""
+    try:
+        return time.time() - layout.join_token(node).stat().st_mtime < UP_TTL_S
+    except FileNotFoundError:
+        return False
+
+
+def clear(layout: Layout, platform: Platform) -> None:
+    """Spent tokens are of no use to anyone."""
+    for region in platform.regions:
+        for agent in region.agents:
+            if layout.identity(agent.name).exists():
+                layout.join_token(agent.name).unlink(missing_ok=True)

@@ -1,0 +1,64 @@
+"""Which replicas, placed while the region was cut off, give up their place now that it is in touch again. Pure.
+
+The global cell answers through the grant: what the ordinary part of a live one covers the authority confirms, and only
+the excess goes, the lowest rank first. While the region is cut off nothing is withdrawn: that work ends by its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.flow.retreat import over_quota
+from holdfast.model.binding import Binding
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.meta import Key
+from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
+from holdfast.model.quota import GrantClass
+from holdfast.model.replica import Replica
+from holdfast.model.times import parse_time
+from holdfast.model.view import View
+
+
+def chosen(replica: Replica, binding: Binding, view: View, now: float) -> str:
+    """Why this provisional replica goes, or an empty string."""
+    if not binding.spec.run_until:
+        return ""
+    tenant = replica.metadata.namespace
+    excess = excess_of(view.list(GrantCopy, tenant), now)
+    if not excess:
+        return ""
+    provisional = {b.spec.replica for b in view.list(Binding, tenant) if b.spec.run_until}
+    replicas = [r for r in view.list(Replica, tenant) if r.metadata.name in provisional]
+    if replica.uid not in {r.uid for r in over_quota.victims(replicas, excess)}:
+        return ""
+    over = ", ".join(f"{name} by {text}" for name, text in amounts_text(excess).items())
+    return f"placed while the region was cut off, and the grant of {tenant} does not cover it now ({over})"
+
+
+def excess_of(copies: Iterable[GrantCopy], now: float) -> Amounts:
+    """What is in use beyond the ordinary part of live grants, by the newest count; nothing while none is live."""
+    allowed: Amounts = {}
+    used: Amounts = {}
+    for copy in copies:
+        spec = copy.spec
+        if spec.grant_class is GrantClass.RECOVERY:
+            continue
+        if not spec.spend_until or parse_time(spec.spend_until) <= now:
+            if spec.grant_class is GrantClass.NORMAL:
+                return {}
+            continue
+        add(allowed, amounts(spec.limit))
+        if spec.grant_class is GrantClass.NORMAL:
+            if copy.status.observed_generation != copy.metadata.generation:
+                return {}
+            add(allowed, amounts(spec.provisional), times=-1)
+            used = amounts(copy.status.used)
+    return shortfall(used, allowed)
+
+
+def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
+    """Limits move all the time; only tenants with provisional work have something to lose."""
+    if new is None:
+        return ()
+    tenant = new.metadata.namespace
+    return [Key(tenant, b.spec.replica) for b in view.list(Binding, tenant) if b.spec.run_until]

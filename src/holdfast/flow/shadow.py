@@ -1,0 +1,28 @@
+"""What a shadow policy would have decided, beside what was decided: the comparison a Decision keeps.
+
+Pure, and without effect: the shadow's plan is made on the same snapshot of the same asks, compared, and thrown away.
+"""
+
+from __future__ import annotations
+
+from holdfast.flow.plan.planner import AskPlan
+from holdfast.model import limits
+from holdfast.model.decision import Shadow, ShadowEntry
+
+
+def compare(real: AskPlan, would: AskPlan, revision: str) -> Shadow:
+    """Member by member; a victim more or less is another choice too."""
+    chosen = {entry.uid: entry for entry in real.entries()}
+    same = other = gained = lost = 0
+    told: list[ShadowEntry] = []
+    for entry in would.entries():
+        mine = chosen[entry.uid]
+        if (mine.node, mine.victims) == (entry.node, entry.victims):
+            same += 1
+            continue
+        other += 1
+        gained += bool(entry.node and not mine.node)
+        lost += bool(mine.node and not entry.node)
+        if len(told) < limits.SHADOW_ENTRIES:
+            told.append(ShadowEntry(replica=entry.replica, node=entry.node, score=entry.score, reason=entry.reason))
+    return Shadow(revision=revision, same=same, other=other, gained=gained, lost=lost, entries=tuple(told))

@@ -1,0 +1,132 @@
+"""The certificates of nodes: the request an agent makes, and the region's own authority that answers it.
+
+What always holds: a key never leaves the machine that made it; a certificate's subject is decided by the region and
+not by the request; it says the node, its region and the generation of its identity, and is good for a client alone.
+What this authority signs can stand for nodes of its region only (`gate/authenticate.py` holds it to that).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from holdfast.gate.principal import NODES
+from holdfast.model.errors import BadRequest, Invalid
+
+MAX_CSR_CHARS = 8192
+_BACKDATED = timedelta(minutes=5)
+_GENERATION = re.compile(r"generation-([1-9][0-9]{0,9})")
+
+
+def new_key() -> bytes:
+    """A private key in PEM, unencrypted: whoever keeps it keeps it to themselves."""
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def request_for(key: bytes, name: str) -> str:
+    """A request to certify this key, signed with it: proof that the asker has it."""
+    private = serialization.load_pem_private_key(key, None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ValueError("not an EC key; remove it and a new one is made")
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(private, hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def lifetime(certificate: bytes) -> tuple[float, float]:
+    """From when and until when a certificate in PEM is good, in seconds since the epoch."""
+    made = x509.load_pem_x509_certificate(certificate)
+    return made.not_valid_before_utc.timestamp() + _BACKDATED.total_seconds(), made.not_valid_after_utc.timestamp()
+
+
+def generation_in(unit: str) -> int:
+    """The generation a subject's organizational unit names; 0 where it names none."""
+    found = _GENERATION.fullmatch(unit)
+    return int(found[1]) if found is not None else 0
+
+
+class Certified(msgspec.Struct, frozen=True):
+    certificate: str
+    serial: str
+    expires_s: float
+
+
+class AskedKey(msgspec.Struct, frozen=True):
+    """The key of a request whose signature was checked; `digest` names it."""
+
+    public: Any
+    digest: str
+
+
+def key_of(csr: str) -> AskedKey:
+    """Raises BadRequest for what is no request, not signed with its own key, or of another kind of key."""
+    try:
+        if len(csr) > MAX_CSR_CHARS:
+            raise ValueError(f"longer than {MAX_CSR_CHARS} characters")
+        asked = x509.load_pem_x509_csr(csr.encode())
+        public = asked.public_key()
+        if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+            raise ValueError("the key must be EC P-256")
+        if not asked.is_signature_valid:
+            raise ValueError("not signed with its own key")
+    except (ValueError, TypeError, UnsupportedAlgorithm) as wrong:
+        raise BadRequest(f"the certificate request cannot be used: {wrong}") from None
+    encoded = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return AskedKey(public, hashlib.sha256(encoded).hexdigest())
+
+
+class NodeAuthority:
+    """Signs for the nodes of one region, with a key that no other cell has."""
+
+    def __init__(self, region: str, certificate: Path, key: Path) -> None:
+        self._region = region
+        self._ca = x509.load_pem_x509_certificate(certificate.read_bytes())
+        private = serialization.load_pem_private_key(key.read_bytes(), None)
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise Invalid(f"{key} is not an EC key; make the nodes' authority with Holdfast")
+        if private.public_key() != self._ca.public_key():
+            raise Invalid(f"{key} is not the key of {certificate}: give both of one authority")
+        self._key = private
+
+    @property
+    def name(self) -> str:
+        """The common name every certificate of this authority gives as its issuer."""
+        return str(self._ca.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+    def certify(self, key: AskedKey, node: str, generation: int, *, now_s: float, seconds: float) -> Certified:
+        start = datetime.fromtimestamp(int(now_s), UTC)
+        subject = x509.Name([
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, NODES),
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, f"generation-{generation}"),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"holdfast:node:{self._region}:{node}"),
+        ])  # fmt: skip
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._ca.subject)
+            .public_key(key.public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(start - _BACKDATED)
+            .not_valid_after(min(start + timedelta(seconds=seconds), self._ca.not_valid_after_utc))
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return Certified(
+            certificate=made.public_bytes(serialization.Encoding.PEM).decode(),
+            serial=f"{made.serial_number:X}",
+            expires_s=made.not_valid_after_utc.timestamp(),
+        )

@@ -1,0 +1,122 @@
+"""core/v1 Node and Pod, as `kubectl cordon`, `drain` and `describe node` expect them. Views: never stored.
+
+A Node shows all a holdfast.dev Node has and, beside it, what Kubernetes clients look for. A Pod is a Binding: one
+replica's place on a node; its uid goes when the place does, which is what a drain waits for. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.binding import Binding
+from holdfast.model.meta import API_VERSION, Condition, Object, ObjectMeta, OwnerReference, Part, shown
+from holdfast.model.node import Contact, Node, NodeSpec, NodeStatus, node_capacity
+from holdfast.model.quantity import amounts_text
+from holdfast.model.replica import Phase
+
+
+class NodeAddress(Part, frozen=True):
+    type: str
+    address: str
+
+
+class NodeSystemInfo(Part, frozen=True):
+    machine_id: str = msgspec.field(default="", name="machineID")
+    kubelet_version: str = shown("")
+    operating_system: str = shown("linux")
+
+
+class CoreNodeStatus(NodeStatus, frozen=True):
+    """The status of the node, and the fields of core/v1."""
+
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+    addresses: tuple[NodeAddress, ...] = ()
+    node_info: NodeSystemInfo = msgspec.field(default_factory=NodeSystemInfo)
+
+
+class CoreNode(Object, frozen=True):
+    """A node, as Kubernetes clients know nodes; nodes.holdfast.dev is the same without what is only for them."""
+
+    spec: NodeSpec
+    status: CoreNodeStatus = msgspec.field(default_factory=CoreNodeStatus)
+
+
+class Requests(Part, frozen=True):
+    requests: dict[str, str] = {}
+
+
+class Container(Part, frozen=True):
+    name: str
+    image: str = ""
+    command: tuple[str, ...] = ()
+    resources: Requests = msgspec.field(default_factory=Requests)
+
+
+class PodSpec(Part, frozen=True):
+    node_name: str = ""
+    containers: tuple[Container, ...] = ()
+    termination_grace_period_seconds: int = 0
+
+
+class PodStatus(Part, frozen=True):
+    phase: str = shown("Running")
+
+
+class Pod(Object, frozen=True):
+    """One replica's place on a node; read-only. Replicas are the objects to look at."""
+
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+_PHASES = {Phase.SUCCEEDED: "Succeeded", Phase.FAILED: "Failed", Phase.STOPPED: "Succeeded"}
+
+
+def core_node_of(node: Node) -> CoreNode:
+    there = {name: str(value) for name, value in amounts_text(node_capacity(node)).items()}
+    heard = node.status.contact.state is Contact.LIVE
+    ready = Condition(
+        type="Ready", status="True" if heard else "Unknown", reason=node.status.contact.reason or "AgentNotHeard",
+        message="the agent is heard" if heard else "the agent is not heard",
+        last_transition_time=node.status.contact.since or node.metadata.creation_timestamp,
+    )  # fmt: skip
+    own = {f.name: getattr(node.status, f.name) for f in msgspec.structs.fields(NodeStatus)}
+    own["conditions"] = (*(c for c in node.status.conditions if c.type != "Ready"), ready)
+    status = CoreNodeStatus(
+        **own, capacity=there, allocatable=there, addresses=(NodeAddress("InternalIP", node.spec.address),),
+        node_info=NodeSystemInfo(kubelet_version=f"holdfast-{node.status.execution.agent_version or 'unknown'}"),
+    )  # fmt: skip
+    return CoreNode(metadata=node.metadata, spec=node.spec, status=status)
+
+
+def node_from_core(seen: CoreNode, before: Node | None) -> Node:
+    """`kubectl uncordon` ends a drain too, as `holdfast node uncordon` does: it knows no other word for it."""
+    spec = seen.spec
+    if before is not None and before.spec.unschedulable and not spec.unschedulable:
+        spec = msgspec.structs.replace(spec, drain=False, drain_seconds=0.0)
+    status = before.status if before is not None else NodeStatus()
+    return Node(metadata=seen.metadata, spec=spec, status=status)
+
+
+def pod_of(binding: Binding) -> Pod:
+    spec, meta = binding.spec, binding.metadata
+    owner = OwnerReference(
+        api_version=API_VERSION, kind="Replica", name=spec.replica, uid=spec.intent.replica_uid, controller=True
+    )
+    asked = {name: str(value) for name, value in spec.resources.items() if name in ("cpu", "memory")}
+    container = Container(
+        name="work", image=spec.template.bundle, command=spec.template.command, resources=Requests(asked)
+    )
+    return Pod(
+        metadata=ObjectMeta(
+            name=meta.name, namespace=meta.namespace, uid=meta.uid, resource_version=meta.resource_version,
+            creation_timestamp=meta.creation_timestamp, owner_references=(owner,),
+            labels={"holdfast.dev/workload": spec.workload, "holdfast.dev/replica": spec.replica},
+        ),
+        spec=PodSpec(
+            node_name=spec.node, containers=(container,),
+            termination_grace_period_seconds=int(spec.template.termination_grace_seconds),
+        ),
+        status=PodStatus(phase=_PHASES.get(binding.status.phase, "Running") if binding.status.phase else "Running"),
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""NodePool: nodes of one shape that come and go with what waits for them. `status.nodes` is who should exist now.
+
+The region decides; a provider, outside of it, starts and stops machines until they are those. A node that should not
+exist any more holds nothing: it was closed to new work first, in the same revision that showed it empty.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.model.meta import Condition, Object, Part, shown
+from holdfast.model.quantity import Amount
+from holdfast.model.validation import Causes, check_dns_label, check_range, check_resources, check_unique, required
+
+NODES_MAX = 1000
+
+
+class NodePoolSpec(Part, frozen=True):
+    """`capacity` is what one node has. A node that held nothing for `idleSeconds` is given up, down to `minNodes`."""
+
+    zones: tuple[str, ...] = ()
+    capacity: dict[str, Amount] = {}
+    min_nodes: int = shown(0)
+    max_nodes: int = shown(10)
+    idle_seconds: float = shown(300.0)
+
+
+class PoolNode(Part, frozen=True):
+    """A node that should exist, since when, and since when it has held nothing. `leaving`: closed, to be given up."""
+
+    name: str
+    zone: str = ""
+    since: str = ""
+    idle_since: str = ""
+    leaving: bool = False
+
+
+class NodePoolStatus(Part, frozen=True):
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    nodes: tuple[PoolNode, ...] = ()
+    reason: str = ""
+    message: str = ""
+
+
+class NodePool(Object, frozen=True):
+    spec: NodePoolSpec = msgspec.field(default_factory=NodePoolSpec)
+    status: NodePoolStatus = msgspec.field(default_factory=NodePoolStatus)
+
+
+def validate_node_pool(pool: NodePool, old: NodePool | None) -> Causes:
+    yield from check_dns_label("metadata.name", pool.metadata.name)
+    if not pool.spec.zones:
+        yield required("spec.zones", "where its nodes are, for example [us-east-a]")
+    yield from check_unique("spec.zones", pool.spec.zones)
+    for index, zone in enumerate(pool.spec.zones):
+        yield from check_dns_label(f"spec.zones[{index}]", zone)
+    if not pool.spec.capacity:
+        yield required("spec.capacity", "what one node has, for example {cpu: 4, memory: 16Gi}")
+    yield from check_resources("spec.capacity", pool.spec.capacity, device_rules=False)
+    yield from check_range("spec.minNodes", pool.spec.min_nodes, 0, NODES_MAX)
+    yield from check_range("spec.maxNodes", pool.spec.max_nodes, pool.spec.min_nodes, NODES_MAX)
+    yield from check_range("spec.idleSeconds", pool.spec.idle_seconds, 1, 86400)

@@ -1,0 +1,83 @@
+"""`POST /api/v1/namespaces/{namespace}/pods/{name}/eviction`: how `kubectl drain` asks a replica to leave its node.
+
+An eviction is a wish to drain the node: that is recorded on the Node, and from then on `release` lets its replicas go
+as their disruption budgets allow. Who waits for a budget is answered 429 with the reason, which clients show and ask
+again; when the replica has left, its pod is gone and the answer is 404.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from holdfast.flow.retreat.budget import why_among
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Binding
+from holdfast.model.errors import Conflict, NotFound, Overloaded
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.node import Node
+from holdfast.model.replica import Replica
+from holdfast.model.writes import Update
+from holdfast.server import status
+from holdfast.server.bodies import decode_object_body
+from holdfast.server.reading import find
+from holdfast.server.request import Request, Response
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+_NODE, _REPLICA, _ASSIGNMENT = BY_NAME["Node"], BY_NAME["Replica"], BY_NAME["Assignment"]
+ASK_AGAIN_S = 5.0
+
+
+async def evict(app: Application, request: Request) -> Response:
+    binding = find(app, request)
+    assert isinstance(binding, Binding)  # what is stored of a pod
+    body: dict[str, Any] = decode_object_body(request.content_type, await request.body())
+    meant = ((body.get("deleteOptions") or {}).get("preconditions") or {}).get("uid", "")
+    if meant and meant != binding.uid:
+        raise Conflict(f"pod {request.target.name} is another one now: its uid is {binding.uid}, not {meant}")
+    dry = bool((body.get("deleteOptions") or {}).get("dryRun") or request.query.get("dryRun"))
+    if not dry:
+        await _drain(app, request, binding.spec.node)
+    why = _why_it_stays(app, binding)
+    if why:
+        said = f"Cannot evict pod as it would violate the pod's disruption budget: {why}"
+        raise Overloaded(said, retry_after_s=ASK_AGAIN_S)
+    return _accepted()
+
+
+def _why_it_stays(app: Application, binding: Binding) -> str:
+    namespace, name = binding.metadata.namespace, binding.spec.replica
+    replica = app.objects.get(_REPLICA, namespace, name)
+    if not isinstance(replica, Replica) or replica.status.placement.binding != binding.metadata.name:
+        return ""
+    assignment = app.objects.get(_ASSIGNMENT, namespace, replica.spec.assignment)
+    mates = app.objects.list(_REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
+    why = why_among(replica, cast("Assignment | None", assignment), cast("list[Replica]", mates))
+    return f"{namespace}/{name}: {why}" if why else ""
+
+
+async def _drain(app: Application, request: Request, name: str) -> None:
+    """Records the wish. The evictions of one drain come all at once, and one of them is the first."""
+    for attempt in range(limits.WRITE_ATTEMPTS):
+        node = app.objects.get(_NODE, "", name)
+        if not isinstance(node, Node):
+            raise NotFound(f"node {name} of pod {request.target.name} is gone")
+        if node.spec.drain:
+            return
+        spec = msgspec.structs.replace(node.spec, drain=True, unschedulable=True)
+        what = f"{request.id} POST {request.path[:200]}"
+        write = Update(msgspec.structs.replace(node, spec=spec))
+        try:
+            await app.gate.commit(request.principal, [write], request=what, warnings=request.warnings)
+        except Conflict:
+            if attempt == limits.WRITE_ATTEMPTS - 1:
+                raise
+
+
+def _accepted() -> Response:
+    said = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+    return Response(status.encode(said), 201)

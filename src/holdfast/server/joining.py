@@ -1,0 +1,40 @@
+"""`POST /join/v1` and `POST /join/v1/renew`: how agents come by their certificates. The rules are `gate/joining.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from holdfast.model.errors import BadRequest
+from holdfast.model.join import JoinRequest, RenewalRequest
+from holdfast.server.request import Request, Response
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+JOIN_PATH = "/join/v1"
+RENEW_PATH = "/join/v1/renew"
+_encoder = msgspec.json.Encoder()
+T = TypeVar("T")
+
+
+async def join(app: Application, request: Request) -> Response:
+    """Open: the token in the body is the credential. Strangers wait for their turn together, in the users' lane."""
+    asked = _decoded(await request.body(), JoinRequest)
+    async with app.flow.turn(request.principal, ""):
+        made = await app.joining.join(asked, request=f"{request.id} POST {JOIN_PATH}")
+    return Response(_encoder.encode(made))
+
+
+async def renew(app: Application, request: Request) -> Response:
+    asked = _decoded(await request.body(), RenewalRequest)
+    made = await app.joining.renew(request.principal, asked, request=f"{request.id} POST {RENEW_PATH}")
+    return Response(_encoder.encode(made))
+
+
+def _decoded(body: bytes, wanted: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=wanted)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        raise BadRequest(f"the request cannot be decoded: {wrong}") from None

@@ -1,0 +1,62 @@
+"""S7 and S8 as far as records show them: exclusive work has no successor before its end is proven; nothing is late.
+
+The simulation sees the machines themselves (`running`); a recorded history has only what was written down about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.node import Node
+from holdfast.model.times import parse_time
+from holdfast.sim.checkers import Commit, Found
+
+LATE_S = 5.0
+"""How much later than it was judged a commit may be stamped: the clock is read before the store is asked."""
+
+
+class ReplacingChecker:
+    """One region's. Bindings stay known after they are gone, until their end is proven."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, dict[str, Binding]] = {}
+        """By replica uid: bindings of exclusive work whose end no record proves yet, by name."""
+
+    def check(self, commit: Commit) -> Iterator[Found]:
+        for change in commit.changed:
+            if change.kind.name != "Binding":
+                continue
+            new: Binding | None = change.new
+            if change.old is None and new is not None:
+                yield from self._in_time(change.key, new, commit)
+                if new.spec.exclusive is not None:
+                    yield from self._alone(change.key, new, commit.state)
+            self._follow(change.key, new if new is not None else change.old)
+
+    def _follow(self, key: str, binding: Binding) -> None:
+        if binding.spec.exclusive is None:
+            return
+        known = self._open.setdefault(binding.spec.intent.replica_uid, {})
+        if binding.status.acknowledged_at:
+            known.pop(key, None)
+        else:
+            known[key] = binding
+
+    def _alone(self, key: str, binding: Binding, state: dict[str, Any]) -> Iterator[Found]:
+        for other_key, other in self._open.get(binding.spec.intent.replica_uid, {}).items():
+            node: Node | None = state.get(f"/nodes/{other.spec.node}")
+            fenced = node is None or node.status.fence.fenced_epoch >= other.spec.node_epoch
+            if other_key != key and not fenced:
+                what = f"{key} is bound while nothing proves that {other_key} on {other.spec.node} has ended"
+                yield "S7", what, (key, other_key, f"/nodes/{other.spec.node}")
+
+    def _in_time(self, key: str, binding: Binding, commit: Commit) -> Iterator[Found]:
+        name = f"/reservations/{binding.metadata.namespace}/{binding.metadata.name}"
+        held: Reservation | None = commit.state.get(name)
+        if held is None or not held.spec.expires_at or not commit.wall_s:
+            return
+        late_s = commit.wall_s - parse_time(held.spec.expires_at)
+        if late_s > LATE_S:
+            yield "S8", f"{key} was bound {late_s:.1f} s after its reservation had expired", (key, name)

@@ -1,0 +1,94 @@
+"""Whether a region has room for a replica, judged from the records alone and not by what the scheduler says.
+
+A liveness check must know who waits for a reason. This one errs towards room that is not there only where a rule looks
+at other replicas (affinity, spread): such work is let wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.model.binding import Binding
+from holdfast.model.hold import Hold, is_kept
+from holdfast.model.node import Node, why_not_schedulable
+from holdfast.model.placement_rules import Operator, TaintEffect
+from holdfast.model.quantity import GPU, Amounts, add, amounts
+from holdfast.model.replica import Replica
+from holdfast.model.template import requests
+
+
+class Room:
+    """One look at one region."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._nodes: list[Node] = []
+        self._free: dict[str, Amounts] = {}
+        self._held: dict[str, Amounts] = {}
+        """Recovery places that nobody draws: only reclaimable work may be there."""
+        self._devices: dict[str, dict[str, int]] = {}
+        self._ports: dict[str, set[int]] = {}
+        for item in state.values():
+            if isinstance(item, Node):
+                self._nodes.append(item)
+                add(self._free.setdefault(item.metadata.name, {}), amounts(item.spec.capacity))
+            elif isinstance(item, Binding):
+                self._claim(item)
+            elif isinstance(item, Hold) and is_kept(item) and (item.status.draw is None or not item.status.draw.claim):
+                add(self._held.setdefault(item.spec.node, {}), amounts(item.spec.resources))
+
+    def _claim(self, binding: Binding) -> None:
+        node = binding.spec.node
+        add(self._free.setdefault(node, {}), amounts(binding.spec.resources), times=-1)
+        self._ports.setdefault(node, set()).update(binding.spec.ports.values())
+        taken = self._devices.setdefault(node, {})
+        for device in binding.spec.devices:
+            taken[device.id] = taken.get(device.id, 0) + device.milli
+
+    def none_for(self, replica: Replica, together: int = 1) -> bool:
+        """Whether the replica may wait; `together` is how many of its kind must find a place at once."""
+        rules = replica.spec.placement
+        if any(not rule.preferred for rule in rules.affinity):
+            return True
+        places = {node.metadata.name: self._places(node, replica) for node in self._nodes}
+        if any(not rule.preferred for rule in rules.spread):
+            zones = {node.spec.zone for node in self._nodes}
+            return {node.spec.zone for node in self._nodes if places[node.metadata.name]} != zones
+        return sum(places.values()) < together
+
+    def _places(self, node: Node, replica: Replica) -> int:
+        """How many replicas like this one the node takes."""
+        if why_not_schedulable(node) or not _allowed(node, replica):
+            return 0
+        name, template = node.metadata.name, replica.spec.template
+        fixed = {port.port for port in template.ports if port.port}
+        if fixed & self._ports.get(name, set()):
+            return 0
+        free, need = dict(self._free.get(name, {})), requests(template)
+        if not replica.spec.reclaimable:
+            add(free, self._held.get(name, {}), times=-1)
+        counts = [free.get(resource, 0) // amount for resource, amount in need.items() if resource != GPU and amount]
+        milli = need.get(GPU, 0)
+        if milli:
+            counts.append(self._device_places(node, template.gpu_models, milli))
+        return max(0, min((*counts, 1) if fixed else counts, default=0))
+
+    def _device_places(self, node: Node, models: tuple[str, ...], milli: int) -> int:
+        taken = self._devices.get(node.metadata.name, {})
+        devices = [d for d in node.spec.devices if not models or d.model in models]
+        if milli < 1000:
+            return sum((d.milli - taken.get(d.id, 0)) // milli for d in devices)
+        return sum(not taken.get(d.id) for d in devices) // (milli // 1000)
+
+
+def _allowed(node: Node, replica: Replica) -> bool:
+    rules, labels = replica.spec.placement, node.metadata.labels
+    if rules.pools and node.spec.pool not in rules.pools:
+        return False
+    if rules.zones and node.spec.zone not in rules.zones:
+        return False
+    if any(labels.get(key) != value for key, value in rules.node_selector.items()):
+        return False
+    if any(e.operator is Operator.IN and labels.get(e.key) not in e.values for e in rules.expressions):
+        return False
+    hard = [taint for taint in node.spec.taints if taint.effect is not TaintEffect.PREFER_NO_SCHEDULE]
+    return all(any(not t.key or t.key == taint.key for t in rules.tolerations) for taint in hard)

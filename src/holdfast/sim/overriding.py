@@ -1,0 +1,61 @@
+"""Operators of a simulated world who give overrides of every kind: approved or not, revoked or left to expire."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.scheduler_policy import PolicyRevision
+from holdfast.model.workload import Workload
+from holdfast.sim import people
+from holdfast.sim.ports import stream
+
+if TYPE_CHECKING:
+    from holdfast.sim.troubles import Trouble
+    from holdfast.sim.world import World
+
+
+async def avoid(world: World, trouble: Trouble) -> None:
+    region = trouble.target.rpartition("-")[0]
+    scope = OverrideScope(region=region, zone=trouble.target)
+    await _ask(world, trouble, OverrideKind.AVOID_ZONE, scope)
+
+
+async def give(world: World, trouble: Trouble) -> None:
+    """One override of a kind that chance decides; a second person approves most, and some are taken back early."""
+    chance = stream(world.seed, f"override/{trouble.name}")
+    kind = chance.choice([k for k in OverrideKind if k is not OverrideKind.AVOID_ZONE])
+    scope = OverrideScope(region=trouble.target)
+    more: dict[str, Any] = {}
+    if kind in (OverrideKind.EMERGENCY_QUOTA, OverrideKind.RAISE_PRIORITY):
+        if not world.wanted.tenants:
+            return
+        tenant = chance.choice(world.wanted.tenants)
+        scope = OverrideScope(tenant=tenant)
+        more = {"quota": {"cpu": "2", "memory": "4Gi"}}
+        if kind is OverrideKind.RAISE_PRIORITY:
+            known = [w.metadata.name for w in (await world.operator.list(Workload, tenant)).items]
+            if not known:
+                return
+            scope, more = OverrideScope(tenant=tenant, workload=chance.choice(known)), {"rank": 150}
+    elif kind is OverrideKind.PIN_POLICY:
+        revisions = [r.metadata.name for r in (await world.operator.list(PolicyRevision)).items]
+        if not revisions:
+            return
+        more = {"policy_revision": chance.choice(revisions)}
+    name = await _ask(world, trouble, kind, scope, **more)
+    await asyncio.sleep(chance.uniform(0.5, 5.0))
+    if chance.random() < 0.7:
+        await people.edit(world.operator_of("global", who="second"), Override, name, "", approver="second")
+    if chance.random() < 0.3:
+        await asyncio.sleep(trouble.for_s / 2)
+        await people.edit(world.operator, Override, name, "", revoked=True)
+
+
+async def _ask(world: World, trouble: Trouble, kind: OverrideKind, scope: OverrideScope, **more: Any) -> str:
+    name = f"{kind.value.lower()}-{trouble.name.rpartition('#')[2]}"
+    spec = OverrideSpec(kind=kind, scope=scope, reason="it looked wrong", ttl_seconds=max(1.0, trouble.for_s), **more)
+    await people.create(world.operator, Override(metadata=ObjectMeta(name=name), spec=spec))
+    return name

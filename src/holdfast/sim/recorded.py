@@ -1,0 +1,276 @@
+"""The promises judged on histories that real processes left in their stores: every commit of every cell, in order.
+
+The same checkers as in simulated worlds. What a simulated disk hands over with a commit is put together again from the
+history (what changed, commit by commit) and from the audit log (who wrote, when, and under which term). Grants and the
+limits made of them are compared by epoch, not by time: clocks of two cells need not agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.gate.audit import LOG, Record, decode_record
+from holdfast.link.answering import HEARD
+from holdfast.model import codec, limits
+from holdfast.model.errors import StoreFailed
+from holdfast.model.kinds import kind_of_store_key
+from holdfast.model.ownership import UNOWNED
+from holdfast.model.quota import Grant, grant_name
+from holdfast.model.term import Term
+from holdfast.model.times import parse_time
+from holdfast.sim.checkers import Changed, Commit, Found, Violation
+from holdfast.sim.checkers.ownership import TERM_KEY, OwnershipChecker
+from holdfast.sim.checkers.placement import PlacementChecker
+from holdfast.sim.checkers.quota import GLOBAL, QuotaChecker
+from holdfast.sim.checkers.records import RecordsChecker
+from holdfast.sim.checkers.replacing import ReplacingChecker
+from holdfast.store import schema
+from holdfast.store.backup import RESTORING
+from holdfast.store.contract import Change, Committed, Compare, Entry, LogRecord, Put, Remove, Store, Txn
+from holdfast.store.etcd.keys import main_of
+from holdfast.store.history import History
+
+Written = tuple[Change, ...]
+"""The changes of one commit."""
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What a store still knows of a cell: its state at the beginning of the history, and everything since."""
+
+    cell: str
+    first: tuple[Entry, ...]
+    commits: tuple[Written, ...]
+    audit: tuple[Record, ...]
+
+
+def read_sqlite(cell: str, path: Path) -> Past:
+    """The past of a cell in a SQLite file, which may be in use."""
+    if not path.exists():
+        raise StoreFailed(f"{path} does not exist: there is no history to read")
+    connection = schema.open_reader(path)
+    history = History(connection)
+    try:
+        with history.snapshot():
+            marks = history.meta()
+            first, _ = history.range("", marks["compacted"], "", 0) if marks["compacted"] else ((), False)
+            changes = list(_sqlite_changes(history, marks["compacted"], marks["revision"]))
+            rows: list[Any] = connection.execute("SELECT revision, last FROM history").fetchall()
+            records = history.log(LOG, 0, marks["sequence"], 1 << 62)
+    finally:
+        history.close()
+    last_of: dict[int, int] = dict(rows)
+    groups = itertools.groupby(changes, key=lambda change: last_of[change.revision])
+    return Past(cell, tuple(first), tuple(tuple(group) for _, group in groups), _decoded(records))
+
+
+def _sqlite_changes(history: History, after: int, through: int) -> Iterator[Change]:
+    while found := history.changes(after, through):
+        yield from found
+        after = found[-1].revision
+
+
+async def read_etcd(cell: str, store: Store) -> Past:
+    """The past of a cell in etcd, as far as it was not compacted."""
+    head = await store.newest()
+    after = store.compacted
+    first = (await store.range("", at=after)).entries if after else ()
+    changes: list[Change] = []
+    watch = store.watch("", after=after)
+    while after < head:
+        changes += await anext(watch)
+        after = changes[-1].revision
+    groups = itertools.groupby(changes, key=lambda change: main_of(change.revision))
+    records = [record async for record in _log(store)]
+    return Past(cell, tuple(first), tuple(tuple(group) for _, group in groups), _decoded(records))
+
+
+async def _log(store: Store) -> AsyncIterator[LogRecord]:
+    after = 0
+    while found := await store.read_log(LOG, after=after, limit=limits.BACKUP_PAGE_RECORDS):
+        for record in found:
+            yield record
+        after = found[-1].sequence
+
+
+def _decoded(records: Iterable[LogRecord]) -> tuple[Record, ...]:
+    return tuple(decode_record(record.value) for record in records)
+
+
+class Authorship:
+    """Which audit record belongs to which change: it names the revision that was replaced, or the uid that was made."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._by: dict[tuple[str, str, str, str], Record] = {}
+        for record in records:
+            for entry in record.entries if record.result == "Committed" else ():
+                self._by[entry.kind, entry.namespace, entry.name, str(entry.before or entry.uid)] = record
+
+    def of(self, change: Changed) -> Record | None:
+        meta, kind = change.item.metadata, change.kind.name
+        mark = str(change.old.revision) if change.old is not None else meta.uid
+        exact = self._by.get((kind, meta.namespace, meta.name, mark))
+        return exact or self._by.get((kind, meta.namespace, meta.name, ""))
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`unattributed` commits are older than the audit log reaches: nobody can say who made them."""
+
+    violations: tuple[Violation, ...]
+    commits: int
+    changes: int
+    unattributed: int
+
+    def __str__(self) -> str:
+        return f"{self.commits} commits, {self.changes} changes, {len(self.violations)} violations"
+
+
+def judge(pasts: Sequence[Past]) -> Verdict:
+    """Every cell's whole past, the global one first."""
+    granted: dict[tuple[str, int], Grant] = {}
+    ordered = sorted(pasts, key=lambda past: past.cell != GLOBAL)
+    judges = []
+    for past in ordered:
+        one = _Judge(past, granted, grants_known=ordered[0].cell == GLOBAL)
+        one.run()
+        judges.append(one)
+    return Verdict(
+        violations=tuple(violation for one in judges for violation in one.violations),
+        commits=sum(one.commits for one in judges),
+        changes=sum(one.changes for one in judges),
+        unattributed=sum(one.unattributed for one in judges),
+    )
+
+
+class _Judge:
+    """One cell. `granted` collects every Grant by key and epoch, from the global cell for the regions."""
+
+    def __init__(self, past: Past, granted: dict[tuple[str, int], Grant], *, grants_known: bool) -> None:
+        self._past = past
+        self._granted = granted
+        self._grants_known = grants_known
+        self._state: dict[str, Any] = {}
+        self._there: dict[str, Any] = {}
+        self._authors = Authorship(past.audit)
+        self._records = RecordsChecker(past.cell)
+        self._ownership = OwnershipChecker(past.cell)
+        self._placement = PlacementChecker(past.cell)
+        self._replacing = ReplacingChecker()
+        self._quota = QuotaChecker(lambda cell: self._state if cell == past.cell else self._there)
+        self._attributed = False
+        self._wall_s = 0.0
+        self._first_s = 0.0
+        self.violations: list[Violation] = []
+        self.commits = self.changes = self.unattributed = 0
+
+    def run(self) -> None:
+        begun = [Change(entry.key, entry.revision, entry, None) for entry in self._past.first]
+        if begun:
+            self._take_as_given(begun)
+        filling = bool(self._past.commits) and any(change.key == RESTORING for change in self._past.commits[0])
+        for written in self._past.commits:
+            if filling:
+                # A restore or a move: objects arrive in the order of their keys, and were judged where they were made.
+                filling = not any(change.key == RESTORING and change.entry is None for change in written)
+                self._take_as_given(written)
+            else:
+                self._judge(written)
+
+    def _take_as_given(self, written: Sequence[Change]) -> None:
+        changed, _ = self._apply(written)
+        commit = Commit(self._past.cell, 0.0, 0.0, Txn(), tuple(changed), self._state)
+        for _ in (*self._placement.check(commit), *self._ownership.check(commit, "restore")):
+            pass
+        for _ in self._replacing.check(commit):
+            pass
+
+    def _judge(self, written: Written) -> None:
+        self.commits += 1
+        self.changes += len(written)
+        writes = tuple(Put(c.key, c.entry.value) if c.entry is not None else Remove(c.key) for c in written)
+        revisions = tuple(change.revision for change in written)
+        self._say(self._records.revisions(Txn(writes=writes), Committed(revisions[-1], revisions)))
+        changed, kept = self._apply(written)
+        found = [record for change in changed if (record := self._authors.of(change)) is not None]
+        if found:
+            self._attributed = True
+            self._wall_s = max(self._wall_s, parse_time(found[0].time))
+            self._first_s = self._first_s or self._wall_s
+        term = next((record.term for record in found if record.term), 0)
+        txn = Txn((Compare(TERM_KEY, term),) if term else (), writes)
+        at_s = self._wall_s - self._first_s
+        commit = Commit(self._past.cell, at_s, self._wall_s, txn, tuple(changed), self._state)
+        self._say(f for f in self._records.check(commit, kept) if not self._went_back(f))
+        self._say(self._placement.check(commit))
+        self._say(self._replacing.check(commit))
+        self._say(self._quota.check(self._with_its_grants(commit)))
+        self._judge_author(commit, found)
+
+    def _went_back(self, found: Found) -> bool:
+        """A restored global cell takes its regions' copies back to older generations, and it alone may."""
+        heard: Term | None = self._state.get(f"/terms/{HEARD}")
+        kind = kind_of_store_key(found[2][0]) if found[2] else None
+        mirrored = kind is not None and kind.home.value == GLOBAL and self._past.cell != GLOBAL
+        return mirrored and found[0] == "observedGeneration" and heard is not None and heard.spec.term > 1
+
+    def _judge_author(self, commit: Commit, found: Sequence[Record]) -> None:
+        # Renewals leave no record each, there are too many; nor does the pruning of old decisions name every one.
+        commit = msgspec.structs.replace(commit, changed=tuple(c for c in commit.changed if c.kind.name != "LeasePage"))
+        pruned = all(change.kind.name == "Decision" and change.new is None for change in commit.changed)
+        if pruned or (not found and not self._attributed):
+            owned = [change for change in commit.changed if change.kind.name not in UNOWNED]
+            self.unattributed += bool(owned) and not pruned
+            commit = msgspec.structs.replace(commit, changed=tuple(c for c in commit.changed if c not in owned))
+        self._say(self._ownership.check(commit, found[0].principal if found else ""))
+
+    def _with_its_grants(self, commit: Commit) -> Commit:
+        """Lets the checker see each Grant at the epoch that the region's limit names."""
+        if commit.cell == GLOBAL:
+            for change in commit.changed:
+                if isinstance(change.new, Grant):
+                    self._granted[change.key, change.new.spec.epoch] = change.new
+            return commit
+        kept = []
+        for change in commit.changed:
+            if change.kind.name == "GrantCopy" and change.new is not None:
+                copy = change.new
+                key = f"/grants/{copy.metadata.namespace}/{grant_name(commit.cell, copy.spec.grant_class)}"
+                grant = self._granted.get((key, copy.spec.epoch))
+                if not self._grants_known or grant is None:
+                    continue
+                self._there[key] = grant
+            kept.append(change)
+        return msgspec.structs.replace(commit, changed=tuple(kept))
+
+    def _apply(self, written: Sequence[Change]) -> tuple[list[Changed], list[int]]:
+        changed: list[Changed] = []
+        revisions: list[int] = []
+        for change in written:
+            kind = kind_of_store_key(change.key)
+            if kind is None:
+                continue
+            old = self._state.pop(change.key, None)
+            new = codec.decode(kind, change.entry.value, change.revision) if change.entry is not None else None
+            if new is not None:
+                self._state[change.key] = new
+            changed.append(Changed(change.key, kind, old, new))
+            revisions.append(change.revision)
+        return changed, revisions
+
+    def _say(self, found: Iterable[Found]) -> None:
+        at_s = self._wall_s - self._first_s
+        self.violations += [Violation(p, at_s, self._past.cell, what, objects) for p, what, objects in found]
+
+
+def check_platform(state: Path) -> Verdict:
+    """Every cell below a platform's directory, or one cell's own directory or file."""
+    if state.is_file():
+        return judge([read_sqlite(state.parent.name, state)])
+    files = sorted(state.glob("cells/*/store.sqlite")) or sorted(state.glob("store.sqlite"))
+    if not files:
+        raise StoreFailed(f"{state} holds no cell: name a platform's directory, a cell's, or a store.sqlite")
+    return judge([read_sqlite(file.parent.name, file) for file in files])

@@ -1,0 +1,376 @@
+"""Joining: a token becomes a certificate. A real TLS server, gate and files; only the wall clock is moved."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.identity import Identity
+from holdfast.agent.reports import Reports
+from holdfast.client.http import HttpClient
+from holdfast.gate import audit
+from holdfast.gate.authenticate import Authenticator
+from holdfast.gate.certificates import RevokedSerials, issue, make_ca
+from holdfast.gate.gate import Gate
+from holdfast.gate.joining import Joining
+from holdfast.gate.node_certificates import NodeAuthority, new_key, request_for
+from holdfast.gate.principal import NODES, OPERATORS, Principal, from_identity
+from holdfast.model import limits
+from holdfast.model.errors import BadRequest, Forbidden, Invalid, Unauthorized, Unavailable
+from holdfast.model.join import Joined, JoinRequest, JoinToken, JoinTokenSpec, NodeIdentity, RenewalRequest, token_text
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.node import Node, NodeExecution, NodeSpec
+from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.runtime.ports import SystemClock, SystemPorts
+from holdfast.server.app import Application
+from holdfast.server.serve import Tls, listen
+from holdfast.store.memory import MemoryStore
+from holdfast.store.objects import Objects
+
+REGION = "west"
+ADA = from_identity("ada", (OPERATORS,), credential="test")
+
+
+class MovedClock(SystemClock):
+    moved_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.moved_s
+
+
+class Region:
+    """One region's cell behind TLS, and two certificate authorities: the platform's and its own for nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = SystemPorts()
+        self.clock = MovedClock()
+        self.ports.clock = self.clock
+        self.store = MemoryStore()
+        self.objects = Objects(self.store, MemoryStore())
+        self.gate = Gate(REGION, self.objects, self.ports)
+        now_s = self.clock.now()
+        self.ca = make_ca(folder / "pki", now_s=now_s)
+        nodes = make_ca(folder / "nodes", now_s=now_s, common_name="holdfast nodes of west")
+        self.nodes = nodes
+        self.signing = NodeAuthority(REGION, nodes.certificate, nodes.key)
+        joining = Joining(self.gate, self.signing)
+        revoked = RevokedSerials(folder / "pki" / "revoked.json")
+        self.authenticator = Authenticator(
+            REGION, self.ports, revoked=revoked, node_issuer=self.signing.name, identities=joining.identity
+        )
+        self.app = Application(REGION, self.objects, self.gate, self.authenticator, self.ports, joining=joining)
+
+    async def start(self) -> Region:
+        await self.objects.start()
+        here = issue(self.folder / "pki", "cell", "cell", now_s=self.clock.now(), ips=("127.0.0.1",), server=True)
+        tls = Tls(here.certificate, here.key, self.ca.certificate, self.nodes.certificate)
+        self.listener = await listen(self.app, "127.0.0.1", 0, tls)
+        self.url = f"https://127.0.0.1:{self.listener.port}"
+        return self
+
+    async def stop(self) -> None:
+        await self.listener.stop()
+        await self.gate.close()
+        await self.objects.close()
+
+    async def token(self, name: str = "rack", **spec: Any) -> str:
+        text = token_text(REGION, f"secret-of-{name}")
+        made = JoinTokenSpec(sha256=hashlib.sha256(text.encode()).hexdigest(), **spec)
+        await self.gate.commit(ADA, [Create(JoinToken(metadata=ObjectMeta(name=name), spec=made))])
+        return text
+
+    def identity(self, node: str) -> NodeIdentity:
+        found = self.objects.get(BY_NAME["NodeIdentity"], "", node)
+        assert isinstance(found, NodeIdentity)
+        return found
+
+    async def revoke(self, node: str) -> None:
+        held = self.identity(node)
+        spec = msgspec.structs.replace(held.spec, revoked_generation=held.spec.generation)
+        await self.gate.commit(ADA, [Update(msgspec.structs.replace(held, spec=spec))])
+
+    def client(self, certificate: Path | str = "") -> HttpClient:
+        return HttpClient(self.url, self.ports, cell=REGION, ca=str(self.ca.certificate), cert=str(certificate))
+
+    async def join(self, token: str, node: str, key: bytes = b"") -> Joined:
+        client = self.client()
+        try:
+            return await client.join(JoinRequest(token=token, node=node, csr=request_for(key or new_key(), node)))
+        finally:
+            await client.close()
+
+    async def audited(self, reason: str) -> list[dict[str, Any]]:
+        await self.gate.audit.flush()
+        return [r for _, r in await audit.read(self.store) if r.get("reason") == reason]
+
+
+@pytest.fixture
+async def region(tmp_path: Path) -> AsyncIterator[Region]:
+    made = await Region(tmp_path).start()
+    yield made
+    await made.stop()
+
+
+def settings(region: Region, node: str = "n1") -> AgentConfig:
+    return AgentConfig(
+        name=node, region=REGION, zone="west-a", state_dir=str(region.folder / node), url=region.url,
+        ca=str(region.ca.certificate), join_token_file=str(region.folder / f"{node}.token"),
+    )  # fmt: skip
+
+
+async def joined(region: Region, token: str, node: str = "n1") -> Identity:
+    (region.folder / f"{node}.token").write_text(token + "\n")
+    identity = Identity(settings(region, node), region.ports)
+    await asyncio.wait_for(identity.obtain(), 10)
+    return identity
+
+
+def a_node(name: str) -> Node:
+    return Node(metadata=ObjectMeta(name=name), spec=NodeSpec(zone="west-a", capacity={"cpu": "1"}))
+
+
+async def test_a_token_becomes_a_certificate_that_speaks_for_the_node_and_for_no_other(region: Region) -> None:
+    identity = await joined(region, await region.token())
+    assert stat.S_IMODE(identity.path.stat().st_mode) == 0o600, "the key is its owner's alone"
+    assert sorted(p.name for p in identity.path.parent.iterdir()) == ["node.pem", "token"]
+    assert b"secret" not in (identity.path.parent / "token").read_bytes(), "tokens are kept as hashes"
+    client = region.client(identity.path)
+    try:
+        await client.commit([Create(a_node("n1"))])
+        with pytest.raises(Forbidden, match="n2"):
+            await client.commit([Create(a_node("n2"))])
+    finally:
+        await client.close()
+    stored = await region.store.range("/jointokens/")
+    assert all(b"secret" not in entry.value for entry in stored.entries)
+    records = [r for _, r in await audit.read(region.store) if r["principal"] == "holdfast:join:rack"]
+    assert {e["kind"] for r in records for e in r["entries"]} == {"JoinToken", "NodeIdentity"}, "one commit, audited"
+
+
+async def test_a_one_time_token_lets_one_node_join_however_often_it_asks(region: Region) -> None:
+    token = await region.token()
+    key = new_key()
+    first = await region.join(token, "n1", key)
+    again = await region.join(token, "n1", key)
+    assert (first.generation, again.generation) == (1, 1), "the answer was lost and is given again"
+    for node, other in (("n2", new_key()), ("n1", new_key())):
+        with pytest.raises(Forbidden, match="was used 1 times already, by n1"):
+            await region.join(token, node, other)
+    assert sum(r["count"] for r in await region.audited("JoinTokenUsed")) == 2
+
+
+async def test_two_nodes_with_one_token_at_the_same_moment(region: Region) -> None:
+    token = await region.token()
+    answers = await asyncio.gather(*(region.join(token, f"n{i}") for i in range(8)), return_exceptions=True)
+    assert sum(isinstance(a, Joined) for a in answers) == 1
+
+
+async def test_a_token_of_several_uses(region: Region) -> None:
+    token = await region.token(uses=2)
+    for node in ("n1", "n2"):
+        await region.join(token, node)
+    with pytest.raises(Forbidden, match="used 2 times"):
+        await region.join(token, "n3")
+
+
+async def test_tokens_that_do_not_do(region: Region) -> None:
+    token = await region.token("soon", ttl_seconds=60)
+    bound = await region.token("bound", node="n5")
+    with pytest.raises(Forbidden, match="is for node n5, and n6 asked"):
+        await region.join(bound, "n6")
+    region.clock.moved_s = 61
+    with pytest.raises(Forbidden, match="join token soon ended"):
+        await region.join(token, "n1")
+    with pytest.raises(Unauthorized, match="for another region; this is west"):
+        await region.join(token_text("east", "secret-of-rack"), "n1")
+    with pytest.raises(Unauthorized, match=r"^Unauthorized$"):
+        await region.join(token_text(REGION, "guessed"), "n1")
+    for reason in ("WrongNode", "JoinTokenExpired", "WrongRegion", "JoinTokenUnknown"):
+        assert await region.audited(reason), reason
+
+
+async def test_a_token_for_anyone_takes_no_name_that_is_taken(region: Region) -> None:
+    await region.join(await region.token("first"), "n1")
+    with pytest.raises(Forbidden, match="has an identity"):
+        await region.join(await region.token("second"), "n1")
+    again = await region.join(await region.token("mine", node="n1"), "n1")
+    assert again.generation == 2
+
+
+async def test_requests_that_cannot_be_used(region: Region) -> None:
+    token = await region.token()
+    client = region.client()
+    good = request_for(new_key(), "n1")
+    try:
+        for csr in ("", "rubbish", good.replace("A", "B"), "x" * 100_000):
+            with pytest.raises(BadRequest):
+                await client.join(JoinRequest(token=token, node="n1", csr=csr))
+        with pytest.raises(BadRequest):
+            await client.join(JoinRequest(token=token, node="../n1", csr=good))
+    finally:
+        await client.close()
+    assert (await region.join(token, "n1")).generation == 1, "none of that used the token up"
+
+
+@pytest.mark.parametrize(
+    "spec", [{"uses": 0}, {"uses": 1000}, {"ttl_seconds": 30 * 86400.0}, {"certificate_seconds": 1.0}]
+)
+async def test_tokens_are_bounded(region: Region, spec: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        await region.token(**spec)
+
+
+async def test_old_tokens_go_with_a_later_join(region: Region) -> None:
+    await region.token("old")
+    region.clock.moved_s = limits.JOIN_TTL_S + limits.JOIN_TOKEN_KEPT_S + 1
+    await region.join(await region.token("new"), "n1")
+    assert [t.metadata.name for t in region.objects.list(BY_NAME["JoinToken"])[0]] == ["new"]
+
+
+async def test_a_revoked_node_is_refused_and_audited_and_may_join_again(region: Region) -> None:
+    identity = await joined(region, await region.token())
+    client = region.client(identity.path)
+    try:
+        await client.get(Node, "n1")
+        await region.revoke("n1")
+        with pytest.raises(Unauthorized):
+            await client.get(Node, "n1")
+        with pytest.raises(Unauthorized):
+            await client.renew_certificate(RenewalRequest(csr=request_for(new_key(), "n1")))
+        (record,) = await region.audited("CertificateRevoked")
+        assert record["principal"] == "holdfast:node:west:n1" and record["count"] == 2
+        keeping = asyncio.create_task(identity.keep(client))
+        (region.folder / "n1.token").write_text(await region.token("back", node="n1"))
+        await _until(lambda: region.identity("n1").spec.generation == 2)
+        await _until_async(lambda: _reads(client))
+        keeping.cancel()
+    finally:
+        await client.close()
+
+
+async def test_what_a_refused_agent_has_to_say_is_kept_until_it_is_believed_again(region: Region) -> None:
+    identity = await joined(region, await region.token())
+    client = region.client(identity.path)
+    reports = Reports(client, region.ports)
+    try:
+        await client.commit([Create(a_node("n1"))])
+        uid = region.objects.get(BY_NAME["Node"], "", "n1").uid
+        await region.revoke("n1")
+        block = NodeExecution(epoch=1, running=3)
+        reports.put(SetStatus("Node", Key("", "n1"), uid, blocks={"execution": block}))
+        assert not await reports.flush(), "it is not told"
+        (region.folder / "n1.token").write_text(await region.token("back", node="n1"))
+        keeping = asyncio.create_task(identity.keep(client))
+        await _until_async(reports.flush)
+        assert region.objects.get(BY_NAME["Node"], "", "n1").status.execution == block
+        keeping.cancel()
+    finally:
+        await client.close()
+
+
+async def test_joining_again_ends_what_joined_before(region: Region) -> None:
+    old = await joined(region, await region.token())
+    await region.join(await region.token("again", node="n1"), "n1")
+    client = region.client(old.path)
+    try:
+        with pytest.raises(Unauthorized):
+            await client.get(Node, "n1")
+    finally:
+        await client.close()
+
+
+async def test_a_stream_ends_with_the_certificate_it_was_opened_with(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STREAMS_CHECKED_EVERY_S", 0.1)
+    identity = await joined(region, await region.token())
+    client = region.client(identity.path)
+    try:
+        asks = client.asks("n1")
+        reading = asyncio.ensure_future(anext(asks, None))
+        await _until(lambda: "n1" in region.app.asks.agents)
+        await region.revoke("n1")
+        assert await asyncio.wait_for(reading, 5) is None
+    finally:
+        await client.close()
+
+
+@pytest.mark.slow
+async def test_certificates_are_renewed_in_time_and_nothing_is_interrupted(region: Region) -> None:
+    """Fifteen seconds of life, two renewals: a reader at full speed sees no refusal."""
+    identity = await joined(region, await region.token(certificate_seconds=10.0))
+    client = region.client(identity.path)
+    serials = {region.identity("n1").spec.serial}
+    keeping = asyncio.create_task(identity.keep(client))
+    try:
+        ends = asyncio.get_running_loop().time() + 15
+        while asyncio.get_running_loop().time() < ends:
+            await client.get(Node, "n1")
+            serials.add(region.identity("n1").spec.serial)
+            await asyncio.sleep(0.02)
+        assert len(serials) >= 3 and region.identity("n1").spec.generation == 1
+        assert not keeping.done()
+    finally:
+        keeping.cancel()
+        await client.close()
+
+
+async def test_the_nodes_authority_vouches_for_nodes_of_its_region_alone(region: Region) -> None:
+    """A stolen key of a region's authority makes no operator, no region and no node of another region."""
+    now_s = region.clock.now()
+    for name, groups in (
+        ("ada", (OPERATORS,)), ("holdfast:region:west", ("holdfast:regions",)), ("holdfast:node:east:n1", (NODES,)),
+        ("holdfast:node:west:n1", (NODES,)),
+    ):  # fmt: skip
+        made = issue(region.folder / "nodes", "forged", name, groups, now_s=now_s)
+        client = HttpClient(
+            region.url, region.ports, cell=REGION, ca=str(region.ca.certificate), cert=str(made.certificate),
+            key=str(made.key),
+        )  # fmt: skip
+        try:
+            with pytest.raises(Unauthorized):
+                await client.get(Node, "n1")
+        finally:
+            await client.close()
+
+
+async def test_without_an_authority_nobody_joins_and_is_told_so(region: Region) -> None:
+    region.app.joining = Joining(region.gate, None)
+    with pytest.raises(Unavailable, match="--node-ca"):
+        await region.join(await region.token(), "n1")
+
+
+async def test_a_node_certificate_given_by_other_means_cannot_be_renewed_here(region: Region) -> None:
+    who = Principal(name="holdfast:node:west:n1", groups=(NODES,), node="n1", region=REGION)
+    with pytest.raises(Forbidden, match="join with a token"):
+        await region.app.joining.renew(who, RenewalRequest(csr=request_for(new_key(), "n1")))
+
+
+async def _reads(client: HttpClient) -> bool:
+    try:
+        await client.get(Node, "n1")
+    except Unauthorized:
+        return False
+    return True
+
+
+async def _until(true: Any, within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not true():
+            await asyncio.sleep(0.02)
+
+
+async def _until_async(true: Any, within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not await true():
+            await asyncio.sleep(0.02)

@@ -1,0 +1,111 @@
+"""Everything that can be wrong with work, at once on one real agent: each has its name; a neighbour notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from agent_world import World, config, eventually, template
+from test_trouble import BOMB, python
+
+from holdfast.agent.drivers.process import ProcessDriver
+from holdfast.agent.drivers.records import kill_marked
+from holdfast.agent.main import run_agent
+from holdfast.model import limits
+from holdfast.model.template import Artifact, ExecProbe, Probe, Probes
+from holdfast.runtime.ports import SystemPorts
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+HANGS = Probe(exec=ExecProbe(command=("sleep", "60")), timeout_seconds=0.3, period_seconds=0.2, failure_threshold=1)
+DEAF = "trap '' TERM; while true; do sleep 0.1; done"
+FLOOD = "while True: print('x' * 1000)"
+
+
+def script(text: str):
+    return python("", text).template
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = await World(SystemPorts()).start()
+    yield made
+    await made.close()
+    driver = ProcessDriver(tmp_path / "tasks", SystemPorts().clock)
+    for found in await driver.inspect():
+        await driver.stop(found.task.id, 0.0)
+        kill_marked(found.task.id)
+    await driver.close()
+
+
+async def test_each_trouble_has_its_name_and_the_agent_is_well(world: World, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(b"good")
+    wrong = "sha256:" + hashlib.sha256(b"other").hexdigest()
+    bomb = BOMB.replace("time.sleep(300)\n", "sys.exit(9)\n", 2).replace("sys.exit(9)", "time.sleep(300)", 1)
+    works = {
+        "well": template("sleep", "600"),
+        "absent": template("/no/such/program"),
+        "unfetched": template("true", artifacts=(Artifact(name="data", source=str(tmp_path / "nowhere")),)),
+        "forged": template("true", artifacts=(Artifact(name="data", source=str(data), digest=wrong),)),
+        "stuck": template("sleep", "600", probes=Probes(liveness=HANGS)),
+        "unready": template("sleep", "600", probes=Probes(readiness=HANGS)),
+        "deaf": template("sh", "-c", DEAF, termination_grace_seconds=1.0),
+        "flood": script(FLOOD),
+        "bomb": script(bomb),
+    }
+    running = asyncio.create_task(run_agent(config(state_dir=str(tmp_path)), world.agent(), world.ports))
+    try:
+        await eventually(lambda: world.node() and world.node().status.execution.reconciled)
+        await world.bind("well", works["well"])
+        await eventually(lambda: world.ready("well"))
+        pid = world.replica("well").status.execution.pid
+        for name in list(works)[1:]:
+            await world.bind(name, works[name])
+        for name, reason in (
+            ("absent", "CommandNotFound"), ("unfetched", "ArtifactMissing"), ("forged", "ArtifactMismatch"),
+            ("stuck", "LivenessFailed"), ("bomb", "TooManyProcesses"),
+        ):  # fmt: skip
+            await eventually(lambda n=name, r=reason: reasons(world, n) >= {r}, within_s=40)
+        await eventually(lambda: "0.3 s" in said(world, "unready").message)
+        assert not said(world, "unready").ready and said(world, "unready").restarts == 0
+
+        await eventually(lambda: world.ready("deaf"))
+        await world.ask_to_stop("deaf", stop_grace_seconds=1.0)
+        await eventually(lambda: world.binding("deaf").status.acknowledged_at, within_s=20)
+        ended = world.binding("deaf").status.last_exit
+        assert ended.signal == "SIGKILL" and "did not end within" in ended.message
+
+        bound = limits.LOG_FILE_BYTES * (limits.LOG_FILES_KEPT + 2)
+        await eventually(lambda: len(logs_of(tmp_path, "flood")) > 1, within_s=40)
+        assert sum(path.stat().st_size for path in logs_of(tmp_path, "flood")) < bound
+
+        asked = len(world.desk.asked)
+        await eventually(lambda: len(world.desk.asked) > asked, within_s=30)
+        assert not running.done(), "the agent is well"
+        assert world.node().status.execution.quarantine is None, "none of it was the node's fault"
+        mine = said(world, "well")
+        assert (mine.ready, mine.restarts, mine.pid) == (True, 0, pid), "its neighbour noticed nothing"
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 30)
+
+
+def said(world: World, name: str):
+    return world.replica(name).status.execution
+
+
+def reasons(world: World, name: str) -> set[str]:
+    block = said(world, name)
+    if block is None:
+        return set()
+    return {block.reason, block.last_exit.reason if block.last_exit is not None else ""}
+
+
+def logs_of(state: Path, name: str) -> list[Path]:
+    return [path for path in state.glob("tasks/*/output.log*") if name in path.parent.name]

@@ -1,0 +1,186 @@
+"""A region that is cut off: what it may still place, on which terms, and what becomes of that when it is in touch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.authority.cell import TENANT, Cell
+
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
+from holdfast.model.binding import Binding
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.placement import Answer, Result
+from holdfast.model.placement_rules import Placement
+from holdfast.model.quota import GrantClass
+from holdfast.model.replica import Replica
+from holdfast.model.scheduler_policy import (
+    PartitionMode,
+    PolicyRevision,
+    PolicyRevisionSpec,
+    PromotionStage,
+    Rules,
+)
+from holdfast.model.template import Template
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.workload import Exclusivity
+
+LEASE_S = limits.GRANT_LEASE_S
+
+
+async def cut_off(
+    cell: Cell, *, mode: PartitionMode = PartitionMode.PROVISIONAL, limit: str = "8", provisional: str = "3"
+) -> None:
+    """The last answer of the global cell is a lease and a bit ago."""
+    heard_s = cell.clock.now() - LEASE_S - 1.0
+    both = {"cpu": limit, "memory": "1000Gi"}, {"cpu": provisional, "memory": "500Gi"}
+    await cell.grant(
+        limit=both[0], provisional=both[1] if provisional else {}, heard_at=micro_text(heard_s),
+        spend_until=micro_text(heard_s + LEASE_S),
+    )  # fmt: skip
+    rules = Rules(partition_mode=mode)
+    spec = PolicyRevisionSpec(policy="default", sequence=1, stage=PromotionStage.ACTIVE, rules=rules)
+    assigned = AssignmentSpec(
+        workload="web", workload_uid="w", region="us-east", revision="1", template=Template(command=("true",))
+    )
+    await cell.put(
+        PolicyRevision(ObjectMeta(name="default-1"), spec),
+        Assignment(ObjectMeta(name="web.us-east.normal", namespace=TENANT), assigned),
+    )
+
+
+async def in_touch(cell: Cell, **spec: Any) -> None:
+    """The link renews the lease, perhaps with other limits."""
+    copy = cell.objects.get(kind_of(GrantCopy), TENANT, "us-east.normal")
+    assert isinstance(copy, GrantCopy)
+    now = cell.clock.now()
+    lease = {"heard_at": micro_text(now), "spend_until": micro_text(now + LEASE_S)}
+    meta = msgspec.structs.replace(copy.metadata, generation=copy.metadata.generation + 1)
+    changed = msgspec.structs.replace(copy.spec, **lease, **spec)
+    await cell.put(msgspec.structs.replace(copy, metadata=meta, spec=changed))
+
+
+async def spare(cell: Cell, name: str = "web-0", **spec: Any) -> Replica:
+    return await cell.replica(name, **{"reclaimable": True, **spec})
+
+
+def run_until_s(cell: Cell, name: str) -> float:
+    binding = cell.binding(name)
+    assert isinstance(binding, Binding)
+    return parse_time(binding.spec.run_until) if binding.spec.run_until else 0.0
+
+
+async def test_reclaimable_work_is_placed_for_a_while(cell: Cell) -> None:
+    await cut_off(cell)
+    answer = await cell.place(await spare(cell))
+    assert answer.result is Result.ACCEPTED
+    assert run_until_s(cell, "web-0.1") == pytest.approx(cell.clock.now() + limits.PROVISIONAL_RUN_S)
+    cell.check_ledger()
+
+
+async def test_with_wait_nothing_is_placed_and_the_reason_is_visible(cell: Cell) -> None:
+    await cut_off(cell, mode=PartitionMode.WAIT)
+    answer = await cell.place(await spare(cell))
+    assert (answer.result, answer.reason) == (Result.REJECTED, "GrantExpired")
+
+
+async def _held(cell: Cell, **spec: Any) -> Answer:
+    return await cell.place(await spare(cell, **spec))
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"reclaimable": False}, "cannot be reclaimed"),
+        ({"placement": Placement(residency=("eu",))}, "residency eu"),
+        ({"exclusive": Exclusivity()}, "exclusive"),
+        ({"assignment": "other.us-east.normal"}, "assignment is not known"),
+        ({"purpose": Purpose.RECOVERY, "reclaimable": False}, ""),
+    ],
+)
+async def test_sensitive_work_is_held_with_a_reason(cell: Cell, spec: dict[str, Any], says: str) -> None:
+    from holdfast.model.region import Region, RegionSpec
+
+    await cut_off(cell)
+    await cell.put(Region(ObjectMeta(name="us-east"), RegionSpec(zones=("z1",), residency=("eu",))))
+    name = spec.pop("assignment", None)
+    replica = await spare(cell, **spec)
+    if name is not None:
+        changed = msgspec.structs.replace(replica.spec, assignment=name)
+        await cell.put(msgspec.structs.replace(replica, spec=changed))
+        replica = cell.get_replica()
+    answer = await cell.place(replica)
+    assert answer.result is Result.REJECTED
+    if says:
+        assert answer.reason == "HeldWhileCutOff" and says in answer.message
+    else:
+        assert answer.reason == "NoGrant"  # recovery work has a grant of its own, and none is here
+    assert not cell.every(Binding)
+
+
+async def test_a_grant_without_a_provisional_part_holds_everything(cell: Cell) -> None:
+    await cut_off(cell, provisional="")
+    answer = await cell.place(await spare(cell))
+    assert answer.reason == "HeldWhileCutOff" and "no provisional part" in answer.message
+
+
+async def test_no_more_than_the_provisional_part_is_spent(cell: Cell) -> None:
+    await cut_off(cell, provisional="3")
+    answers = await cell.reserve(*[cell.item(await spare(cell, f"web-{n}")) for n in range(5)])
+    assert [a.result for a in answers].count(Result.ACCEPTED) == 3
+    assert {a.reason for a in answers if a.result is Result.REJECTED} == {"HeldWhileCutOff"}
+    cell.check_ledger()
+
+
+async def test_ordinary_work_never_spends_the_provisional_part(cell: Cell) -> None:
+    await cut_off(cell, limit="4", provisional="3")
+    await in_touch(cell)
+    answers = await cell.reserve(*[cell.item(await cell.replica(f"web-{n}")) for n in range(3)])
+    assert [a.result for a in answers].count(Result.ACCEPTED) == 1
+    assert {a.reason for a in answers if a.result is Result.REJECTED} == {"QuotaExceeded"}
+
+
+async def test_it_is_renewed_while_the_cut_lasts_and_ends_an_hour_after_it(cell: Cell) -> None:
+    await cut_off(cell)
+    heard_s = cell.clock.now() - LEASE_S - 1.0
+    await cell.place(await spare(cell))
+    first_s = run_until_s(cell, "web-0.1")
+    await cell.clock.advance(limits.PROVISIONAL_RUN_S / 2 - 10)
+    await cell.authority.tick()
+    assert run_until_s(cell, "web-0.1") == first_s, "it is renewed in its second half only"
+    for _ in range(20):
+        await cell.clock.advance(200)
+        await cell.authority.tick()
+        assert run_until_s(cell, "web-0.1") <= heard_s + limits.PROVISIONAL_MAX_S + 0.001
+    assert run_until_s(cell, "web-0.1") == pytest.approx(heard_s + limits.PROVISIONAL_MAX_S, abs=1.0)
+    await cell.node("n2")
+    late = await cell.place(await spare(cell, "web-1"), "n2")
+    assert late.reason == "HeldWhileCutOff" and "cut off for longer" in late.message
+
+
+async def test_in_touch_again_it_is_confirmed_where_the_grant_covers_it(cell: Cell) -> None:
+    await cut_off(cell, limit="8", provisional="3")
+    for n in range(3):
+        await cell.place(await spare(cell, f"web-{n}"))
+    await cell.authority.tick()
+    assert all(run_until_s(cell, f"web-{n}.1") for n in range(3))
+    await in_touch(cell, limit={"cpu": "5", "memory": "1000Gi"})  # two of them fit beside the provisional part
+    await cell.authority.tick()
+    await cell.authority.tick()
+    confirmed = [n for n in range(3) if not run_until_s(cell, f"web-{n}.1")]
+    assert len(confirmed) == 2
+    assert cell.authority.ledger.used[(TENANT, GrantClass.NORMAL)]["cpu"] == 3000
+    assert cell.authority.ledger.on_trust[TENANT]["cpu"] == 1000
+    cell.check_ledger()
+
+
+async def test_a_new_authority_knows_what_is_provisional(cell: Cell) -> None:
+    await cut_off(cell, provisional="1")
+    assert (await cell.place(await spare(cell))).result is Result.ACCEPTED
+    await cell.lead()
+    assert (await cell.place(await spare(cell, "web-1"))).reason == "HeldWhileCutOff"
+    cell.check_ledger()

@@ -1,0 +1,105 @@
+"""`kubectl cordon`, `drain` and `uncordon` on a real platform, with every kubectl that is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_agent_kills import TENANCY, apply
+from test_up import ROOT, Up, free_port_base, holdfast, until
+
+from needs import lacking
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.xdist_group("platform")]
+
+NODE = "us-east-1"
+
+
+def programs() -> list[str]:
+    found = [str(p) for p in sorted(Path("/usr/lib/google-cloud-sdk/bin").glob("kubectl.1.*"))]
+    plain = shutil.which("kubectl") or str(ROOT / ".tools" / "bin" / "kubectl")
+    return [p for p in (plain, *found) if Path(p).exists()]
+
+
+def workload(name: str, replicas: int, away: int) -> dict[str, Any]:
+    template = {"command": ["sleep", "600"], "resources": {"cpu": "10m", "memory": "16Mi"},
+                "terminationGraceSeconds": 1, "drainDelaySeconds": 0}  # fmt: skip
+    return {
+        "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "acme"},
+        "spec": {"replicas": replicas, "template": template, "disruption": {"maxUnavailable": away}},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    if not programs():
+        lacking("kubectl is missing; next: make tools")
+    state = tmp_path_factory.mktemp("kubectl") / "state"
+    try:
+        done = holdfast(
+            "up", "--detach", "--state", str(state), "--port-base", str(free_port_base()), "--regions", "us-east",
+            "--no-samples", "-o", "json", timeout_s=200,
+        )  # fmt: skip
+        up = Up(state, 0, json.loads(done.stdout), 0.0)
+        apply(up, *TENANCY, workload("web", 6, 2))
+        until(lambda: up.workload("web").get("serving") == 6, within_s=90, what="all of it serves")
+        yield up
+    finally:
+        holdfast("down", "--state", str(state), check=False)
+
+
+def kubectl(up: Up, program: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [program, "--kubeconfig", str(up.state / "kubeconfig"), "--context", "us-east",
+               "--cache-dir", str(up.state / "kube-cache"), *words]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if check:
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}\n{done.stderr}"
+    return done
+
+
+def spec(up: Up) -> dict[str, Any]:
+    told = kubectl(up, programs()[0], "get", "nodes.holdfast.dev", NODE, "-o", "json").stdout
+    found: dict[str, Any] = json.loads(told)["spec"]
+    return found
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda p: Path(p).name)
+def test_cordon_and_uncordon(platform: Up, program: str) -> None:
+    assert f"node/{NODE} cordoned" in kubectl(platform, program, "cordon", NODE).stdout
+    assert spec(platform)["unschedulable"] is True
+    assert "Cordoned" in kubectl(platform, program, "get", "node", NODE).stdout
+    assert f"node/{NODE} uncordoned" in kubectl(platform, program, "uncordon", NODE).stdout
+    assert not spec(platform).get("unschedulable")
+    assert "Ready" in kubectl(platform, program, "describe", "node", NODE).stdout
+
+
+@pytest.mark.parametrize("program", programs()[:1] + programs()[-1:], ids=lambda p: Path(p).name)
+def test_a_drain_empties_the_node_and_uncordon_ends_it(platform: Up, program: str) -> None:
+    there = json.loads(kubectl(platform, program, "get", "pods", "-A", "-o", "json").stdout)["items"]
+    assert [p for p in there if p["spec"]["nodeName"] == NODE], "there is something to drain"
+    done = kubectl(platform, program, "drain", NODE, "--timeout=90s")
+    assert f"node/{NODE} drained" in done.stdout
+    left = kubectl(platform, program, "get", "pods", "-A", "--field-selector", f"spec.nodeName={NODE}", "-o", "name")
+    assert not left.stdout.strip()
+    until(lambda: platform.workload("web").get("serving") == 6, within_s=60, what="all of it serves elsewhere")
+    kubectl(platform, program, "uncordon", NODE)
+    assert not spec(platform).get("drain")
+    # The other node has all of it now: empty that one, so that the next has something to do.
+    holdfast("node", "drain", "us-east-2", "--deadline", "60", "--state", str(platform.state), timeout_s=100)
+    holdfast("node", "uncordon", "us-east-2", "--state", str(platform.state))
+
+
+def test_what_a_budget_keeps_is_named(platform: Up) -> None:
+    holdfast("node", "cordon", "us-east-2", "--state", str(platform.state))
+    apply(platform, workload("stays", 1, 0))
+    until(lambda: platform.workload("stays").get("serving") == 1, within_s=60, what="it serves")
+    holdfast("node", "uncordon", "us-east-2", "--state", str(platform.state))
+    done = kubectl(platform, programs()[-1], "drain", NODE, "--timeout=20s", check=False)
+    assert done.returncode != 0
+    assert "acme/stays-us-east-0: its budget lets none be away" in done.stderr
+    kubectl(platform, programs()[-1], "uncordon", NODE)

@@ -1,0 +1,151 @@
+"""On real processes: a dedicated tenant's work and nodes stay apart, its disruption budget holds through a drain, and a
+region's credentials can be revoked and replaced."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_drill_region_loss import free_port_base, holdfast
+
+from holdfast.cli.drills.world import Watcher, serves
+from holdfast.cli.platform.credentials import Credentials
+from holdfast.cli.platform.layout import Layout
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+V1 = "holdfast.dev/v1"
+MERGE = "application/merge-patch+json"
+
+
+def until(true: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"not within {within_s:.0f} s: {what}")
+
+
+class Platform:
+    def __init__(self, state: Path) -> None:
+        self.layout = Layout(state)
+        self.plan = self.layout.load()
+        self.watcher = Watcher(self.layout, self.plan)
+
+    def apply(self, kind: str, plural: str, name: str, spec: dict, namespace: str = "") -> None:
+        meta = {"name": name, **({"namespace": namespace} if namespace else {})}
+        body = {"apiVersion": V1, "kind": kind, "metadata": meta, "spec": spec}
+        self.watcher.api().apply(body, plural, manager="test")
+
+    def workload(self, tenant: str, name: str, replicas: int, **spec: Any) -> None:
+        probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
+        template = {
+            "command": ["sleep", "10000"], "resources": {"cpu": "100m", "memory": "32Mi"},
+            "probes": {"readiness": probe}, "terminationGraceSeconds": 1,
+        }  # fmt: skip
+        given = {"replicas": replicas, "template": template, "placement": {"regions": ["eu-west"]}, **spec}
+        self.apply("Workload", "workloads", name, given, tenant)
+
+    def serving(self, tenant: str, name: str) -> dict[str, str]:
+        """Serving replicas and their nodes."""
+        found = self.watcher.list("replicas", "eu-west")
+        mine = [r for r in found if (r["metadata"]["namespace"], r["spec"]["workload"]) == (tenant, name)]
+        return {r["metadata"]["name"]: r["status"]["placement"]["node"] for r in mine if serves(r)}
+
+    def health(self, region: str) -> str:
+        return self.watcher.get("regions", region)["status"].get("health", {}).get("state", "")
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    state: Path = tmp_path_factory.mktemp("isolation") / "platform"
+    up = holdfast(
+        "up", "--detach", "--quiet", "--no-samples", "--regions", "us-east,eu-west", "--state", str(state),
+        "--port-base", str(free_port_base()), timeout_s=180,
+    )  # fmt: skip
+    agents: list[subprocess.Popen[bytes]] = []
+    try:
+        assert up.returncode == 0, up.stderr
+        made = Platform(state)
+        for number in (1, 2):
+            agents.append(start_agent(made, f"vault-{number}", 41000 + 100 * number))
+        yield made
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            agent.wait(30)
+        holdfast("down", "--purge", "--quiet", "--state", str(state), timeout_s=120)
+
+
+def start_agent(platform: Platform, name: str, port: int) -> subprocess.Popen[bytes]:
+    """A machine of the dedicated tenant, as its owner would start it."""
+    region = next(r for r in platform.plan.regions if r.name == "eu-west")
+    files = Credentials(platform.layout).lend_node("eu-west", name)
+    words = [
+        "agent", "--name", name, "--region", "eu-west", "--zone", region.zones[0], "--url", region.url,
+        "--ca", str(files.ca), "--cert", str(files.cert), "--key", str(files.key), "--tenant", "vault",
+        "--state", str(platform.layout.agent(name)), "--ports", f"{port}-{port + 49}", "--stop-work-on-exit",
+        "--capacity", "cpu=4", "--capacity", "memory=8Gi",
+    ]  # fmt: skip
+    with platform.layout.log(f"agent-{name}").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "holdfast.cli", *words], stdout=log, stderr=log)
+
+
+def test_a_dedicated_tenant_and_the_others_never_share_a_node_and_a_drain_keeps_to_the_budget(platform):
+    platform.apply("PriorityClass", "priorityclasses", "standard", {"rank": 100})
+    for tenant, isolation in (("vault", "Dedicated"), ("crowd", "Shared")):
+        platform.apply("Tenant", "tenants", tenant, {"isolation": isolation})
+        platform.apply("Quota", "quotas", "quota", {"hard": {"cpu": "16", "memory": "32Gi"}}, tenant)
+    platform.workload("vault", "billing-api", 4, disruption={"maxUnavailable": 1})
+    platform.workload("crowd", "noise", 8)
+    until(lambda: len(platform.serving("vault", "billing-api")) == 4, "billing-api serves")
+    until(lambda: len(platform.serving("crowd", "noise")) == 8, "the others serve")
+    assert set(platform.serving("vault", "billing-api").values()) == {"vault-1", "vault-2"}
+    assert not set(platform.serving("crowd", "noise").values()) & {"vault-1", "vault-2"}
+
+    api = platform.watcher.api("eu-west")
+    api.request("PATCH", f"/apis/{V1}/nodes/vault-1", {"spec": {"drain": True}}, content_type=MERGE)
+    fewest = 4
+
+    def moved() -> bool:
+        nonlocal fewest
+        now = platform.serving("vault", "billing-api")
+        fewest = min(fewest, len(now))
+        return len(now) == 4 and set(now.values()) == {"vault-2"}
+
+    until(moved, "billing-api has left the drained node", within_s=90)
+    assert fewest >= 3, f"{fewest} of 4 served during the drain; the budget allows one away"
+    assert not set(platform.serving("crowd", "noise").values()) & {"vault-1", "vault-2"}
+    api.request("PATCH", f"/apis/{V1}/nodes/vault-1", {"spec": {"drain": False}}, content_type=MERGE)
+
+
+def test_a_regions_credentials_are_revoked_and_replaced(platform):
+    from cryptography import x509
+
+    from holdfast.gate.certificates import revoke
+
+    until(lambda: platform.health("us-east") == "Healthy", "the region is healthy")
+    link = Credentials(platform.layout).link("us-east")
+    revoke(platform.layout.pki, "link-us-east")
+    old = x509.load_pem_x509_certificate(link.cert.read_bytes()).serial_number
+    until(lambda: platform.health("us-east") != "Healthy", "the global cell no longer hears the region")
+    assert platform.health("eu-west") == "Healthy", "another region's credentials are its own"
+    # New ones, as `holdfast up` would make them; the cell reads them when it starts.
+    link.cert.unlink()
+    link.key.unlink()
+    Credentials(platform.layout).prepare(platform.plan)
+    fresh = x509.load_pem_x509_certificate(link.cert.read_bytes())
+    assert fresh.serial_number != old
+    record = json.loads(platform.layout.record("cell-us-east").read_text())
+    pid = int(record["identity"]["pid"])
+    assert pid > 1
+    subprocess.run(["kill", "-TERM", str(pid)], check=True)
+    until(lambda: platform.health("us-east") == "Healthy", "the region is heard with its new credentials", 90)

@@ -1,0 +1,64 @@
+"""Exclusive work of scope Global on real processes: it ends by itself while the global cell is gone, and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.test_up import free_port_base, holdfast, until
+
+from holdfast.cli.platform.layout import Layout
+from holdfast.cli.platform.supervisor import load_records
+from holdfast.cli.platform.survey import connect
+from holdfast.model import limits
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+REGION = "solo"
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[Layout]:
+    state = tmp_path / "platform"
+    holdfast(
+        "up", "--detach", "--regions", REGION, "--agents", "1", "--no-samples", "--state", str(state), "--port-base",
+        str(free_port_base()), timeout_s=200,
+    )  # fmt: skip
+    yield Layout(str(state))
+    holdfast("down", "--state", str(state))
+
+
+def execution(layout: Layout) -> dict[str, Any]:
+    found = connect(layout, layout.load(), REGION).list("replicas", "shop")
+    return (found[0].get("status", {}).get("execution") or {}) if found else {}
+
+
+def test_it_ends_with_the_tenure_and_runs_again_with_the_next(layout: Layout) -> None:
+    api = connect(layout, layout.load(), "global")
+    template = {"command": ["sleep", "1000"], "resources": {"cpu": "1", "memory": "64Mi"}}
+    for plural, kind, namespace, name, spec in (
+        ("tenants", "Tenant", "", "shop", {}),
+        ("priorityclasses", "PriorityClass", "", "standard", {"rank": 0}),
+        ("quotas", "Quota", "shop", "quota", {"hard": {"cpu": "8", "memory": "8Gi"}}),
+        ("workloads", "Workload", "shop", "only", {"exclusive": {"scope": "Global"}, "template": template}),
+    ):
+        meta = {"name": name, **({"namespace": namespace} if namespace else {})}
+        body = {"apiVersion": "holdfast.dev/v1", "kind": kind, "metadata": meta, "spec": spec}
+        api.apply(body, plural, manager="test")
+    until(lambda: execution(layout).get("phase") == "Running", within_s=60, what="the work runs")
+    held = layout.held_down("cell-global")
+    held.parent.mkdir(parents=True, exist_ok=True)
+    held.touch()
+    (cell,) = [r.identity for r in load_records(layout) if r.program.name == "cell-global"]
+    assert cell is not None and cell.pid > 1
+    os.kill(cell.pid, signal.SIGKILL)
+    gone_s = time.monotonic()
+    until(lambda: execution(layout).get("phase") != "Running", within_s=limits.TENURE_S + 15, what="the work ended")
+    assert time.monotonic() - gone_s < limits.TENURE_S + 5.0
+    assert execution(layout)["reason"] == "LeaseLapsed"
+    held.unlink()
+    until(lambda: execution(layout).get("phase") == "Running", within_s=60, what="in touch again, it runs again")

@@ -1,0 +1,117 @@
+"""The check of linearizability itself: it takes what a real register may answer, and refuses what none could."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.etcd.linear import (
+    NEVER,
+    UNKNOWN,
+    Call,
+    Place,
+    Read,
+    Take,
+    Write,
+    device,
+    linearizable,
+    register,
+    replica,
+)
+
+
+def answered_truly(seed: int, calls: int) -> tuple[list[Call], str]:
+    """What concurrent clients of one real register write down: each call takes effect at a moment of its own."""
+    chance = random.Random(seed)
+    value, history = "", []
+    for number in range(calls):
+        at = float(number)
+        sent, answered = at - chance.uniform(0, 3), at + chance.uniform(0, 3)
+        if chance.random() < 0.4:
+            history.append(Call(Read(), value, sent, answered))
+            continue
+        write = Write(str(number), value if chance.random() < 0.7 else "something else")
+        happens = chance.random() < 0.9
+        done = happens and write.expected == value
+        value = write.value if done else value
+        lost = not happens or chance.random() < 0.15
+        history.append(Call(write, UNKNOWN if lost else done, sent, NEVER if lost else answered))
+    return history, value
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9), st.integers(1, 30))
+def test_what_a_register_answers_is_taken(seed, calls):
+    history, value = answered_truly(seed, calls)
+    assert linearizable(history, "", register)
+    assert linearizable([*history, Call(Read(), value, 100.0, 101.0)], "", register) or any(
+        call.told is UNKNOWN for call in history
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9), st.integers(4, 30), st.data())
+def test_an_answer_that_no_register_gives_is_refused(seed, calls, data):
+    """A lost write, a value from nowhere, a value from before: each breaks a history that was whole."""
+    history, _ = answered_truly(seed, calls)
+    known = [Call(c.asked, c.told, c.sent, c.answered) for c in history if c.told is not UNKNOWN]
+    made = [Call(Write("w1", ""), True, 0.0, 1.0), Call(Write("w2", "w1"), True, 2.0, 3.0)]
+    broken = data.draw(
+        st.sampled_from(
+            [
+                [*made, Call(Read(), "w1", 4.0, 5.0)],  # the newer write was acknowledged, and is gone
+                [*made, Call(Read(), "w2", 4.0, 5.0), Call(Read(), "w1", 6.0, 7.0)],  # seen, and then gone
+                [*made, Call(Write("w3", "w1"), True, 4.0, 5.0)],  # a compare that cannot have held
+                [*made, Call(Write("w3", "w2"), False, 4.0, 5.0)],  # refused for no reason
+                [*known, Call(Read(), "from nowhere", 50.0, 51.0)],
+            ]
+        )
+    )
+    assert not linearizable(broken, "", register)
+
+
+def test_an_unknown_write_may_happen_late_once_or_never():
+    late = Call(Write("a", ""), UNKNOWN, 0.0, NEVER)
+    assert linearizable([late, Call(Read(), "", 5, 6), Call(Read(), "a", 7, 8)], "", register)
+    assert linearizable([late, Call(Read(), "", 5, 6)], "", register)
+    assert not linearizable([late, Call(Read(), "a", 5, 6), Call(Read(), "", 7, 8)], "", register)
+
+
+@pytest.mark.parametrize(
+    ("calls", "possible"),
+    [
+        ([Call(Place("n1"), ("Accepted", "n1"), 0, 1), Call(Place("n2"), ("Already", "n1"), 2, 3)], True),
+        ([Call(Place("n1"), ("Accepted", "n1"), 0, 1), Call(Place("n2"), ("Accepted", "n2"), 2, 3)], False),
+        ([Call(Place("n1"), ("Accepted", "n1"), 0, 5), Call(Place("n2"), ("Accepted", "n2"), 1, 4)], False),
+        ([Call(Place("n1"), UNKNOWN, 0, NEVER), Call(Place("n2"), ("Accepted", "n2"), 2, 3)], True),
+        ([Call(Place("n1"), UNKNOWN, 0, NEVER), Call(Place("n2"), ("Already", "n1"), 2, 3)], True),
+        ([Call(Place("n1"), UNKNOWN, 0, NEVER), Call(Place("n2"), ("Already", "n3"), 2, 3)], False),
+        ([Call(Place("n1"), ("Accepted", "n1"), 0, 1), Call(Place("n1"), ("Rejected", ""), 2, 3)], False),
+        (
+            [
+                Call(Place("n1", bind=False), ("Accepted", "n1"), 0, 1),
+                Call(Place("", reserve=False), ("Accepted", "n1"), 2, 3),
+                Call(Place("", reserve=False), ("Accepted", "n1"), 4, 5),
+            ],
+            False,
+        ),
+        ([Call(Place("", reserve=False), ("Accepted", "n1"), 0, 1)], False),
+    ],
+)
+def test_a_replica_has_one_place(calls, possible):
+    assert linearizable(calls, ("", ""), replica) is possible
+
+
+@pytest.mark.parametrize(
+    ("calls", "possible"),
+    [
+        ([Call(Take("a"), "Accepted", 0, 1), Call(Take("b"), "Rejected", 2, 3)], True),
+        ([Call(Take("a"), "Accepted", 0, 1), Call(Take("b"), "Accepted", 2, 3)], False),
+        ([Call(Take("a"), UNKNOWN, 0, NEVER), Call(Take("b"), "Rejected", 2, 3)], True),
+        ([Call(Take("b"), "Rejected", 2, 3)], False),
+    ],
+)
+def test_a_device_has_one_owner(calls, possible):
+    assert linearizable(calls, "", device) is possible

@@ -1,0 +1,235 @@
+"""Replicas follow the load: within limits, not on every peak, and never when more of them would not help."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.cli.platform.samples import load_manifests
+from holdfast.fleet import autoscale
+from holdfast.model import kinds, limits
+from holdfast.model.assignment import AssignmentStatus, PendingReason
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.workload import (
+    Autoscale,
+    Load,
+    LoadBlock,
+    ScaleBlock,
+    ScaleLimits,
+    Workload,
+    WorkloadStatus,
+    WorkloadType,
+    validate_workload,
+    wanted_replicas,
+)
+from holdfast.model.writes import SetStatus
+from holdfast.runtime.cache import Cache
+from making import again, assignment, meta, view, workload
+
+NOW = 1_800_000_000.0
+FAST = ScaleLimits(replicas_per_minute=1000, percent_per_minute=1000)
+RULES = Autoscale(max_replicas=20, min_replicas=2, scale_up=FAST, scale_down=FAST)
+
+
+class World:
+    def __init__(self, rules: Autoscale = RULES, *, replicas: int = 4, spec: int = 4) -> None:
+        self.now = NOW
+        block = ScaleBlock(replicas=replicas)
+        made = workload(replicas=spec, autoscale=rules)
+        self.cache: Cache = view(msgspec.structs.replace(made, status=WorkloadStatus(scale=block)))
+        self.regions(ready=replicas)
+
+    @property
+    def workload(self) -> Workload:
+        found = self.cache.get(Workload, "api", "acme")
+        assert found is not None
+        return found
+
+    def regions(self, *, ready: int, queued: int = 0, reason: str = "") -> None:
+        pending = (PendingReason(reason=reason, count=queued),) if reason else ()
+        self.cache.put(
+            assignment(replicas=ready + queued, status=AssignmentStatus(ready=ready, queued=queued, pending=pending))
+        )
+
+    def push(self, value: float, *, name: str = "cpuPercent", age_s: float = 0.0) -> None:
+        load = LoadBlock(metrics=(Load(name, value, micro_text(self.now - age_s)),))
+        status = msgspec.structs.replace(self.workload.status, load=load)
+        self.cache.put(again(self.workload, status=status))
+
+    def look(self, after_s: float = 0.0) -> ScaleBlock:
+        self.now += after_s
+        for write in autoscale.decide(self.workload.key, self.cache, self.now).writes:
+            assert isinstance(write, SetStatus)
+            status = msgspec.structs.replace(self.workload.status, scale=write.blocks["scale"])
+            self.cache.put(again(self.workload, status=status))
+        block = self.workload.status.scale
+        assert block is not None
+        return block
+
+
+@pytest.mark.parametrize(
+    ("load", "replicas", "reason"),
+    [
+        (140, 8, "ScaledByLoad"),
+        (71, 4, "LoadWithinTarget"),
+        (35, 2, "ScaledByLoad"),
+        (1, 2, "ScaledByLoad"),
+        (7000, 20, "ScaledByLoad"),
+        (0, 2, "ScaledByLoad"),
+    ],
+)
+def test_the_load_of_a_replica_is_brought_to_its_target(load: float, replicas: int, reason: str) -> None:
+    world = World()
+    world.push(load)
+    block = world.look()
+    assert (block.replicas, block.reason) == (replicas, reason)
+    assert wanted_replicas(world.workload) == replicas
+
+
+def test_a_metric_of_ones_own() -> None:
+    rules = msgspec.structs.replace(RULES, metric="queueLength", target=5.0)
+    world = World(rules)
+    world.push(500, name="cpuPercent")
+    assert world.look().reason == "LoadUnknown"
+    world.push(10, name="queueLength")
+    assert world.look().replicas == 8
+
+
+@pytest.mark.parametrize("age_s", [limits.LOAD_MAX_AGE_S + 1, -limits.LOAD_MAX_AGE_S - 1])
+def test_a_load_that_is_too_old_or_from_the_future_changes_nothing(age_s: float) -> None:
+    world = World()
+    world.push(900, age_s=age_s)
+    assert (world.look().replicas, world.look().reason) == (4, "LoadUnknown")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -5.0])
+def test_a_load_that_is_no_number_changes_nothing(value: float) -> None:
+    world = World()
+    world.push(value)
+    assert world.look().replicas == 4
+
+
+def test_replicas_that_wait_for_a_place_are_no_reason_for_more() -> None:
+    world = World(replicas=8)
+    world.regions(ready=5, queued=3, reason="InsufficientCpu")
+    world.push(140)
+    block = world.look()
+    assert (block.replicas, block.reason) == (8, "ScaleHeld")
+    assert "3 of 8 wait for a place (InsufficientCpu)" in block.message
+    world.push(20)
+    assert world.look().replicas < 8, "fewer is always possible"
+
+
+def test_replicas_that_do_not_get_ready_are_no_reason_for_more() -> None:
+    world = World(replicas=8)
+    world.regions(ready=3)
+    world.push(300)
+    block = world.look()
+    assert (block.replicas, block.reason) == (8, "ScaleHeld") and "only 3 of 8 are ready" in block.message
+    world.regions(ready=8)
+    assert world.look(after_s=15).replicas == 20
+
+
+def test_a_dip_within_the_window_moves_nothing_and_a_lasting_one_does() -> None:
+    down = msgspec.structs.replace(FAST, stabilization_seconds=60.0)
+    world = World(msgspec.structs.replace(RULES, scale_down=down), replicas=8)
+    world.push(70)
+    world.look()
+    for _ in range(4):
+        world.now += 15
+        world.push(10)
+        assert world.look().replicas == 8
+    world.now += 15
+    world.push(10)
+    assert world.look().replicas == 2
+
+
+def test_a_peak_within_the_window_moves_nothing() -> None:
+    up = msgspec.structs.replace(FAST, stabilization_seconds=30.0)
+    world = World(msgspec.structs.replace(RULES, scale_up=up))
+    world.push(70)
+    world.look()
+    world.now += 15
+    world.push(700)
+    assert (world.look().replicas, world.look().reason) == (4, "ScaleLimited")
+
+
+def test_an_override_pauses_it() -> None:
+    world = World()
+    spec = OverrideSpec(kind=OverrideKind.PAUSE_AUTOSCALER, scope=OverrideScope(tenant="acme"), reason="incident")
+    status = OverrideStatus(phase="Active", expires_at=micro_text(NOW + 100))
+    world.cache.put(Override(metadata=meta("hold-still"), spec=spec, status=status))
+    world.push(700)
+    assert (world.look().replicas, world.look().reason) == (4, "AutoscalerPaused")
+    world.push(700)
+    assert world.look(after_s=101).replicas == 20, "its end needs no message"
+
+
+def test_without_rules_the_block_goes_and_the_spec_decides() -> None:
+    world = World()
+    spec = msgspec.structs.replace(world.workload.spec, autoscale=None)
+    world.cache.put(again(world.workload, spec=spec))
+    (write,) = autoscale.decide(world.workload.key, world.cache, NOW).writes
+    assert isinstance(write, SetStatus) and write.blocks == {"scale": None}
+    assert wanted_replicas(world.workload) == 4
+
+
+@pytest.mark.parametrize(
+    ("rules", "field"),
+    [
+        ({"metric": ""}, "spec.autoscale.metric"),
+        ({"target": -1.0}, "spec.autoscale.target"),
+        ({"min_replicas": 5, "max_replicas": 2}, "spec.autoscale.maxReplicas"),
+        ({"scale_up": ScaleLimits(replicas_per_minute=-1)}, "spec.autoscale.scaleUp.replicasPerMinute"),
+    ],
+)
+def test_bad_rules_are_refused(rules: dict[str, Any], field: str) -> None:
+    made = workload(autoscale=Autoscale(**{"max_replicas": 5, **rules}))
+    assert field in {cause.field for cause in validate_workload(made, None)}
+
+
+def test_batch_work_is_not_autoscaled() -> None:
+    made = workload(type=WorkloadType.BATCH, autoscale=Autoscale(max_replicas=5))
+    assert any(c.field == "spec.autoscale" for c in validate_workload(made, None))
+
+
+looks = st.lists(st.tuples(st.floats(0, 500), st.integers(1, 40), st.integers(0, 3), st.booleans()), max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(looks, st.integers(1, 12), st.integers(0, 100), st.integers(0, 90))
+def test_no_minute_moves_more_than_its_limits_and_nothing_leaves_the_bounds(story, per_minute, percent, window_s):
+    side = ScaleLimits(replicas_per_minute=per_minute, percent_per_minute=percent, stabilization_seconds=window_s)
+    rules = Autoscale(max_replicas=30, min_replicas=2, scale_up=side, scale_down=side)
+    world = World(rules)
+    moves: list[tuple[float, int, int]] = []
+    for load, passed_s, missing, waits in story:
+        world.now += passed_s
+        before = world.workload.status.scale.replicas
+        world.regions(ready=max(0, before - missing), queued=missing if waits else 0, reason="NoNodes" if waits else "")
+        world.push(load)
+        block = world.look()
+        assert 2 <= block.replicas <= 30
+        if missing and waits:
+            assert block.replicas <= before, "nothing is added beside replicas that wait"
+        if block.replicas != before:
+            moves.append((world.now, before, block.replicas))
+            assert parse_time(block.scaled_at) == pytest.approx(world.now, abs=1e-5)
+        recent = [m for m in moves if world.now - m[0] < 60]
+        most = max(max(per_minute, m[1] * percent // 100, 1) for m in recent) if recent else 0
+        assert sum(abs(after - was) for _, was, after in recent) <= max(most, 1) + most // 4 + 1
+
+
+@pytest.mark.parametrize("name", ["workload.yaml", "node-pool.yaml"])
+def test_the_examples_are_valid(name: str) -> None:
+    folder = Path(__file__).resolve().parents[2] / "examples" / "autoscaling"
+    for manifest in load_manifests(folder / name):
+        kind = kinds.BY_NAME[manifest["kind"]]
+        assert not list(kind.validate(msgspec.convert(manifest, kind.type), None))

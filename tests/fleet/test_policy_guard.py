@@ -1,0 +1,208 @@
+"""A policy on trial: paused or taken back when regions do badly by it, never on too little evidence, and never back and
+forth by itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.fleet import policy, policy_guard
+from holdfast.flow.active_policy import active_policy
+from holdfast.link.trial import tally
+from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
+from holdfast.model.region import HealthState, PolicyTrial
+from holdfast.model.scheduler_policy import (
+    Guard,
+    GuardAction,
+    PolicyRevision,
+    PromotionStage,
+    Rules,
+    SchedulerPolicy,
+    SchedulerPolicySpec,
+    ScoreName,
+    WeightedScore,
+    rules_hash,
+    validate_scheduler_policy,
+)
+from holdfast.model.scheduling_request import SchedulingRequest, SchedulingRequestSpec, SchedulingRequestStatus
+from holdfast.model.template import Template
+from holdfast.model.times import micro_text
+from holdfast.model.writes import Create, SetStatus, Update
+from making import again, meta, region, view
+
+GOOD = Rules()
+BAD = Rules(scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
+NOW = 1_800_000_000.0
+
+
+class Desk:
+    """The policy controller with its objects: what it writes is there the next time it looks."""
+
+    def __init__(self, *regions):
+        self.items = {r.key: r for r in regions}
+        self.notices = []
+
+    def put(self, item):
+        self.items[type(item).__name__, item.metadata.name] = item
+
+    def write(self, spec, generation):
+        known = self.items.get(("SchedulerPolicy", "default"))
+        status = known.status if known is not None else SchedulerPolicy(meta("x")).status
+        self.put(SchedulerPolicy(metadata=meta("default", generation=generation), spec=spec, status=status))
+        self.settle()
+
+    def settle(self):
+        for _ in range(5):
+            found = self.policy
+            outcome = policy.decide(found.key, view(*self.items.values()), NOW)
+            self.notices += outcome.notices
+            if not outcome.writes:
+                return
+            for write in outcome.writes:
+                self.apply(write)
+        raise AssertionError("the policy controller does not come to rest")
+
+    def apply(self, write):
+        match write:
+            case Create(object=made):
+                self.put(again(made, metadata=meta(made.metadata.name)))
+            case Update(object=made):
+                self.put(again(made))
+            case SetStatus():
+                known = self.policy
+                status = msgspec.structs.replace(known.status, **write.blocks, conditions=write.conditions)
+                self.put(again(known, status=status))
+
+    @property
+    def policy(self):
+        return self.items["SchedulerPolicy", "default"]
+
+    def revision(self, rules):
+        return self.items["PolicyRevision", f"default-{rules_hash(rules)}"]
+
+    def decides(self, where):
+        return active_policy([i for i in self.items.values() if isinstance(i, PolicyRevision)], (), where, NOW)
+
+    def report(self, where, **trial):
+        found = self.items[region(where).key]
+        deciding = self.decides(where).revision
+        said = PolicyTrial(revision=deciding, **trial)
+        report = msgspec.structs.replace(found.status.report, policy=deciding, trial=said)
+        self.items[found.key] = again(found, status=msgspec.structs.replace(found.status, report=report))
+        self.settle()
+
+
+def on_trial(action, stage=PromotionStage.ACTIVE, **guard):
+    desk = Desk(region("east"), region("west"))
+    desk.write(SchedulerPolicySpec(rules=GOOD), 1)
+    desk.report("east")
+    desk.report("west")
+    canary = ("east",) if stage is PromotionStage.CANARY else ()
+    given = Guard(action=action, **{"min_decisions": 10, **guard})
+    desk.write(SchedulerPolicySpec(rules=BAD, stage=stage, canary_regions=canary, guard=given), 2)
+    return desk
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        {"decisions": 12, "proposed": 40, "refused": 20},
+        {"decisions": 1, "oldest_pending_seconds": 400.0},
+        {"decisions": 20, "proposed": 10, "unplaced": 30},
+    ],
+)
+def test_a_revision_that_does_badly_is_taken_back_and_the_sequence_still_rises(trial):
+    desk = on_trial(GuardAction.ROLLBACK, min_placed_percent=50)
+    before = desk.decides("east")
+    assert before.revision == desk.revision(BAD).metadata.name
+    desk.report("east", **trial)
+    for where in ("east", "west"):
+        after = desk.decides(where)
+        assert after.revision == desk.revision(GOOD).metadata.name and after.sequence > before.sequence
+    assert desk.revision(BAD).spec.stage is PromotionStage.DRAFT
+    assert desk.policy.status.held.action is GuardAction.ROLLBACK and "region east" in desk.policy.status.held.message
+    assert [n.reason for n in desk.notices] == ["GuardBreached"]
+
+
+def test_nothing_lifts_a_hold_but_a_change_of_the_policy():
+    desk = on_trial(GuardAction.ROLLBACK)
+    desk.report("east", decisions=20, proposed=40, refused=40)
+    desk.report("east", decisions=20, proposed=40, refused=0)
+    assert desk.policy.status.held is not None and desk.revision(BAD).spec.stage is PromotionStage.DRAFT
+    held_at = desk.decides("east").sequence
+    desk.write(msgspec.structs.replace(desk.policy.spec, guard=Guard(max_conflict_percent=90)), 3)
+    assert desk.policy.status.held is None
+    assert desk.decides("east").revision == desk.revision(BAD).metadata.name and desk.decides("east").sequence > held_at
+
+
+def test_a_paused_canary_goes_no_further():
+    desk = on_trial(GuardAction.PAUSE, PromotionStage.CANARY)
+    desk.report("east", decisions=20, proposed=40, refused=40)
+    assert desk.revision(BAD).spec.stage is PromotionStage.CANARY and desk.revision(BAD).spec.regions == ("east",)
+    assert desk.decides("west").revision == desk.revision(GOOD).metadata.name
+
+
+def test_an_active_revision_that_is_paused_stays_only_where_it_was():
+    desk = on_trial(GuardAction.PAUSE)
+    desk.report("east", decisions=20, proposed=40, refused=40)
+    assert desk.revision(BAD).spec.regions == ("east",)
+    assert desk.decides("west").revision == desk.revision(GOOD).metadata.name
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        {"decisions": 9, "proposed": 9, "refused": 9},
+        {"decisions": 50, "proposed": 100, "refused": 20},
+        {"decisions": 50, "proposed": 100, "unplaced": 300},
+    ],
+)
+def test_too_little_evidence_or_little_harm_stops_nothing(trial):
+    desk = on_trial(GuardAction.ROLLBACK)
+    desk.report("east", **trial)
+    assert desk.policy.status.held is None and desk.revision(BAD).spec.stage is PromotionStage.ACTIVE
+
+
+def test_a_region_that_is_not_heard_or_decides_by_another_revision_has_no_say():
+    guard = Guard(min_decisions=1)
+    wanted = SchedulerPolicy(meta("default"), SchedulerPolicySpec(rules=BAD, guard=guard))
+    name = f"default-{rules_hash(BAD)}"
+    bad = PolicyTrial(revision=name, decisions=5, proposed=5, refused=5)
+    silent = region("east", state=HealthState.SUSPECT)
+    behind = region("west")
+    for found, deciding in ((silent, name), (behind, "default-other")):
+        report = msgspec.structs.replace(found.status.report, policy=deciding, trial=bad)
+        told = again(found, status=msgspec.structs.replace(found.status, report=report))
+        assert policy_guard.breached(wanted, name, [told], NOW) is None
+
+
+def test_a_trial_counts_what_the_authority_answered_inside_the_window():
+    def decision(name, at, *entries, revision="r"):
+        spec = DecisionSpec(
+            request="q", workload="w", policy_revision=revision, decided_at=micro_text(at), entries=entries
+        )
+        return Decision(metadata=meta(name, "acme"), spec=spec)
+
+    placed = DecisionEntry(replica="a", uid="1", node="n1", result="Accepted")
+    refused = DecisionEntry(replica="b", uid="2", node="n1", result="Rejected", reason="DeviceTaken")
+    nowhere = DecisionEntry(replica="c", uid="3", result="Unplaced")
+    waits = SchedulingRequest(
+        metadata=meta("q", "acme", creation_timestamp=micro_text(NOW - 500)),
+        spec=SchedulingRequestSpec(workload="w", assignment="a", revision="1", template=Template(command=("x",))),
+        status=SchedulingRequestStatus(pending=1),
+    )
+    found = tally(
+        "r", Guard(window_seconds=60.0),
+        [decision("d1", NOW - 10, placed, refused, nowhere), decision("d2", NOW - 90, refused),
+         decision("d3", NOW - 5, refused, revision="other")],
+        [waits], NOW,
+    )  # fmt: skip
+    assert (found.decisions, found.proposed, found.refused, found.unplaced) == (1, 2, 1, 1)
+    assert found.oldest_pending_seconds == 90.0, "it waits since before the revision decided anything"
+
+
+def test_a_guard_that_makes_no_sense_is_refused():
+    wrong = SchedulerPolicy(meta("p"), SchedulerPolicySpec(guard=Guard(max_conflict_percent=101, min_decisions=0)))
+    assert {c.field for c in validate_scheduler_policy(wrong, None)} == {
+        "spec.guard.maxConflictPercent", "spec.guard.minDecisions",
+    }  # fmt: skip

@@ -1,0 +1,199 @@
+"""The provisional part of a grant: who gets one, who takes it back first, and how it comes back by time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.fleet import grants
+from holdfast.fleet.grant_epochs import returned
+from holdfast.flow.retreat import withdraw
+from holdfast.link import grant_sync
+from holdfast.model import limits
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
+from holdfast.model.meta import Key
+from holdfast.model.placement_rules import Placement
+from holdfast.model.quantity import amounts
+from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus, Quota, QuotaSpec, grant_name, may_enforce
+from holdfast.model.region import Region
+from holdfast.model.scheduler_policy import (
+    PartitionMode,
+    PolicyRevision,
+    PolicyRevisionSpec,
+    PromotionStage,
+    Rules,
+)
+from holdfast.model.template import Template
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.workload import Exclusivity
+from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.runtime.cache import Cache
+from making import again, assignment, meta, region, view
+
+NOW = 1_800_000_000.0
+UNIT = Template(command=("x",), resources={"cpu": "1"})
+QUOTA = Key("acme", "quota")
+
+
+def policy(mode: PartitionMode = PartitionMode.PROVISIONAL) -> PolicyRevision:
+    spec = PolicyRevisionSpec(
+        policy="default", sequence=1, stage=PromotionStage.ACTIVE, rules=Rules(partition_mode=mode)
+    )
+    return PolicyRevision(metadata=meta("default-1"), spec=spec)
+
+
+def world(*items: Any, hard: str = "10", mode: PartitionMode = PartitionMode.PROVISIONAL) -> Cache:
+    quota = Quota(metadata=meta("quota", "acme"), spec=QuotaSpec(hard={"cpu": hard}))
+    return view(quota, policy(mode), region("a"), region("b"), *items)
+
+
+def spare(where: str, replicas: int, **spec: Any) -> Any:
+    return assignment("spare", where, replicas=replicas, template=UNIT, **{"reclaimable": True, **spec})
+
+
+def decided(cache: Cache, now: float = NOW) -> dict[str, Grant]:
+    """Decides until nothing moves, with every region acknowledging at once."""
+    for _ in range(10):
+        writes = grants.decide(QUOTA, cache, now).writes
+        moved = [w for w in writes if isinstance(w, Create | Update)]
+        if not moved:
+            break
+        for write in moved:
+            item: Any = write.object
+            status = GrantStatus(
+                acknowledged_epoch=item.spec.epoch, limit=item.spec.limit, used=item.status.used,
+                renewed_at=micro_text(now),
+            )  # fmt: skip
+            cache.put(again(item, metadata=meta(item.metadata.name, "acme"), status=status))
+    return {g.spec.region: g for g in cache.list(Grant)}
+
+
+def test_reclaimable_work_gets_room_for_itself_once_more_from_what_nobody_needs():
+    found = decided(world(spare("a", 2)))
+    assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "6"}, {"cpu": "3"})
+
+
+def test_with_wait_there_is_no_provisional_part():
+    found = decided(world(spare("a", 2), mode=PartitionMode.WAIT))
+    assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "3"}, {})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"reclaimable": False}, {"exclusive": Exclusivity()}, {"placement": Placement(residency=("eu",))}],
+)
+def test_sensitive_work_gets_none(spec: dict[str, Any]):
+    assert not decided(world(spare("a", 2, **spec)))["a"].spec.provisional
+
+
+def test_whoever_needs_it_gets_it_back_first():
+    cache = world(spare("a", 2))
+    decided(cache)
+    cache.put(assignment("api", "b", replicas=6, template=UNIT))
+    found = decided(cache)
+    assert found["b"].spec.limit == {"cpu": "7"}
+    assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "3"}, {})
+
+
+def test_the_ordinary_part_is_never_less_than_the_need():
+    for hard in range(1, 12):
+        for grant in decided(world(spare("a", 2), spare("b", 1), hard=str(hard))).values():
+            ordinary = amounts(grant.spec.limit).get("cpu", 0) - amounts(grant.spec.provisional).get("cpu", 0)
+            assert not grant.spec.provisional or ordinary >= {"a": 3000, "b": 2000}[grant.spec.region]
+
+
+def silent(name: str, silent_s: float, *, unseen: bool = False) -> Region:
+    made = region(name)
+    health = msgspec.structs.replace(made.status.health, heard_at=micro_text(NOW - silent_s), heard_sequence=1)
+    report = msgspec.structs.replace(made.status.report, sequence=2 if unseen else 1)
+    return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, health=health, report=report))
+
+
+def held(*, used: str = "2", acknowledged: int = 4) -> Grant:
+    return Grant(
+        metadata=meta(grant_name("a"), "acme"),
+        spec=GrantSpec(region="a", limit={"cpu": "6"}, provisional={"cpu": "3"}, epoch=4),
+        status=GrantStatus(acknowledged_epoch=acknowledged, limit={"cpu": "6"}, used={"cpu": used}),
+    )
+
+
+LONG_S = limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RETURN_SPARE_S + 1.0
+
+
+def test_it_comes_back_by_time_and_the_rest_stays_counted():
+    back = returned(held(), silent("a", LONG_S), NOW)
+    assert back is not None
+    assert (back.spec.limit, back.spec.provisional, back.spec.epoch) == ({"cpu": "3"}, {}, 5)
+    assert may_enforce(back) == {"cpu": 3000}
+    late = msgspec.structs.replace(back, status=held().status)  # the region still says what it held before
+    assert may_enforce(late) == {"cpu": 3000}
+
+
+@pytest.mark.parametrize(
+    ("grant", "where"),
+    [
+        (held(), silent("a", LONG_S - 2)),
+        (held(), silent("a", LONG_S, unseen=True)),
+        (held(acknowledged=3), silent("a", LONG_S)),
+        (held(), None),
+    ],
+)
+def test_it_does_not_come_back_on_weak_evidence(grant: Grant, where: Region | None):
+    assert returned(grant, where, NOW) is None
+
+
+def test_what_was_in_use_when_the_part_was_set_aside_does_not_come_back():
+    back = returned(held(used="5"), silent("a", LONG_S), NOW)
+    assert back is not None and back.spec.limit == {"cpu": "5"}
+
+
+def test_it_is_on_record_before_anyone_else_gets_it():
+    cache = world(held(), assignment("api", "b", replicas=9, template=UNIT), hard="6")
+    cache.put(again(silent("a", LONG_S)))
+    writes = grants.decide(QUOTA, cache, NOW).writes
+    assert [type(w) for w in writes] == [Update] and writes[0].object.spec.region == "a"
+
+
+def copy(*, heard_s: float, used: str = "0", limit: str = "6", generation: int = 1) -> GrantCopy:
+    return GrantCopy(
+        metadata=meta("normal", "acme", generation=generation),
+        spec=GrantCopySpec(
+            limit={"cpu": limit}, provisional={"cpu": "3"}, epoch=4, heard_at=micro_text(heard_s),
+            spend_until=micro_text(heard_s + limits.GRANT_LEASE_S),
+        ),
+        status=GrantCopyStatus(used={"cpu": used}, observed_generation=1),
+    )  # fmt: skip
+
+
+def test_reading_the_cache_renews_no_lease_and_an_answer_does():
+    key, grants_there = Key("acme", "normal"), view(held())
+    here = view(copy(heard_s=NOW))
+    for _ in range(3):
+        assert not list(grant_sync.copy_writes(key, grants_there, here, "a", NOW))
+    (write,) = grant_sync.copy_writes(key, grants_there, here, "a", NOW + 100)
+    assert isinstance(write, Update)
+    assert parse_time(write.object.spec.spend_until) == NOW + 100 + held().spec.lease_seconds
+
+
+def test_an_answer_that_comes_late_takes_nothing_back():
+    key, here = Key("acme", "normal"), view(copy(heard_s=NOW, limit="2"))
+    (write,) = grant_sync.copy_writes(key, view(held()), here, "a", NOW - 50)
+    assert isinstance(write, Update)
+    assert write.object.spec.limit == {"cpu": "6"} and parse_time(write.object.spec.heard_at) == NOW
+
+
+def test_withdrawn_is_only_what_a_live_grant_does_not_cover():
+    assert withdraw.excess_of([copy(heard_s=NOW, used="5")], NOW) == {"cpu": 2000}
+    assert not withdraw.excess_of([copy(heard_s=NOW, used="3")], NOW)
+    assert not withdraw.excess_of([copy(heard_s=NOW - 1000, used="5")], NOW), "cut off: its time ends it"
+    assert not withdraw.excess_of([copy(heard_s=NOW, used="5", generation=2)], NOW), "counted under another limit"
+
+
+def test_the_status_of_the_quota_still_adds_up():
+    cache = world(spare("a", 2))
+    decided(cache)
+    (status,) = [w for w in grants.decide(QUOTA, cache, NOW).writes if isinstance(w, SetStatus)]
+    assert status.blocks["granted"] == {"cpu": "6"}
+    assert {r.grant_class for r in status.blocks["regions"]} == {GrantClass.NORMAL}

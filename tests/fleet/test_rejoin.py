@@ -1,0 +1,275 @@
+"""S3 and S7 over restores of the global cell: whatever the backup believes, what regions really hold counts first.
+
+Decision, restore and both halves of the link are the real ones; the network and the moment of the backup are drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fleet.test_grants_apart import HARD, REGIONS, Apart
+
+from holdfast.authority import rejoin as restoring
+from holdfast.fleet import grants, rejoin
+from holdfast.link import answering, mirror
+from holdfast.model import codec
+from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.errors import StaleToken
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.kinds import kind_of, kind_of_store_key
+from holdfast.model.meta import Key
+from holdfast.model.quantity import amounts
+from holdfast.model.quota import Grant, Quota
+from holdfast.model.region import Region
+from holdfast.model.term import INCARNATION, Term, TermSpec
+from holdfast.model.workload import Exclusivity
+from holdfast.model.writes import Create, Delete, SetStatus, Update
+from holdfast.runtime.cache import Cache
+from holdfast.store.contract import Put
+from making import again, assignment, meta, region, replica, view
+
+KINDS: tuple[type[Any], ...] = (Quota, Grant, Assignment, Region)
+
+
+class Restored(Apart):
+    """Adds a backup, its restore, and the regions' reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._incarnation = 1
+        self.saved = self._save()
+
+    def _save(self) -> list[Put]:
+        return [
+            Put(kind_of(item).store_key(item.metadata.namespace, item.metadata.name), codec.encode(item))
+            for kind in KINDS
+            for item in self.home.list(kind)
+        ]
+
+    def save(self) -> None:
+        self.saved = self._save()
+
+    def restore(self) -> None:
+        puts, self._incarnation = restoring.restored("global", self.saved, self.now, "uid", self._incarnation)
+        self.home = Cache()
+        for revision, put in enumerate(puts, 1):
+            kind = kind_of_store_key(put.key)
+            assert kind is not None
+            self.home.put(codec.decode(kind, put.value, revision))
+
+    def fetch(self, where: str) -> None:
+        """The region's watches start anew: what is gone is gone."""
+        self.heard_s[where] = self.clock(where)
+        self.seen[where] = self._seen_now(where)
+
+    def _seen_now(self, where: str) -> Cache:
+        now = Cache()
+        for item in (*self.home.list(Grant), *self.home.list(Region)):
+            if not isinstance(item, Grant) or item.spec.region == where:
+                now.put(item)
+        return now
+
+    def fetch_regions(self, where: str) -> None:
+        """One watch may be ahead of another."""
+        for item in self.home.list(Region):
+            self.seen[where].put(item)
+
+    def acknowledge(self, where: str) -> None:
+        """What names a grant that the restored cell does not have is refused: it names its uid."""
+        if all(self.home.get(Grant, g.metadata.name, "acme") is not None for g in self.seen[where].list(Grant)):
+            super().acknowledge(where)
+
+    def report(self, where: str) -> None:
+        """From what the region has seen, as the link makes it; a report about another incarnation changes nothing."""
+        known = self.home.get(Region, where)
+        assert known is not None and known.status.report is not None
+        there, here, fresh = self.seen[where], self.here[where], self._seen_now(where)
+        said = msgspec.structs.replace(
+            known.status.report,
+            answered=answering.answered(there, here, where, fresh),
+            strays=answering.strays(there, here, where),
+        )
+        self.home.put(again(known, status=msgspec.structs.replace(known.status, report=said)))
+
+    def settle(self) -> None:
+        for _ in range(6):
+            for where in REGIONS:
+                self.fetch(where)
+                self.enforce(where)
+                self.spend(where, self.used[where])
+                self.acknowledge(where)
+                self.fetch(where)
+                self.report(where)
+            self.decide()
+            self.check()
+
+
+WISH = st.tuples(st.just("want"), st.sampled_from(REGIONS), st.integers(0, 12))
+SYNC = st.tuples(st.just("sync"), st.sampled_from(REGIONS), st.integers(0, 12))
+SINGLE = st.tuples(
+    st.sampled_from(["decide", "fetch", "fetch_regions", "enforce", "spend", "ack", "report"]),
+    st.sampled_from(REGIONS),
+    st.integers(0, 12),
+)
+PART = st.lists(st.one_of(WISH, SYNC, SYNC, SYNC, SINGLE), min_size=4, max_size=40)
+"""What happens before a backup, between it and its restore, and afterwards."""
+
+
+def live(world: Restored, story: list[tuple[str, str, int]]) -> None:
+    for act, where, number in story:
+        match act:
+            case "want":
+                world.want(where, number, Purpose.NORMAL)
+            case "spend":
+                world.spend(where, number)
+            case "decide":
+                world.decide()
+            case "sync":
+                world.fetch(where)
+                world.enforce(where)
+                world.spend(where, number)
+                world.acknowledge(where)
+                world.fetch(where)
+                world.report(where)
+                world.decide()
+            case _:
+                getattr(world, {"ack": "acknowledge"}.get(act, act))(where)
+        world.check()
+
+
+@settings(max_examples=120, deadline=None)
+@given(PART, PART, PART, PART)
+def test_restores_of_the_global_cell_never_let_regions_overspend(before, between, after, later):
+    world = Restored()
+    live(world, before)
+    world.save()
+    live(world, between)
+    world.restore()
+    live(world, after)
+    world.restore()  # the same old one, once more
+    live(world, later)
+    world.settle()
+    assert not rejoin.unheard(world.home, world.now), "every region was heard, and it still waits"
+
+
+def test_a_share_that_moved_since_the_backup_is_not_given_twice():
+    world = Restored()
+    world.want("a", 8, Purpose.NORMAL)
+    world.decide()
+    world.settle()
+    world.spend("a", 8)
+    world.settle()
+    world.save()
+    world.want("a", 0, Purpose.NORMAL)
+    world.want("b", 9, Purpose.NORMAL)
+    world.spend("a", 0)
+    world.settle()
+    world.spend("b", 9)
+    world.settle()
+    assert world.used["b"] == 9
+    world.restore()
+    decided = grants.decide(Key("acme", "quota"), world.home, world.now)
+    assert not [w for w in decided.writes if isinstance(w, Create | Update)], "nobody was heard, and it grants"
+    (status,) = [w for w in decided.writes if isinstance(w, SetStatus)]
+    assert (status.conditions[0].reason, "a, b, c" in status.conditions[0].message) == ("Rejoining", True)
+    world.settle()
+    limit = amounts(world.here["a"].get(GrantCopy, "normal", "acme").spec.limit).get("cpu", 0)
+    assert limit <= (HARD - 9) * 1000, "the backup gave a its eight; b uses nine"
+    world.want("b", 1, Purpose.NORMAL)
+    world.spend("b", 1)
+    world.settle()
+    world.spend("a", 8)
+    world.settle()
+    assert world.used == {"a": 8, "b": 1, "c": 0}, "once given back it goes to whom the backup gave it"
+
+
+def test_a_grant_the_backup_never_knew_is_counted():
+    world = Restored()
+    world.save()
+    world.want("b", 9, Purpose.NORMAL)
+    world.decide()
+    world.settle()
+    world.spend("b", 9)
+    world.settle()
+    world.restore()
+    world.want("a", 9, Purpose.NORMAL)
+    world.settle()
+    held = {g.spec.region: amounts(g.spec.peak or g.status.limit) for g in world.home.list(Grant)}
+    assert held["b"] == {"cpu": 9000}
+    world.spend("a", 9)
+    world.check()
+    assert world.used["a"] <= 1
+
+
+def awaited(name: str, incarnation: int, answered: int) -> Region:
+    known = region(name)
+    report = msgspec.structs.replace(known.status.report, answered=answered)
+    return again(known, status=msgspec.structs.replace(known.status, report=report, awaited=incarnation))
+
+
+def test_while_regions_are_unheard_assignments_only_shrink():
+    exclusive = {"exclusive": Exclusivity(), "type": "Service"}
+    copy = assignment("db", "us-east", ordinals=(0, 1), replicas=2, **exclusive)
+    source = assignment("db", "us-east", ordinals=(1, 2), replicas=2, epoch=1_000_001, **exclusive)
+    fresh = assignment("new", "us-east", replicas=3)
+    waiting = (awaited("us-east", 2, 2), awaited("eu-west", 2, 0))
+    there, here = view(source, fresh, *waiting), view(copy)
+    (write,) = mirror.mirror_writes((Assignment, copy.key), there, here, 0.0)
+    assert isinstance(write, Update) and write.object.spec.ordinals == (1,)
+    assert 1 < write.object.spec.epoch < source.spec.epoch
+    assert mirror.mirror_writes((Assignment, fresh.key), there, here, 0.0) == ()
+    stray = assignment("gone", "us-east")
+    (gone,) = mirror.mirror_writes((Assignment, stray.key), there, view(stray), 0.0)
+    assert isinstance(gone, Delete)
+    heard = view(source, fresh, awaited("us-east", 2, 2), awaited("eu-west", 2, 2))
+    (whole,) = mirror.mirror_writes((Assignment, copy.key), heard, here, 0.0)
+    assert whole.object.spec.ordinals == (1, 2)
+    assert isinstance(mirror.mirror_writes((Assignment, fresh.key), heard, here, 0.0)[0], Create)
+
+
+def test_a_region_answers_only_when_it_runs_nothing_that_is_others():
+    mine = assignment("db", "us-east", ordinals=(0,), exclusive=Exclusivity())
+    running = replica(1, mine)
+    assert running.spec.exclusive is not None and running.spec.ordinal == 1
+    there = view(mine, awaited("us-east", 2, 0))
+    own = view(mine, replica(0, mine))
+    assert answering.answered(there, view(mine, running), "us-east", there) == 0
+    assert answering.answered(there, own, "us-east", there) == 2
+    assert answering.answered(there, own, "us-east") == 0, "nobody asked the global cell"
+    moved = view(awaited("us-east", 2, 0))
+    assert answering.answered(there, own, "us-east", moved) == 0, "the link still acts on what is no more"
+    assert not answering.agreed(view(), own), "an assignment the global cell does not have"
+
+
+def test_a_restored_region_spends_nothing_while_it_would_bind_what_is_others():
+    mine = assignment("db", "us-east", ordinals=(0,), exclusive=Exclusivity())
+    copy = GrantCopy(metadata=meta("normal", "acme"), spec=GrantCopySpec(spend_until=restoring.NOT_RENEWED))
+    waiting = replica(0, mine)
+    gone = view(region("us-east"))
+    assert not answering.may_spend(gone, view(mine, waiting, copy)), "it was given to another region since"
+    assert answering.may_spend(view(mine), view(mine, waiting, copy))
+    leaving = again(waiting, metadata=meta("db-0", "acme", deletion_timestamp="2026-01-01T00:00:00Z"))
+    assert answering.may_spend(gone, view(mine, leaving, copy)), "what is being deleted is not bound again"
+    spent = msgspec.structs.replace(copy, spec=msgspec.structs.replace(copy.spec, spend_until="2026-01-01T00:00:00Z"))
+    assert answering.may_spend(gone, view(mine, waiting, spent)), "a region that was not restored goes on"
+
+
+def test_a_former_life_is_refused_on_either_side():
+    here = Cache()
+    for write in answering.remember(view(awaited("us-east", 3, 0)), here, "us-east"):
+        here.put(again(write.object, metadata=meta(write.object.metadata.name)))
+    answering.check_lives(view(awaited("us-east", 3, 0)), here, "us-east")
+    with pytest.raises(StaleToken, match="has heard 3"):
+        answering.check_lives(view(awaited("us-east", 2, 0)), here, "us-east")
+    known = awaited("us-east", 3, 3)
+    report = msgspec.structs.replace(known.status.report, incarnation=4)
+    there = view(again(known, status=msgspec.structs.replace(known.status, report=report)))
+    here.put(Term(metadata=meta(INCARNATION), spec=TermSpec(holder="joined", term=4)))
+    answering.check_lives(there, here, "us-east")
+    here.put(Term(metadata=meta(INCARNATION), spec=TermSpec(holder="joined", term=3)))
+    with pytest.raises(StaleToken, match="reported as incarnation 4"):
+        answering.check_lives(there, here, "us-east")

@@ -1,0 +1,63 @@
+"""Deletions that hang: every kind, with the owner, its deadline and its last heartbeat; nothing is taken away."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.flow.retreat import finalizers
+from holdfast.model import limits
+from holdfast.model.core import Lease, LeaseSpec
+from holdfast.model.ownership import FINALIZERS
+from holdfast.model.times import micro_text, seconds_text
+from making import again, meta, region, replica, tenant, view, workload
+
+NOW = 1_800_000_000.0
+
+
+def going(item, *names: str, for_s: float):
+    marks = {"finalizers": names, "deletion_timestamp": seconds_text(NOW - for_s)}
+    return again(item, metadata=meta(item.metadata.name, item.metadata.namespace, **marks))
+
+
+def lease(ago_s: float) -> Lease:
+    spec = LeaseSpec(holder_identity="cell-1", renew_time=micro_text(NOW - ago_s))
+    return Lease(metadata=meta("controllers", finalizers.LEASES), spec=spec)
+
+
+@pytest.mark.parametrize("name", sorted(FINALIZERS))
+def test_every_finalizer_of_ours_has_an_owner_and_a_deadline(name):
+    owner, deadline_s = FINALIZERS[name]
+    assert owner and deadline_s > 0
+    early = going(workload(), name, for_s=deadline_s - 5)
+    assert finalizers.stuck([early], [lease(1)], NOW) == []
+    late = going(workload(), name, for_s=deadline_s + 5)
+    (found,) = finalizers.stuck([late], [lease(1)], NOW)
+    assert (found.finalizer, found.owner, found.deadline_seconds) == (name, owner, deadline_s)
+    assert found.heartbeat and found.leader == "cell-1"
+
+
+@pytest.mark.parametrize(
+    ("cell", "item"),
+    [("global", workload()), ("global", tenant()), ("global", region("east")), ("eu-west", replica(0))],
+)
+def test_every_kind_is_looked_at_and_told_with_whom_to_ask(cell, item):
+    late = going(item, "holdfast.dev/release", for_s=5000)
+    decide = finalizers.decider(cell)
+    outcome = decide(finalizers.ALL, view(late, lease(1)), NOW)
+    assert outcome.writes == () and len(outcome.notices) == 1
+    assert outcome.notices[0].warning and "release is heard from cell-1" in outcome.notices[0].message
+    later = decide(finalizers.ALL, view(late, lease(3)), NOW + 2)
+    assert later.notices[0].message == outcome.notices[0].message, "saying it again must not make another event"
+    silent = decide(finalizers.ALL, view(late, lease(limits.LEADER_TTL_S + 60)), NOW)
+    assert "release is not heard" in silent.notices[0].message
+
+
+def test_a_finalizer_of_somebody_else_has_the_longest_patience_and_no_owner_here():
+    item = going(workload(), "example.com/hook", for_s=limits.UNKNOWN_FINALIZER_S + 1)
+    (found,) = finalizers.stuck([item], [lease(1)], NOW)
+    assert found.owner == finalizers.NOBODY and "whoever added it must" in finalizers.said(found, NOW)
+
+
+def test_what_is_not_going_is_not_stuck():
+    assert finalizers.stuck([workload()], [lease(1)], NOW) == []
+    assert finalizers.decider("global")(finalizers.ALL, view(workload()), NOW).notices == ()

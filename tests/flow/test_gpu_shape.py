@@ -1,0 +1,121 @@
+"""The score that keeps GPUs usable: by hand on small nodes, against a plain reckoning, and as the shipped policy."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import making
+from holdfast.flow.ask import Ask
+from holdfast.flow.plan import ask_of, plan
+from holdfast.flow.snapshot.builder import built
+from holdfast.model.binding import Binding, BindingSpec, DeviceClaim, Intent
+from holdfast.model.node import Device, Node
+from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+
+RULES = Rules(scores=(WeightedScore(name=ScoreName.GPU_SHAPE, weight=1),))
+STEEPNESS = 2000
+Shape = tuple[int, int]
+Free = tuple[int, list[int]]
+
+
+def machine(name: str, cpu: int, gpus: int) -> Node:
+    devices = tuple(Device(id=f"gpu-{i}", model="T4") for i in range(gpus))
+    return making.node(name, capacity={"cpu": str(cpu), "memory": "1Ti"}, devices=devices)
+
+
+def ask(number: int, cpu_milli: int, gpu_milli: int) -> Ask:
+    resources = {"cpu": f"{cpu_milli}m", **({"gpu": f"{gpu_milli}m"} if gpu_milli else {})}
+    name = f"w{number:04}"
+    spec = SchedulingRequestSpec(
+        workload=name, assignment=name, revision="1", template=Template(command=("x",), resources=resources),
+        members=(Member(name, name),),
+    )  # fmt: skip
+    return ask_of(SchedulingRequest(making.meta(name, "acme"), spec))
+
+
+def stranded(shapes: list[Shape], cpu: int, gpus: list[int]) -> int:
+    """Word by word: what no shape can use, summed over all shapes there are."""
+    total = 0
+    for need_cpu, need_gpu in shapes:
+        share, devices = min(need_gpu, 1000), max(1, need_gpu // 1000)
+        large = [free for free in gpus if free >= share]
+        total += sum(gpus) if cpu < need_cpu or len(large) < devices else sum(gpus) - sum(large)
+    return total
+
+
+def points(shapes: list[Shape], free: Free, need: Shape) -> int:
+    cpu, gpus = free
+    after = list(gpus)
+    if need[1] >= 1000:
+        for i in [i for i, left in enumerate(gpus) if left >= 1000][: need[1] // 1000]:
+            after[i] -= 1000
+    elif need[1]:
+        after[min((left, i) for i, left in enumerate(gpus) if left >= need[1])[1]] -= need[1]
+    gained = stranded(shapes, cpu, gpus) - stranded(shapes, cpu - need[0], after)
+    milli = gained // max(1, len(shapes))
+    return max(0, min(100, 50 + 50 * milli // (STEEPNESS + abs(milli))))
+
+
+@pytest.mark.parametrize(
+    ("need", "better"),
+    [
+        ((1000, 500), "shared"),  # what is left of a GPU takes it whole: nothing is stranded
+        ((3500, 1000), "one"),  # where it takes the processors, it takes the only GPU as well
+        ((1000, 2000), "two"),
+        ((4000, 0), "none"),  # without GPUs it takes no processors from them
+    ],
+)
+def test_where_it_strands_least(need: Shape, better: str) -> None:
+    nodes = [machine("none", 4, 0), machine("one", 4, 1), machine("two", 4, 2), machine("shared", 4, 1)]
+    held = Binding(
+        making.meta("half.1", "acme"),
+        BindingSpec(
+            replica="half", intent=Intent(replica_uid="half", template_hash="h", attempt=1), node="shared",
+            template=Template(), resources={"cpu": "100m", "gpu": "500m"},
+            devices=(DeviceClaim(id="gpu-0", milli=500),),
+        ),
+    )  # fmt: skip
+    chosen = plan(built("here", [*nodes, held]), [ask(1, *need)], RULES, 0.0, 1).asks[0].proposals[0]
+    assert chosen.node == better
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_is_what_a_plain_reckoning_gives_at_every_step(seed: int) -> None:
+    chance = random.Random(seed)
+    nodes = [machine(f"n{i}", chance.choice((8, 16, 32)), chance.choice((0, 1, 2, 4, 8))) for i in range(12)]
+    free: dict[str, Free] = {
+        n.metadata.name: (int(str(n.spec.capacity["cpu"])) * 1000, [1000] * len(n.spec.devices)) for n in nodes
+    }
+    needs = [(chance.choice((250, 1000, 4000)), chance.choice((0, 200, 500, 1000, 2000))) for _ in range(60)]
+    made = plan(built("here", nodes), [ask(i, *need) for i, need in enumerate(needs)], RULES, 0.0, seed)
+    counted: list[Shape] = []
+    weighed: list[Shape] | None = None
+    for need, outcome in zip(needs, made.asks, strict=True):
+        if not outcome.proposals:
+            continue
+        if weighed is None:  # the first that is scored is among the work there is
+            counted = [need] if need[1] else []
+        if weighed is None or (len(counted) - len(weighed)) * 16 > len(weighed):
+            weighed = list(counted)
+        (proposal,) = outcome.proposals
+        cpu, gpus = free[proposal.node]
+        assert proposal.score == points(weighed, (cpu, gpus), need)
+        left = list(gpus)
+        for device in proposal.devices:
+            left[int(device.id.removeprefix("gpu-"))] -= device.milli
+        free[proposal.node] = (cpu - need[0], left)
+        if need[1]:
+            counted.append(need)
+
+
+def test_the_shipped_policy_is_this_score() -> None:
+    path = Path(__file__).parents[2] / "examples" / "policies" / "gpu-shape.yaml"
+    manifest = msgspec.yaml.decode(path.read_bytes())
+    assert manifest["metadata"]["name"] == "gpu-shape"
+    assert msgspec.convert(manifest["spec"]["rules"], Rules) == RULES

@@ -1,0 +1,144 @@
+"""Wrong, hostile or careless input about the fleet: each is refused with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.gate.principal import OPERATORS, from_identity
+from holdfast.model.assignment import Assignment, AssignmentSpec, assignment_name
+from holdfast.model.errors import Fault, Forbidden, Invalid
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.region import Region
+from holdfast.model.scheduler_policy import FilterExpression, Rules, SchedulerPolicy, SchedulerPolicySpec
+from holdfast.model.times import micro_text
+from holdfast.model.workload import Load, LoadBlock, ScaleBlock, Workload, WorkloadSpec
+from holdfast.model.writes import Delete, SetStatus, Update
+
+from .conftest import OPERATOR, TEMPLATE, USER, World, by
+
+SECOND = from_identity("sue", (OPERATORS,), credential="token:sue")
+
+
+def override(name: str = "o1", **spec: Any) -> Override:
+    given = {"kind": OverrideKind.AVOID_REGION, "scope": OverrideScope(region="north"), "reason": "incident 7", **spec}
+    return Override(ObjectMeta(name=name), OverrideSpec(**given))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"reason": ""}, "spec.reason.*say why"),
+        ({"reason": "   "}, "spec.reason"),
+        ({"ttl_seconds": 90_000.0}, "spec.ttlSeconds"),
+        ({"ttl_seconds": 0.0}, "spec.ttlSeconds"),
+        (
+            {"kind": OverrideKind.SHRINK_BUDGET, "ttl_seconds": 7200.0},
+            "ShrinkBudget lasts at most 3600 s; ask for less, and again when that is over",
+        ),
+        ({"scope": OverrideScope(region="atlantis")}, 'spec.scope.region.*atlantis.*"?north"?'),
+        ({"scope": OverrideScope()}, "spec.scope.region.*AvoidRegion needs it"),
+        ({"kind": OverrideKind.AVOID_ZONE, "scope": OverrideScope(region="north", zone="z9")}, "spec.scope.zone"),
+        (
+            {"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="nobody"), "quota": {"cpu": "1"}},
+            "there is no such tenant",
+        ),
+        ({"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="shop")}, "spec.quota.*how much"),
+        ({"approver": "sue"}, "approved or revoked after it was asked for"),
+    ],
+)
+async def test_an_override_that_does_not_say_enough_is_refused(world: World, spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(Invalid, match=said):
+        await world.create(OPERATOR, override(**spec))
+
+
+async def test_nobody_approves_their_own_request(world: World) -> None:
+    kind = OverrideKind.DECLARE_REGION_LOST
+    stored = await world.create(OPERATOR, override(kind=kind))
+    assert stored.spec.requester == "ann", "who asks is not for the asker to say"
+    with pytest.raises(Fault, match="ask a second person"):
+        await approve(world, OPERATOR, stored, "ann")
+    approved = await approve(world, SECOND, stored, "sue")
+    assert approved.spec.approver == "sue"
+
+
+async def approve(world: World, who: Any, stored: Override, name: str) -> Any:
+    spec = msgspec.structs.replace(stored.spec, approver=name)
+    return await world.do(who, Update(msgspec.structs.replace(stored, spec=spec)))
+
+
+async def test_an_approval_in_someone_elses_name_is_no_approval(world: World) -> None:
+    stored = await world.create(OPERATOR, override(kind=OverrideKind.DECLARE_REGION_LOST))
+    try:
+        changed = await approve(world, OPERATOR, stored, "sue")
+    except Fault:
+        return
+    assert changed.spec.approver != "sue"
+
+
+async def test_an_override_is_never_changed_into_another(world: World) -> None:
+    stored = await world.create(OPERATOR, override())
+    longer = msgspec.structs.replace(stored.spec, ttl_seconds=7200.0)
+    with pytest.raises(Fault, match="never changes: revoke it and ask for another"):
+        await world.do(OPERATOR, Update(msgspec.structs.replace(stored, spec=longer)))
+
+
+async def test_a_quota_below_what_is_in_use(world: World) -> None:
+    made = Quota(ObjectMeta(name="quota", namespace="shop"), QuotaSpec(hard={"cpu": "8"}))
+    stored = await world.create(OPERATOR, made)
+    used = SetStatus("Quota", stored.key, stored.uid, blocks={"used": {"cpu": "5"}})
+    stored = await world.do(by("grant"), used)
+    lower = msgspec.structs.replace(stored, spec=QuotaSpec(hard={"cpu": "3"}))
+    with pytest.raises(Invalid, match="5 is in use; scale the tenant's workloads down first"):
+        await world.do(OPERATOR, Update(lower))
+    enough = msgspec.structs.replace(stored, spec=QuotaSpec(hard={"cpu": "5"}))
+    assert (await world.do(OPERATOR, Update(enough))).spec.hard == {"cpu": "5"}
+
+
+async def test_a_region_with_work_in_it_is_not_deleted(world: World) -> None:
+    spec = AssignmentSpec(workload="web", workload_uid="u", region="north", revision="1", template=TEMPLATE)
+    meta = ObjectMeta(name=assignment_name("web", "north"), namespace="shop")
+    await world.create(by("assign"), Assignment(meta, spec))
+    region = world.get(Region, "north")
+    with pytest.raises(Fault, match=r"1 assignments name it.*move the workloads away first"):
+        await world.do(OPERATOR, Delete("Region", region.key, region.uid))
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("false", "false for every node"),
+        ("1 > 2", "false for every node"),
+        ("node.zone == 'nowhere'", r"false in every zone there is \(a\)"),
+    ],
+)
+async def test_a_policy_that_names_no_nodes(world: World, expression: str, said: str) -> None:
+    rules = Rules(filter_expressions=(FilterExpression(name="mine", expression=expression),))
+    with pytest.raises(Invalid, match=f"{said}.*say which nodes may be used"):
+        await world.create(OPERATOR, SchedulerPolicy(ObjectMeta(name="p"), SchedulerPolicySpec(rules=rules)))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["true", "node.zone == 'a'", "node.pool == 'gpu'", "request.tenant == 'x'", "'gpu' in node.labels"],
+)
+async def test_a_policy_that_may_name_nodes_is_taken(world: World, expression: str) -> None:
+    rules = Rules(filter_expressions=(FilterExpression(name="mine", expression=expression),))
+    await world.create(OPERATOR, SchedulerPolicy(ObjectMeta(name="p"), SchedulerPolicySpec(rules=rules)))
+
+
+async def test_people_push_loads_and_only_autoscale_draws_conclusions(world: World) -> None:
+    made = Workload(ObjectMeta(name="web", namespace="shop"), WorkloadSpec(template=TEMPLATE))
+    stored = await world.create(USER, made)
+    load = LoadBlock(metrics=(Load("cpuPercent", 80.0, micro_text(world.ports.clock.now())),))
+    pushed = await world.do(USER, SetStatus("Workload", stored.key, stored.uid, blocks={"load": load}))
+    assert pushed.status.load.metrics[0].value == 80.0
+    with pytest.raises(Forbidden):
+        await world.do(USER, SetStatus("Workload", stored.key, stored.uid, blocks={"scale": ScaleBlock(9)}))
+    other = LoadBlock(metrics=(Load("cpuPercent", 5.0, micro_text(world.ports.clock.now())),))
+    with pytest.raises(Forbidden):
+        await world.do(by("autoscale"), SetStatus("Workload", stored.key, stored.uid, blocks={"load": other}))

@@ -1,0 +1,32 @@
+"""The agent's word on an attempt: an older one that arrives late undoes nothing."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.model.replica import ExecutionBlock, Phase, validate_replica
+from making import replica, serving_status
+
+
+def said(phase: Phase, attempt: int):
+    made = replica(status=serving_status())
+    block = ExecutionBlock(phase=phase, attempt=attempt)
+    return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, execution=block))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        ((Phase.RUNNING, 1), (Phase.SUCCEEDED, 1), False),
+        ((Phase.SUCCEEDED, 1), (Phase.RUNNING, 1), True),
+        ((Phase.FAILED, 2), (Phase.BACKING_OFF, 2), True),
+        ((Phase.SUCCEEDED, 1), (Phase.SUCCEEDED, 1), False),
+        ((Phase.SUCCEEDED, 1), (Phase.STARTING, 2), False),
+        ((Phase.STARTING, 2), (Phase.STOPPED, 1), True),
+        ((Phase.BACKING_OFF, 1), (Phase.STARTING, 1), False),
+    ],
+)
+def test_what_ended_for_good_stays_so_within_its_attempt(old, new, refused):
+    causes = [c.field for c in validate_replica(said(*new), said(*old))]
+    assert causes == (["status.execution"] if refused else [])

@@ -1,0 +1,148 @@
+"""core/v1 nodes and pods: what kubectl's cordon and drain ask for, of the nodes and bindings that are there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+import making
+from holdfast.gate.principal import agent
+from holdfast.model.binding import Binding, BindingSpec, Intent
+from holdfast.model.kinds import BY_NAME
+from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.node import Contact, ContactBlock, Node, NodeSpec
+from holdfast.model.replica import PlacementBlock, Replica
+from holdfast.model.template import Template
+from holdfast.model.workload import Disruption
+from holdfast.model.writes import Create, SetStatus
+
+from .conftest import Api, World
+
+STRATEGIC = "application/strategic-merge-patch+json"
+POD = "/api/v1/namespaces/shop/pods/web-0.1"
+EVICTION = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "web-0.1", "namespace": "shop"}}
+
+
+@pytest.fixture
+async def api(region: World) -> Api:
+    """Two nodes, a replica on each."""
+    for index, name in enumerate(("n1", "n2")):
+        node = Node(metadata=ObjectMeta(name=name), spec=NodeSpec(zone="west-a", capacity={"cpu": "4"}))
+        await region.gate.commit(agent(name, region="west"), [Create(node)])
+        spec = BindingSpec(
+            replica=f"web-{index}", intent=Intent(f"uid-{index}", "h", 1), node=name, workload="web",
+            template=Template(command=("serve",), termination_grace_seconds=7), resources={"cpu": "500m"},
+        )  # fmt: skip
+        claim = Binding(metadata=ObjectMeta(name=f"web-{index}.1", namespace="shop"), spec=spec)
+        await region.commit(Create(claim), role="authority")
+    return Api(region.app)
+
+
+def node(region: World, name: str = "n1") -> Node:
+    found = region.objects.get(BY_NAME["Node"], "", name)
+    assert isinstance(found, Node)
+    return found
+
+
+async def test_a_core_node_shows_both_views_in_one(api: Api, region: World) -> None:
+    live = ContactBlock(state=Contact.LIVE, since="2026-01-02T03:04:05Z", reason="LeaseRenewed")
+    await region.commit(
+        SetStatus("Node", Key("", "n1"), node(region).uid, blocks={"contact": live}), role="node-health"
+    )
+    seen = (await api.get("/api/v1/nodes/n1")).json
+    assert (seen["apiVersion"], seen["kind"]) == ("v1", "Node")
+    assert seen["spec"]["zone"] == "west-a" and seen["status"]["contact"]["state"] == "Live"
+    assert seen["status"]["capacity"] == {"cpu": "4"}
+    assert [(c["type"], c["status"]) for c in seen["status"]["conditions"]] == [("Ready", "True")]
+    listed = (await api.get("/api/v1/nodes")).json
+    assert listed["kind"] == "NodeList" and [n["metadata"]["name"] for n in listed["items"]] == ["n1", "n2"]
+
+
+async def test_cordon_and_uncordon(api: Api, region: World) -> None:
+    done = await api.call("PATCH", "/api/v1/nodes/n1", {"spec": {"unschedulable": True}}, type=STRATEGIC)
+    assert done.code == 200 and done.json["spec"]["unschedulable"] is True
+    assert node(region).spec.unschedulable and node(region).spec.zone == "west-a"
+    await api.merge("/apis/holdfast.dev/v1/nodes/n1", {"spec": {"drain": True, "drainSeconds": 60}})
+    await api.call("PATCH", "/api/v1/nodes/n1", {"spec": {"unschedulable": None}}, type=STRATEGIC)
+    spec = node(region).spec
+    assert (spec.unschedulable, spec.drain, spec.drain_seconds) == (False, False, 0.0), "uncordon ends a drain as well"
+
+
+async def test_pods_are_the_bindings_of_a_node(api: Api) -> None:
+    listed = (await api.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500")).json
+    (pod,) = listed["items"]
+    assert (listed["kind"], pod["metadata"]["name"], pod["spec"]["nodeName"]) == ("PodList", "web-0.1", "n1")
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["controller"]) == ("Replica", "web-0", True)
+    assert (await api.get(POD)).json["status"]["phase"] == "Running"
+
+
+async def test_pods_cannot_be_written(api: Api, region: World) -> None:
+    pod = (await api.get(POD)).json
+    for method, path, body in (
+        ("DELETE", POD, None), ("PUT", POD, pod), ("PATCH", POD, {}), ("POST", "/api/v1/namespaces/shop/pods", pod),
+        ("DELETE", "/api/v1/namespaces/shop/pods", None), ("DELETE", "/api/v1/nodes/n1", None),
+    ):  # fmt: skip
+        assert (await api.call(method, path, body)).code == 405, (method, path)
+    assert region.objects.get(BY_NAME["Binding"], "shop", "web-0.1") is not None
+
+
+async def test_an_eviction_is_a_wish_to_drain(api: Api, region: World) -> None:
+    assert (await api.post(f"{POD}/eviction", {**EVICTION, "deleteOptions": {"dryRun": ["All"]}})).code == 201
+    assert not node(region).spec.drain
+    assert (await api.post(f"{POD}/eviction", EVICTION)).code == 201
+    assert node(region).spec.drain and node(region).spec.unschedulable and not node(region, "n2").spec.drain
+    other = {**EVICTION, "deleteOptions": {"preconditions": {"uid": "another"}}}
+    assert (await api.post(f"{POD}/eviction", other)).code == 409
+    gone = await api.post(POD.replace("web-0", "web-9") + "/eviction", EVICTION)
+    assert gone.code == 404
+
+
+async def test_an_eviction_that_a_budget_forbids_is_asked_again(api: Api, region: World) -> None:
+    made = making.replica(0, making.assignment("web", "west", namespace="shop"), status=making.serving_status())
+    status = msgspec.structs.replace(
+        made.status, placement=PlacementBlock(attempt=1, node="n1", binding="web-0.1", reservation="web-0.1")
+    )
+    spec = msgspec.structs.replace(made.spec, disruption=Disruption(max_unavailable=0))
+    await region.commit(
+        Create(Replica(metadata=ObjectMeta(name="web-0", namespace="shop"), spec=spec)), role="replicate"
+    )
+    stored = region.objects.get(BY_NAME["Replica"], "shop", "web-0")
+    assert stored is not None
+    for role, name in (("authority", "placement"), ("serve", "traffic")):
+        blocks = {name: getattr(status, name)}
+        await region.commit(SetStatus("Replica", stored.key, stored.uid, blocks=blocks), role=role)
+    said = SetStatus("Replica", stored.key, stored.uid, blocks={"execution": status.execution})
+    await region.gate.commit(agent("n1", region="west"), [said])
+    waits = await api.post(f"{POD}/eviction", EVICTION)
+    assert waits.code == 429 and "shop/web-0: its budget lets none be away" in waits.json["message"]
+    assert waits.headers["retry-after"] == "5" and node(region).spec.drain, "the wish stands"
+
+
+async def test_evictions_of_one_drain_come_all_at_once(api: Api, region: World) -> None:
+    answers = await asyncio.gather(*(api.post(f"{POD}/eviction", EVICTION) for _ in range(12)))
+    assert {a.code for a in answers} == {201} and node(region).spec.drain
+
+
+async def test_only_operators_evict(api: Api, region: World) -> None:
+    for user in ("tim", "nobody"):
+        assert (await api.as_user(user).post(f"{POD}/eviction", EVICTION)).code == 403
+        assert (await api.as_user(user).get("/api/v1/pods")).code == 403
+    assert not node(region).spec.drain
+
+
+async def test_discovery_says_how_evictions_are_asked_for(api: Api) -> None:
+    rows = {r["name"]: r for r in (await api.get("/api/v1")).json["resources"]}
+    assert rows["pods/eviction"] == {
+        "name": "pods/eviction", "singularName": "", "namespaced": True, "kind": "Eviction", "verbs": ["create"],
+        "group": "policy", "version": "v1",
+    }  # fmt: skip
+    assert "delete" not in rows["pods"]["verbs"] and rows["nodes"]["verbs"] == [
+        "get",
+        "list",
+        "watch",
+        "patch",
+        "update",
+    ]

@@ -1,0 +1,82 @@
+"""Cells restored from old backups in simulated worlds, under all other faults: S1 to S7 hold, on disk and on machines.
+
+A backup of every cell is taken at some moment; later one of them is restored from it, with all that `holdfast restore`
+does, while agents, work and the other cells go on. What people wanted since the backup may be gone; what must not
+happen is that something runs twice, or that more is spent than there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from holdfast.authority import rejoin
+from holdfast.sim import runs
+from holdfast.sim.ports import EPOCH_S, stream
+from holdfast.sim.world import Shape, World
+from holdfast.store.contract import Put, Remove, Txn
+
+SEEDS = range(1, 41 if os.environ.get("HOLDFAST_PROVE") else 5)
+JUDGED = {"S1", "S2", "S3", "S4", "S5", "S7"}
+
+
+class RestoredWorld(World):
+    """Each restore is drawn from the seed: which cell, when saved, when restored."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, Shape(nodes_per_region=6, faults_s=200.0))
+        self.restored: list[str] = []
+
+    async def _story(self):
+        acts = [self.loop.create_task(self._restore_later(number)) for number in range(3)]
+        try:
+            return await super()._story()
+        finally:
+            await asyncio.gather(*acts)
+
+    async def _settle(self):
+        """What people want and what the backups knew need not agree any more: only safety is judged, for a while."""
+        await asyncio.sleep(120.0)
+        return 0.0, None
+
+    async def _restore_later(self, number: int) -> None:
+        chance = stream(self.seed, f"restore/{number}")
+        host = chance.choice(self.cells())
+        await asyncio.sleep(chance.uniform(20.0, 120.0))
+        saved = [Put(e.key, e.value) for e in (await host.disk.store.range("")).entries]
+        await asyncio.sleep(chance.uniform(10.0, 80.0))
+        host.crash()
+        known = rejoin.incarnation_of(await self._value(host, rejoin.incarnation_key()))
+        now_s = EPOCH_S + self.loop.time()
+        entries, _ = rejoin.restored(host.name, saved, now_s, f"restore-{self.seed}-{number}", known)
+        await self._replace(host, entries)
+        self.restored.append(host.name)
+        host.boot()
+
+    async def _value(self, host, key: str) -> bytes | None:
+        entry = await host.disk.store.get(key)
+        return entry.value if entry is not None else None
+
+    async def _replace(self, host, entries: list[Put]) -> None:
+        """One commit from the world of today to that of the backup; nobody can watch across it."""
+        kept = {put.key for put in entries}
+        gone = [Remove(e.key) for e in (await host.disk.store.range("")).entries if e.key not in kept]
+        before = len(self.court.violations)
+        await host.disk.commit(Txn(writes=(*gone, *entries)))
+        del self.court.violations[before:]  # a restore is no commit of anyone's
+        await host.disk.store.compact(host.disk.store.head)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_runs_twice_and_nothing_is_overspent(seed: int) -> None:
+    runs.quiet()
+    world = RestoredWorld(seed)
+    outcome = world.run()
+    assert len(world.restored) == 3
+    broken = [violation for violation in outcome.violations if violation.promise in JUDGED]
+    assert not broken, "\n".join(map(str, broken[:5]))
+    assert not outcome.failures, outcome.failures
