@@ -37,7 +37,7 @@ class Loss(World):
         await asyncio.sleep(1.0)
         for agent in self.agents:
             agent.boot()
-        land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region)
+        land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region, ())
         self.wanted = await self._persist(lambda: people.set_up(self.operator, land, stream(self.seed, "people")))
         for item in self._promised():
             await self._persist(lambda item=item: people.create(self.operator, item))

@@ -8,6 +8,7 @@ from collections import Counter
 import msgspec
 
 from holdfast.flow import hold
+from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.hold import DrawBlock, Hold, HoldStatus, KeptBlock
 from holdfast.model.meta import Key
 from holdfast.model.node import Contact, Node
@@ -76,6 +77,17 @@ def test_a_drawn_place_stays_until_its_claim_is_gone():
     assert world.settle()[first.metadata.name].spec.node == first.spec.node
     world.cache.put(again(world.cache.get(Hold, first.metadata.name), status=KEPT))
     assert world.settle()[first.metadata.name].spec.node != first.spec.node
+
+
+def test_a_place_whose_claim_is_on_record_stays_before_it_says_so_itself():
+    world = Place(budget(1), *nodes("a1", "b1"))
+    (first,) = world.settle().values()
+    intent = Intent(replica_uid="u", template_hash="h", attempt=1)
+    spec = ReservationSpec(replica="x", intent=intent, node=first.spec.node, holds=(first.metadata.name,))
+    consumed = ReservationStatus(phase=ReservationPhase.CONSUMED)
+    world.cache.put(Reservation(meta("x.1", "acme"), spec, consumed))
+    world.cache.put(again(node(first.spec.node, zone=first.spec.zone, drain=True)))
+    assert world.settle()[first.metadata.name].spec.node == first.spec.node
 
 
 def test_a_budget_that_goes_gives_its_places_back():

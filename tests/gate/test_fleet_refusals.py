@@ -9,7 +9,9 @@ import pytest
 
 from holdfast.gate.principal import OPERATORS, from_identity
 from holdfast.model.assignment import Assignment, AssignmentSpec, assignment_name
+from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.errors import Fault, Forbidden, Invalid
+from holdfast.model.hold import Hold, HoldSpec
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
 from holdfast.model.quota import Quota, QuotaSpec
@@ -106,6 +108,22 @@ async def test_a_region_with_work_in_it_is_not_deleted(world: World) -> None:
     region = world.get(Region, "north")
     with pytest.raises(Fault, match=r"1 assignments name it.*move the workloads away first"):
         await world.do(OPERATOR, Delete("Region", region.key, region.uid))
+
+
+async def test_a_place_that_a_claim_draws_on_is_not_given_up(north: World) -> None:
+    spec = HoldSpec(budget="b", slot=0, node="n1", zone="a", resources={"cpu": "1"})
+    await north.plant(Hold(ObjectMeta(name="b-0-0"), spec))
+    intent = Intent(replica_uid="u", template_hash="h", attempt=1)
+    claim = ReservationSpec(replica="web-0", intent=intent, node="n1", holds=("b-0-0",))
+    firm, gone = ReservationStatus(phase=ReservationPhase.CONSUMED), ReservationStatus(phase=ReservationPhase.RELEASED)
+    meta = ObjectMeta(name="web-0.1", namespace="shop")
+    await north.plant(Reservation(meta, claim, firm))
+    place = north.get(Hold, "b-0-0")
+    with pytest.raises(Fault, match=r"shop/web-0.1 draws on it; it goes when that claim has gone"):
+        await north.do(by("hold"), Delete("Hold", place.key, place.uid))
+    await north.plant(Reservation(meta, claim, gone))
+    await north.do(by("hold"), Delete("Hold", place.key, place.uid))
+    assert north.get(Hold, "b-0-0") is None
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
         budget: RecoveryBudget | None = view.get(RecoveryBudget, key.name)
         mine: Sequence[Hold] = [h for h in view.by(Hold, "budget", key.name) if not h.metadata.terminating]
         if budget is None or budget.spec.region != region:
-            unused = [_delete(h) for h in mine if h.status.draw is None]
+            unused = [_delete(h) for h in mine if not is_drawn(h, view)]
             left = len(unused) < len(mine)
             return Outcome(writes=tuple(unused), again_in_s=LOOK_AGAIN_S if left else None)
         return _settle(budget, mine, view, now)
@@ -88,8 +88,16 @@ def place_name(budget: str, slot: int, number: int) -> str:
     return f"{budget}-{slot}-{number}"
 
 
-def _must_go(hold: Hold, wanted: tuple[int, Slot] | None, view: View, now: float) -> bool:
+def is_drawn(hold: Hold, view: View) -> bool:
+    """Whether a claim uses the place. The claim itself says so first; the Hold only repeats it a moment later."""
     if hold.status.draw is not None:
+        return True
+    claims = view.by(Reservation, "node", hold.spec.node)
+    return any(hold.metadata.name in c.spec.holds and c.status.phase is not ReservationPhase.RELEASED for c in claims)
+
+
+def _must_go(hold: Hold, wanted: tuple[int, Slot] | None, view: View, now: float) -> bool:
+    if is_drawn(hold, view):
         return False
     if wanted is None or amounts(hold.spec.resources) != amounts(wanted[1].resources):
         return True
@@ -118,7 +126,7 @@ def _sites(budget: RecoveryBudget, view: View) -> list[_Site]:
                 continue
             if reservation.spec.capacity_class is not CapacityClass.RECLAIMABLE:
                 add(free, amounts(reservation.spec.resources), times=-1)
-        places = [h for h in view.by(Hold, "node", name) if not is_refused(h) and h.status.draw is None]
+        places = [h for h in view.by(Hold, "node", name) if not is_refused(h) and not is_drawn(h, view)]
         for hold in places:
             add(free, amounts(hold.spec.resources), times=-1)
         found.append(_Site(node, free, len(places)))
@@ -168,7 +176,7 @@ def _uneven(budget: RecoveryBudget, staying: Sequence[Hold], view: View) -> Hold
     sites = _sites(budget, view)
     for index, slot in enumerate(budget.spec.slots):
         like = [h for h in staying if h.spec.slot == index]
-        idle = [h for h in like if h.status.draw is None]
+        idle = [h for h in like if not is_drawn(h, view)]
         open_zones = sorted({s.node.spec.zone for s in sites if not shortfall(amounts(slot.resources), s.free)})
         if not idle or not open_zones:
             continue

@@ -17,6 +17,7 @@ from holdfast.flow import cel
 from holdfast.gate.principal import Principal
 from holdfast.gate.published import Published
 from holdfast.model import limits
+from holdfast.model.binding import ReservationPhase
 from holdfast.model.errors import Cause, Refused
 from holdfast.model.kinds import BY_NAME, Home, Kind
 from holdfast.model.meta import Object
@@ -181,6 +182,15 @@ def override_change(case: Case) -> Iterator[Finding]:
             yield forbidden("spec.approver", "whoever asks for an override cannot approve it: ask a second person")
         if before.status.phase in (EXPIRED, REVOKED):
             yield Refused("OverrideEnded", f"it is {before.status.phase}: ask for another one")
+
+
+def place_undrawn(case: Case) -> Iterator[Finding]:
+    """A place that a claim draws on is not given up: its name would be kept, and drawn, a second time."""
+    before: Any = case.before
+    for claim in case.all("Reservation", node=before.spec.node):
+        if before.metadata.name in claim.spec.holds and claim.status.phase is not ReservationPhase.RELEASED:
+            yield Refused("PlaceDrawn", f"{claim.key} draws on it; it goes when that claim has gone")
+            return
 
 
 def budget_backs(case: Case) -> Iterator[Finding]:
@@ -348,6 +358,7 @@ ON_DELETE: dict[str, tuple[Rule, ...]] = {
     "Node": (node_empty,),
     "Quota": (quota_without_use,),
     "RecoveryBudget": (budget_backs,),
+    "Hold": (place_undrawn,),
 }
 
 ON_LET_GO: dict[str, tuple[Rule, ...]] = {"Tenant": (tenant_empty,)}

@@ -114,6 +114,8 @@ BACKOFF_MAX_S = 30.0
 RETRY_BUDGET_PER_S = 10.0
 RETRY_BUDGET_BURST = 50
 QUEUE_BACKOFF_FIRST_S = 1.0
+# How soon a request looks again at room that others were planned into before it.
+CONTESTED_AGAIN_S = 2.0
 QUEUE_BACKOFF_MAX_S = 60.0
 TRIES_REMEMBERED = 1_000
 READ_BACK_ATTEMPTS = 8

@@ -37,6 +37,8 @@ class Waiting(msgspec.Struct):
     """Reasons and time of the last try in vain that left a Decision."""
     refused_at: float = float("-inf")
     """When the authority last refused what was planned."""
+    found_room: bool = False
+    """The last try found room, and the authority said no."""
     announced: tuple[str, ...] = ()
     gone: dict[str, None] = {}
     """Members the authority does not know any more, until the request changes or a resync asks again."""
@@ -148,6 +150,11 @@ class RequestQueue:
         pause_s = min(within_s, backoff_s(waiting.attempts, self._chance.random()))
         waiting.due_at = now + pause_s
         return pause_s
+
+    def look_again(self, waiting: Waiting, now: float) -> None:
+        """Tries once more soon; what was found out before stays said until then."""
+        waiting.found_room = False
+        waiting.due_at = now + limits.CONTESTED_AGAIN_S
 
     def resync(self, now: float) -> None:
         """Looks again at everything that was left idle, and asks again about members that were thought gone."""

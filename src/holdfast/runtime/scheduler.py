@@ -230,7 +230,14 @@ class Scheduler:
         shadows = self._shadow.beside(made, asks, now)
         sent = []
         ordinal = 0
+        contested = bool(basis.assumed)
         for part, outcome, shadow in zip(parts, made.asks, shadows, strict=True):
+            if contested and part.waiting.found_room and not outcome.proposals:
+                # It had room when it was tried alone. What stands there now may be refused as it was: no reason to say
+                # that nothing fits, and to pause for long.
+                self._queue.look_again(part.waiting, self._ports.clock.monotonic())
+                continue
+            contested = contested or bool(outcome.proposals)
             wake_up_at = self._settle_plan(part.waiting, outcome, now)
             if not outcome.proposals and not self._worth_recording(part.waiting, outcome):
                 continue
@@ -311,6 +318,7 @@ class Scheduler:
             self._nominated.inc(nominated)
         if not outcome.unplaced:
             return None
+        waiting.found_room = False
         self._unplaced.inc(len(outcome.unplaced))
         pause_s = self._vain(waiting, outcome.refusals)
         return now + pause_s
@@ -332,6 +340,7 @@ class Scheduler:
         """The authority said no to some of the proposals, or did not answer."""
         waiting.refused_at = self._ports.clock.monotonic()
         self._vain(waiting, refusals)
+        waiting.found_room = True
         self._work.set()
 
     def _vain(self, waiting: Waiting, refusals: tuple[RefusalCount, ...]) -> float:

@@ -31,9 +31,9 @@ class QuotaChecker:
 
     def check(self, commit: Commit) -> Iterator[Found]:
         if commit.cell == GLOBAL:
-            raised = {c.new.metadata.namespace: c for c in commit.changed if c.kind.name == "Grant" and _raises(c)}
-            for tenant, change in raised.items():
-                yield from self._granted(tenant, change, commit.state)
+            for change in commit.changed:
+                if change.kind.name == "Grant" and _raises(change):
+                    yield from self._granted(change, commit.state)
             for change in commit.changed:
                 if change.kind.name == "Region" and change.new is not None and _reported(change):
                     self._heard_s[change.new.metadata.name] = commit.at_s
@@ -109,14 +109,21 @@ class QuotaChecker:
                 what = f"{change.key} counts {counted.get(name, 0)} of {name}; {region} still enforces {amount}"
                 yield "S3", what, (change.key, key)
 
-    def _granted(self, tenant: str, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+    def _granted(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+        """Each class of grants is a pot of its own; an emergency's is the override that gave it."""
+        tenant, grant_class = change.new.metadata.namespace, change.new.spec.grant_class
         quota: Quota | None = state.get(f"/quotas/{tenant}/quota")
-        hard = amounts(quota.spec.hard) if quota is not None else {}
+        if grant_class is GrantClass.EMERGENCY:
+            return
+        hard: Amounts = {}
+        if quota is not None:
+            recovery = grant_class is GrantClass.RECOVERY
+            hard = amounts(quota.spec.recovery_allowance if recovery else quota.spec.hard)
         total: Amounts = {}
         keys = []
         for key, item in state.items():
             ours = isinstance(item, Grant) and item.metadata.namespace == tenant
-            if ours and item.spec.grant_class is GrantClass.NORMAL:
+            if ours and item.spec.grant_class is grant_class:
                 add(total, _counted(item))
                 keys.append(key)
         # A region may be given back what it still enforces from before a shrink: that adds nothing to what is counted.
