@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 from bench import __main__ as harness  # noqa: E402 - the tree's top is no package of ours
 from bench import api, authority, openb, pipeline, planner, recovery, store  # noqa: E402
 
-SMALL = ("singles", "ready", "anti-affinity", "preemption", "arrival")
+SMALL = ("singles", "preemption", "arrival")
 """Shapes that differ most; each takes a world of its own."""
 PAIRED = {"workloads", "backlog"}
 

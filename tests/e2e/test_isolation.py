@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from test_drill_region_loss import free_port_base, holdfast
 
 from holdfast.cli.drills.world import Watcher, serves
 from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.layout import Layout
+from holdfast.model.node import Node, why_not_schedulable
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 V1 = "holdfast.dev/v1"
@@ -59,6 +61,10 @@ class Platform:
         mine = [r for r in found if (r["metadata"]["namespace"], r["spec"]["workload"]) == (tenant, name)]
         return {r["metadata"]["name"]: r["status"]["placement"]["node"] for r in mine if serves(r)}
 
+    def live_nodes(self) -> set[str]:
+        found = self.watcher.list("nodes", "eu-west")
+        return {n["metadata"]["name"] for n in found if not why_not_schedulable(msgspec.convert(n, Node))}
+
     def health(self, region: str) -> str:
         return self.watcher.get("regions", region)["status"].get("health", {}).get("state", "")
 
@@ -76,6 +82,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         made = Platform(state)
         for number in (1, 2):
             agents.append(start_agent(made, f"vault-{number}", 41000 + 100 * number))
+        until(lambda: made.live_nodes() >= {"vault-1", "vault-2"}, "the machines of the tenant are there")
         yield made
     finally:
         for agent in agents:
