@@ -114,6 +114,8 @@ class Bed:
         self.ports = SystemPorts()
         self.processes: list[Process] = []
         self.urls: dict[str, str] = {}
+        self.region_store: tuple[str, ...] = ()
+        """Options that say where regions keep their objects; SQLite without any."""
 
     def _user(self, name: str, user: str, groups: tuple[str, ...]) -> Identity:
         made = issue(self._pki, name, user, groups, now_s=time.time())
@@ -135,6 +137,7 @@ class Bed:
         if cell != "global":
             link = self._user(f"link-{cell}", f"holdfast:region:{cell}", (REGIONS,))
             words += ["--global-url", self.urls["global"], "--link-cert", link.cert, "--link-key", link.key]
+            words += self.region_store
         return self._add(Process(f"cell {cell}", words, self.place / f"{cell}.log"))
 
     def start_hollow(

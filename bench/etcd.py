@@ -1,4 +1,6 @@
-"""The same commits on memory, SQLite and a three-member etcd, in one run; and etcd's own puts as the limit.
+"""The same work on memory, SQLite and a three-member etcd, in one run: commits, reserve and bind, the whole pipeline.
+
+Beside them etcd's own puts, as the limit.
 
 The members run on this machine, from a folder that is removed: they share its disk and its cores with the measurement.
 """
@@ -18,6 +20,7 @@ from typing import Any
 
 import grpc
 
+from bench import pipeline
 from bench.__main__ import Skipped
 from bench.authority import measure
 from holdfast.store.contract import Append, Compare, Put, Store, Txn
@@ -34,6 +37,8 @@ ROWS = 30
 BATCHES = 60
 VALUE = bytes(1500)
 MEMBERS = 3
+NODES = 1_000
+REPLICAS = 2_000
 
 
 @contextlib.contextmanager
@@ -68,7 +73,7 @@ def _cluster(folder: Path) -> Iterator[tuple[str, ...]]:
 async def _opened(endpoints: tuple[str, ...], folder: Path) -> Store:
     for _ in range(100):
         with contextlib.suppress(Exception):
-            return await open_store("bench", Target(endpoints=endpoints), folder)
+            return await open_store("commits", Target(endpoints=endpoints), folder)
         await asyncio.sleep(0.2)
     raise Skipped("the etcd members did not come up")
 
@@ -114,7 +119,7 @@ async def _raw_puts(endpoint: str) -> float:
         return WRITERS * COMMITS_PER_WRITER / (time.perf_counter() - began)
 
 
-async def run() -> dict[str, Any]:
+async def run(nodes: int = NODES, replicas: int = REPLICAS) -> dict[str, Any]:
     figures: dict[str, Any] = {"memory": await _commits(MemoryStore())}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -130,7 +135,21 @@ async def run() -> dict[str, Any]:
             figures["etcd, three members"]["commits per raw put"] = own / raw
             await store.close()
             placing = await _placing(endpoints, folder)
-    return {**figures, **placing}
+            whole = await _pipeline(endpoints, nodes, replicas)
+    return {**figures, **placing, **whole}
+
+
+async def _pipeline(endpoints: tuple[str, ...], nodes: int, replicas: int) -> dict[str, Any]:
+    """From the POST of workloads to the last binding, with the region's objects on each store in turn."""
+    etcd = ("--store", "etcd", "--etcd-endpoints", ",".join(endpoints))
+    stores = {"memory": ("--store", "memory"), "sqlite": (), "etcd": etcd}
+    found: dict[str, Any] = {}
+    for name, options in stores.items():
+        figures = await pipeline.measure("workloads", nodes, replicas, options)
+        found[f"pipeline on {name}"] = {
+            "bound_per_s": figures["per_s"], "region_us_per_replica": figures["region_us_per_replica"],
+        }  # fmt: skip
+    return found
 
 
 async def _placing(endpoints: tuple[str, ...], folder: Path) -> dict[str, Any]:

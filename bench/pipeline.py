@@ -181,8 +181,10 @@ async def _churn(made: Bed) -> None:
         at_region.close()
 
 
-async def measure(name: str, nodes: int, replicas: int) -> dict[str, float]:
+async def measure(name: str, nodes: int, replicas: int, store: tuple[str, ...] = ()) -> dict[str, float]:
+    """`store`: options of `serve` that say where the region keeps its objects; SQLite without any."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as place_, bed(Path(place_)) as made:
+        made.region_store = store
         if name == "arrival":
             stage = Stage(made)
             await stage.build(nodes, *SHAPES["workloads"].hollow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,10 @@ def test_moving_from_client_side_to_server_side_apply(newest: Kubectl, tmp_path:
     manifest(tmp_path, replicas=4)
     before = newest.cell.log().count('"verb":"patch"')
     newest.run("apply", "--server-side", "-f", path)
+    # A request is logged once it was answered, which is a moment after kubectl has its answer.
+    deadline = time.monotonic() + 5
+    while newest.cell.log().count('"verb":"patch"') == before and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert newest.cell.log().count('"verb":"patch"') == before + 1, "the migration must not be repeated"
     assert newest.run("get", "wl", "web", "-o", "jsonpath={.spec.replicas}") == "4"
 

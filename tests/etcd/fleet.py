@@ -129,11 +129,15 @@ class Fleet:
             members = [int(url.rpartition(":")[2]) for url in self.cluster.endpoints]
             self.wires[name] = [await Proxy(port).start() for port in members]
             self.run(name, self._serve(name, REGION))
+        self.start_hollow("hollow", nodes)
+
+    def start_hollow(self, name: str, nodes: int, *options: str) -> None:
         pki = self.folder / "pki"
-        self.run("hollow", [
+        assert self.front is not None
+        self.run(name, [
             "hollow", "--count", str(nodes), "--region", REGION, "--zone", f"{REGION}-a", "--zone", f"{REGION}-b",
             "--url", f"https://127.0.0.1:{self.front.port}", "--ca", f"{pki}/ca.crt", "--cert", f"{pki}/hollow.crt",
-            "--key", f"{pki}/hollow.key",
+            "--key", f"{pki}/hollow.key", *options,
         ])  # fmt: skip
 
     def run(self, name: str, words: list[str] | None = None) -> None:

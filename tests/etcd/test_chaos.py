@@ -87,6 +87,8 @@ def manifests() -> list[tuple[str, dict[str, Any]]]:
     return [
         (f"{base}/tenants", {**api, "kind": "Tenant", "metadata": {"name": "shop"}}),
         (f"{base}/priorityclasses", {**api, "kind": "PriorityClass", "metadata": {"name": "standard"}}),
+        (f"{base}/priorityclasses", {**api, "kind": "PriorityClass", "metadata": {"name": "urgent"},
+                                     "spec": {"rank": 1000, "mayPreempt": True}}),
         (f"{base}/regions", {**api, "kind": "Region", "metadata": {"name": REGION},
                              "spec": {"zones": [f"{REGION}-a", f"{REGION}-b"]}}),
         (f"{base}/namespaces/shop/quotas", {**api, "kind": "Quota", "metadata": {"name": "quota", "namespace": "shop"},
@@ -171,6 +173,9 @@ async def faults(fleet: Fleet) -> dict[str, float]:
         for name in ("s-1", "c-1"):
             fleet.run(name)
 
+    async def schedulers_killed_between_reserve_and_bind() -> None:
+        await killed_between_reserve_and_bind(fleet)
+
     async def authority_paused_past_its_lease() -> None:
         leader = fleet.leader_of("authority", await lease(fleet, "authority")) or leading
         fleet.signal(leader, signal.SIGSTOP)
@@ -194,8 +199,9 @@ async def faults(fleet: Fleet) -> dict[str, float]:
     healed: dict[str, float] = {}
     wanted = 0
     for number, fault in enumerate(
-        (etcd_leader_killed, api_killed, scheduler_and_controllers_killed, authority_paused_past_its_lease,
-         api_cut_off_from_etcd, etcd_refuses_writes)
+        (etcd_leader_killed, api_killed, scheduler_and_controllers_killed,
+         schedulers_killed_between_reserve_and_bind, authority_paused_past_its_lease, api_cut_off_from_etcd,
+         etcd_refuses_writes)
     ):  # fmt: skip
         name = f"w-{int(time.time()) % 100000}-{number}"
         wanted += 20
@@ -208,6 +214,55 @@ async def faults(fleet: Fleet) -> dict[str, float]:
         )
         print(f"{fault.__name__}: everything served {healed[fault.__name__]:.1f} s after healing", flush=True)
     return healed
+
+
+async def killed_between_reserve_and_bind(fleet: Fleet) -> None:
+    """Urgent work takes a node from other work; while its places are reserved and not yet bound, all schedulers die."""
+    shop = "/apis/holdfast.dev/v1/namespaces/shop/workloads"
+    mark = int(time.time()) % 100000
+    fleet.start_hollow(f"apart-{mark}", 2, "--prefix", f"hollow-{mark}-", "--label", f"apart=n{mark}")
+    await fleet.until("two more nodes", partial(_labelled, fleet, f"n{mark}"), 30)
+    for name, replicas, urgent in ((f"low-{mark}", 1, False), (f"high-{mark}", 2, True)):
+        body = workload(name, replicas)
+        body["spec"]["priorityClassName"] = "urgent" if urgent else "standard"
+        body["spec"]["placement"] = {"nodeSelector": {"apart": f"n{mark}"}}
+        body["spec"]["template"]["resources"]["cpu"] = "3"
+        await fleet.until(name, partial(apply, fleet, shop, body), 20)
+        if not urgent:
+            await fleet.until(f"{name} to run", partial(_placed, fleet, name, replicas), 30)
+    deadline = time.monotonic() + 30
+    while not await _reserved(fleet, f"high-{mark}"):
+        assert time.monotonic() < deadline, "no reservation was seen that waits to be bound"
+        await asyncio.sleep(0.02)
+    for name in ("s-1", "s-2"):
+        fleet.signal(name, signal.SIGKILL)
+    await asyncio.sleep(3)
+    for name in ("s-1", "s-2"):
+        fleet.run(name)
+    await fleet.until("the urgent work to be bound", partial(_placed, fleet, f"high-{mark}", 2), HEALED_S)
+    await fleet.ask("global", f"{shop}/low-{mark}", method="DELETE")
+    await fleet.until("the other work to be gone", partial(_placed, fleet, f"low-{mark}", 0), HEALED_S)
+
+
+async def _reserved(fleet: Fleet, workload_name: str) -> bool:
+    found = await fleet.ask("front", "/apis/holdfast.dev/v1/reservations")
+    waiting = ("Nominated", "Firm")
+    return any(
+        item["spec"].get("workload") == workload_name and item.get("status", {}).get("phase") in waiting
+        for item in found["items"]
+    )
+
+
+async def _placed(fleet: Fleet, workload_name: str, wanted: int) -> bool:
+    """Whether the workload has so many replicas, and all of them are bound."""
+    found = (await fleet.ask("front", "/apis/holdfast.dev/v1/replicas"))["items"]
+    mine = [item for item in found if item["spec"]["workload"] == workload_name]
+    return len(mine) == wanted and all(item["status"].get("placement", {}).get("binding") for item in mine)
+
+
+async def _labelled(fleet: Fleet, value: str) -> bool:
+    found = (await fleet.ask("front", "/apis/holdfast.dev/v1/nodes"))["items"]
+    return sum(item["metadata"].get("labels", {}).get("apart") == value for item in found) == 2
 
 
 async def _has(log: Path, text: bytes) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import struct
 from collections.abc import Sequence
@@ -69,9 +70,9 @@ class TaskDir:
             work.chmod(0o777)
         for old in self.path.glob("run-*"):
             if old != self.run_dir(task.run):
-                for name in old.iterdir():
-                    name.unlink(missing_ok=True)
-                old.rmdir()
+                # A late shim of a dead agent may be writing down, just now, that it starts nothing. What that leaves
+                # behind says nothing about this run, and goes with the next one or with the task.
+                shutil.rmtree(old, ignore_errors=True)
         self.run_dir(task.run).mkdir(exist_ok=True)
         argv = [*task.template.command, *task.template.args]
         pairs = [f"{key}={value}" for key, value in env.items()]
