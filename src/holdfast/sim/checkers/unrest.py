@@ -83,10 +83,11 @@ class UnrestChecker:
                 yield "load", f"{what} in {cell}", (key,)
 
 
-# Signs of life, and a waiting request's account of its tries, whose pauses grow to a minute.
+# Signs of life, a waiting request's account of its tries, whose pauses grow to a minute, and what is said of work that
+# goes on failing, or whose deadline comes near, when all else rests.
 _ALLOWED_PER_MINUTE = {
     "leases": 300.0, "leasepages": 300.0, "regions": 300.0, "grants": 300.0, "grantcopies": 300.0, "terms": 1.0,
-    "schedulingrequests": 10.0, "workloads": 1.0, "assignments": 1.0,
+    "schedulingrequests": 10.0, "workloads": 0.4,
 }  # fmt: skip
 
 
