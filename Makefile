@@ -49,11 +49,12 @@ lint: install-dev ## The checks that run nothing: ruff, mypy, import layers
 	$(PY) -m mypy
 	.venv/bin/lint-imports
 
-# Tests that start platforms have the machine to themselves: they measure time, and own processes and ports.
+# Tests that start platforms and measure time have the machine to themselves; those that mostly wait share it.
 .PHONY: test
 test: install-dev tools lint ## Everything CI runs
 	$(PY) -m pytest -q -n $(WORKERS) --dist loadgroup -m "not e2e" $(ARGS)
-	$(PY) -m pytest -q -m e2e $(ARGS)
+	$(PY) -m pytest -q -n $(WORKERS) --dist loadfile -m "e2e and waits" $(ARGS)
+	$(PY) -m pytest -q -m "e2e and not waits" $(ARGS)
 
 .PHONY: bench
 bench: install-dev ## Measure: all, or one with BENCH=name

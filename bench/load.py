@@ -12,10 +12,13 @@ import msgspec
 from bench.cells import REGION, TENANT, Bed
 from bench.https import connect, request
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.reasons import Reason
 from holdfast.model.template import Template
 from holdfast.model.workload import Workload, WorkloadSpec
 
 LOOK_EVERY_S = 0.05
+LOOK_AT_ALL_EVERY_S = 1.0
+"""Where every object has to be read to know."""
 MOST_S = 180.0
 RESOURCES = {"cpu": "100m", "memory": "500Mi"}
 """What scheduler_perf's pods ask for."""
@@ -30,8 +33,13 @@ class _Count(msgspec.Struct):
     items: list[msgspec.Raw] = []
 
 
+class _Region(msgspec.Struct, rename="camel"):
+    pending_reason: str = ""
+
+
 class _Summary(msgspec.Struct):
     ready: int = 0
+    regions: list[_Region] = []
 
 
 class _Status(msgspec.Struct):
@@ -100,11 +108,22 @@ class Watcher:
         return await self._until("ready", "global", workloads_path(tenant), _ready, wanted)
 
     async def until_waiting(self, wanted: int, tenant: str) -> float:
-        """The moment when so many requests of a tenant had reached the region's queue."""
-        path = f"/apis/holdfast.dev/v1/namespaces/{tenant}/schedulingrequests?limit=1"
-        return await self._until("queued", REGION, path, _counted, wanted)
+        """The moment when the status of so many workloads of a tenant said what in the region keeps them waiting."""
+        queued = f"/apis/holdfast.dev/v1/namespaces/{tenant}/schedulingrequests?limit=1"
+        await self._until("queued", REGION, queued, _counted, wanted)
+        told = workloads_path(tenant)
+        return await self._until("told why they wait", "global", told, _told, wanted, every_s=LOOK_AT_ALL_EVERY_S)
 
-    async def _until(self, what: str, cell: str, path: str, count: Callable[[bytes], int], wanted: int) -> float:
+    async def _until(
+        self,
+        what: str,
+        cell: str,
+        path: str,
+        count: Callable[[bytes], int],
+        wanted: int,
+        *,
+        every_s: float = LOOK_EVERY_S,
+    ) -> float:
         message = request(self._made.urls[cell], "GET", path)
         line = await connect(self._made.urls[cell], self._made.tls(self._made.operator))
         deadline = time.perf_counter() + MOST_S
@@ -115,7 +134,7 @@ class Watcher:
                 if found >= wanted:
                     return time.perf_counter()
                 self._made.check()
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(every_s)
         finally:
             line.close()
         raise TimeoutError(f"{found} of {wanted} were {what} after {MOST_S} s")
@@ -124,6 +143,11 @@ class Watcher:
 def _counted(body: bytes) -> int:
     found = msgspec.json.decode(body, type=_Count)
     return len(found.items) + found.metadata.remaining_item_count
+
+
+def _told(body: bytes) -> int:
+    found = msgspec.json.decode(body, type=_Items).items
+    return sum(any(r.pending_reason == Reason.INSUFFICIENT_CPU for r in item.status.summary.regions) for item in found)
 
 
 def _ready(body: bytes) -> int:

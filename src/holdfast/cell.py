@@ -20,11 +20,13 @@ from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
 from holdfast.gate.local import LocalClient, Placement
 from holdfast.gate.principal import Principal, controller
+from holdfast.link.countdown import Countdown
 from holdfast.link.link import Link
 from holdfast.link.peers import PeerProbe
 from holdfast.model import limits
 from holdfast.model.decision import Decision
 from holdfast.model.kinds import kind_of
+from holdfast.model.override import Override
 from holdfast.runtime import fleet_gauges
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.leader import Election
@@ -63,6 +65,7 @@ class Cell:
         outlet: Callable[[Client], Client] = lambda client: client,
         parts: frozenset[str] = frozenset(PARTS),
         forward: Forward | None = None,
+        resync_s: float = limits.RESYNC_S,
     ) -> None:
         """`outlet` wraps the client of every part inside: where the simulation puts its faults. `probe` is how a region
         looks at the others. `forward` makes the way to the authority where that may be another process."""
@@ -79,12 +82,15 @@ class Cell:
         self.forwarding = forward(self.authority, self.objects) if forward is not None and regional else None
         self.placement: Placement | None = self.forwarding or self.authority
         self._outlet = outlet
-        self.informers = Informers(self.client_of("informers"), ports)
+        self.informers = Informers(self.client_of("informers"), ports, resync_s=resync_s)
         self.election = Election(self.client_of("election"), "controllers", identity, ports)
         self._placing = Election(self.client_of("authority"), "authority", identity, ports)
         self.runners = self._runners() if "controllers" in parts else []
         self.scheduler: Scheduler | None = None
         self.link: Link | None = None
+        copies = self.client_of("link") if regional else None
+        self._countdown = Countdown(self.informers.cache, self.client_of("override"), ports, copies)
+        self.informers.of(Override)
         if regional:
             if "scheduler" in parts:
                 self.scheduler = Scheduler(self.client_of("scheduler"), self.informers, ports, name)
@@ -96,6 +102,7 @@ class Cell:
                     grants=self.client_of("grant-sync"),
                     here=self.informers,
                     ports=ports,
+                    countdown=self._countdown,
                     probe=probe,
                 )
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,6 +134,8 @@ class Cell:
             self._background("authority", self._lead_authority)
         if self.scheduler is not None:
             await self.scheduler.start()
+        if self.runners:
+            self._background("countdown", self._count_down)
         if self.link is not None:
             self._background("link", self._keep_link)
         if self.name == GLOBAL:
@@ -208,6 +217,22 @@ class Cell:
                 await end(running, lost)
             if self.election.leading:
                 await self.ports.clock.sleep(limits.RECONNECT_MAX_S)
+
+    async def _count_down(self) -> None:
+        """One process of a cell counts the time of its overrides; what another counted before is not known here."""
+        await self.informers.synced()
+        while True:
+            await self.election.won()
+            self._countdown.lost()
+            running = asyncio.create_task(self._countdown.run(), name=f"{self.name} countdown")
+            lost = asyncio.create_task(self.election.lost(), name=f"{self.name} countdown election")
+            try:
+                await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
+                failure = running.exception() if running.done() and not running.cancelled() else None
+                if failure is not None:
+                    raise failure
+            finally:
+                await end(running, lost)
 
     async def _gauge_fleet(self) -> None:
         await self.informers.synced()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from holdfast.authority import rejoin
+from holdfast.gate.node_journal import FILE, NodeJournal
+from holdfast.gate.restored_nodes import identities, restored_nodes
 from holdfast.model.errors import StoreFailed
 from holdfast.model.times import seconds_text
 from holdfast.store import backup
-from holdfast.store.contract import Remove, Store, Txn
+from holdfast.store.contract import Put, Remove, Store, Txn
 from holdfast.store.etcd.target import Target
 
 __all__ = ["Place", "Target", "copy", "restore", "save"]
@@ -29,6 +32,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     def file(self) -> Path:
         return self.state / "store.sqlite"
 
+    @property
+    def journal(self) -> Path:
+        return self.state / FILE
+
 
 async def save(place: Place, path: Path) -> tuple[int, int]:
     """Writes a backup while the cell goes on; answers how many objects and log records it holds."""
@@ -37,13 +44,24 @@ async def save(place: Place, path: Path) -> tuple[int, int]:
     return len(content.entries), len(content.records)
 
 
-async def restore(place: Place, path: Path, *, replace: bool) -> int:
-    """Fills the store from a backup, as a new incarnation of the cell; answers which. The cell must be stopped."""
+async def restore(
+    place: Place, path: Path, *, replace: bool, journals: Sequence[Path] = (), trust_nodes: bool | None = None
+) -> int:
+    """Fills the store from a backup, as a new incarnation of the cell; answers which. The cell must be stopped.
+
+    What is remembered of nodes since the backup comes from the data that is given up, from the cell's own journal, and
+    from copies of it (`journals`); see gate/restored_nodes.py for `trust_nodes`.
+    """
     content = backup.read(path)
     if content.cell != place.cell:
         raise StoreFailed(f"{path} is a backup of the cell {content.cell}, not of {place.cell}")
-    known = await _incarnation(place) if replace else 1
-    entries, incarnation = rejoin.restored(place.cell, content.entries, time.time(), str(uuid.uuid4()), known)
+    held = await _held(place) if replace else None
+    key = rejoin.incarnation_key()
+    known = rejoin.incarnation_of(next((put.value for put in held if put.key == key), None)) if held is not None else 1
+    since = [identities(held)] if held is not None else []
+    since += [read for read in (NodeJournal(each).read() for each in (place.journal, *journals)) if read is not None]
+    nodes = restored_nodes(content.entries, since, trust_nodes)
+    entries, incarnation = rejoin.restored(place.cell, nodes, time.time(), str(uuid.uuid4()), known)
     await _fill(place, msgspec.structs.replace(content, entries=tuple(entries)), replace=replace)
     return incarnation
 
@@ -66,14 +84,13 @@ async def copy(source: Place, target: Place) -> int:
     return len(content.entries)
 
 
-async def _incarnation(place: Place) -> int:
-    """That of the data which is given up, as far as it can still be read: none may be used twice."""
+async def _held(place: Place) -> tuple[Put, ...] | None:
+    """The data which is given up, as far as it can still be read: its incarnation may not be used twice, and what it
+    refused must stay refused."""
     try:
-        held = await _content(place)
+        return (await _content(place)).entries
     except StoreFailed:
-        return 1
-    key = rejoin.incarnation_key()
-    return rejoin.incarnation_of(next((put.value for put in held.entries if put.key == key), None))
+        return None
 
 
 async def _content(place: Place) -> backup.Content:

@@ -161,11 +161,11 @@ class Noting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def commit(self, writes: Any, *, token: Any = None) -> Any:
+    async def commit(self, writes: Any, *, token: Any = None, brief: bool = False) -> Any:
         if self._world.desk.away:
             raise Unavailable("the region cannot be reached")
         self._world.commits.append(list(writes))
-        return await self._client.commit(writes, token=token)
+        return await self._client.commit(writes, token=token, brief=brief)
 
 
 class Behaviour(msgspec.Struct):

@@ -1,9 +1,25 @@
-"""Makes `import agent_world` work from these tests, and nothing else."""
+"""Makes `import agent_world` work from these tests, and mounts small disks for those that fill them."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from needs import lacking
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "disk"
+    where.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(where)], capture_output=True).returncode:
+        lacking("only root can mount a small disk; next: run as root")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from holdfast.agent.drivers.process import ProcessDriver
 from holdfast.agent.drivers.records import kill_marked
 from holdfast.agent.main import run_agent
 from holdfast.model import limits
-from holdfast.model.template import Artifact, ExecProbe, Probe, Probes
+from holdfast.model.template import Artifact, ExecProbe, Port, Probe, Probes
 from holdfast.runtime.ports import SystemPorts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -36,11 +38,12 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     made = await World(SystemPorts()).start()
     yield made
     await made.close()
-    driver = ProcessDriver(tmp_path / "tasks", SystemPorts().clock)
-    for found in await driver.inspect():
-        await driver.stop(found.task.id, 0.0)
-        kill_marked(found.task.id)
-    await driver.close()
+    for state in (tmp_path, tmp_path / "disk"):
+        driver = ProcessDriver(state / "tasks", SystemPorts().clock)
+        for found in await driver.inspect():
+            await driver.stop(found.task.id, 0.0)
+            kill_marked(found.task.id)
+        await driver.close()
 
 
 async def test_each_trouble_has_its_name_and_the_agent_is_well(world: World, tmp_path: Path) -> None:
@@ -56,6 +59,7 @@ async def test_each_trouble_has_its_name_and_the_agent_is_well(world: World, tmp
         "stuck": template("sleep", "600", probes=Probes(liveness=HANGS)),
         "unready": template("sleep", "600", probes=Probes(readiness=HANGS)),
         "deaf": template("sh", "-c", DEAF, termination_grace_seconds=1.0),
+        "late": template("sleep", "600", ports=(Port(name="http"),)),
         "flood": script(FLOOD),
         "bomb": script(bomb),
     }
@@ -65,15 +69,20 @@ async def test_each_trouble_has_its_name_and_the_agent_is_well(world: World, tmp
         await world.bind("well", works["well"])
         await eventually(lambda: world.ready("well"))
         pid = world.replica("well").status.execution.pid
+        stranger = socket.create_server(("127.0.0.1", 0))
+        given = {"late": {"http": stranger.getsockname()[1]}}
         for name in list(works)[1:]:
-            await world.bind(name, works[name])
+            await world.bind(name, works[name], ports=given.get(name, {}))
         for name, reason in (
             ("absent", "CommandNotFound"), ("unfetched", "ArtifactMissing"), ("forged", "ArtifactMismatch"),
-            ("stuck", "LivenessFailed"), ("bomb", "TooManyProcesses"),
+            ("stuck", "LivenessFailed"), ("bomb", "TooManyProcesses"), ("late", "PortTaken"),
         ):  # fmt: skip
             await eventually(lambda n=name, r=reason: reasons(world, n) >= {r}, within_s=40)
         await eventually(lambda: "0.3 s" in said(world, "unready").message)
         assert not said(world, "unready").ready and said(world, "unready").restarts == 0
+
+        stranger.close()
+        await eventually(lambda: world.ready("late"), within_s=40)  # it starts as soon as the port is free
 
         await eventually(lambda: world.ready("deaf"))
         await world.ask_to_stop("deaf", stop_grace_seconds=1.0)
@@ -109,3 +118,34 @@ def reasons(world: World, name: str) -> set[str]:
 
 def logs_of(state: Path, name: str) -> list[Path]:
     return [path for path in state.glob("tasks/*/output.log*") if name in path.parent.name]
+
+
+async def test_a_full_disk_costs_lines_and_new_starts_and_the_agent_goes_on(small_disk: Path, world: World) -> None:
+    """The whole agent lives on it: what it must remember, what it runs, and what that writes."""
+    running = asyncio.create_task(run_agent(config(state_dir=str(small_disk)), world.agent(), world.ports))
+    try:
+        await eventually(lambda: world.node() and world.node().status.execution.reconciled)
+        await world.bind("well", template("sleep", "600"))
+        await eventually(lambda: world.ready("well"))
+        pid = said(world, "well").pid
+        await world.bind("flood", script(FLOOD))
+        await eventually(lambda: shutil.disk_usage(small_disk).free < 4096, within_s=30)
+        for name in ("next", "another"):
+            await world.bind(name, template("sleep", "600"))
+            await eventually(lambda n=name: "DiskFull" in reasons(world, n), within_s=30)
+        asked = len(world.desk.asked)
+        await eventually(lambda: len(world.desk.asked) > asked + 1, within_s=30)
+        assert not running.done(), "the agent is well: it renews its lease"
+        assert world.ready("flood"), "it is told what it loses when it ends, and not stopped for it"
+        mine = said(world, "well")
+        assert (mine.ready, mine.restarts, mine.pid) == (True, 0, pid), "its neighbour noticed nothing"
+
+        await world.ask_to_stop("flood", stop_grace_seconds=1.0)
+        await eventually(lambda: world.binding("flood").status.acknowledged_at, within_s=30)
+        assert "bytes of its output were lost: No space left" in world.binding("flood").status.last_exit.message
+        await world.free("flood")  # its logs go with it, and there is room again
+        for name in ("next", "another"):
+            await eventually(lambda n=name: world.ready(n), within_s=60)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(running, 30)

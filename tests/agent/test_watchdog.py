@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +36,7 @@ LEASE_S = limits.WATCHDOG_LEAD_S + 2.0
 def held(request: pytest.FixtureRequest) -> Confinement:
     found = confinement(f"test-{os.getpid()}") if request.param == "groups" else Unconfined()
     if isinstance(found, Rlimits):
-        pytest.skip(found.weakness)
+        lacking(f"{found.weakness}; next: run as root, or delegate memory and pids")
     return found
 
 
@@ -172,6 +174,38 @@ async def test_provisional_work_ends_at_its_time(driver: ProcessDriver, tmp_path
     ended = await driver.next_exit()
     assert ended.exit.reason == "ProvisionalEnded"
     assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end + 1.0
+
+
+async def test_a_full_disk_takes_no_renewal_and_no_stop_away(small_disk: Path, tmp_path: Path) -> None:
+    """What tells work how long it may run, and to end, has its room from the start."""
+    driver = ProcessDriver(small_disk / "tasks", SystemClock())
+    try:
+        driver.permit(7, now() + LEASE_S)
+        both = msgspec.structs.replace(exclusive(tmp_path), until_mono_s=now() + LEASE_S)
+        await driver.start(both)
+        (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+        with pytest.raises(OSError, match="No space left"):
+            (small_disk / "more").write_bytes(bytes(4096))
+        begun = now()
+        while now() < begun + LEASE_S + 1.0:
+            driver.permit(7, now() + LEASE_S)
+            driver.run_until("only", now() + LEASE_S)
+            await asyncio.sleep(0.2)
+        assert last_seen(tmp_path) > now() - 1.0, "it runs on, past the end it began with"
+        assert (await driver.stop("only", 5.0)).reason == "StoppedAsAsked"
+    finally:
+        await driver.stop("only", 0.0)
+        await driver.close()
+
+
+async def test_an_end_that_cannot_be_read_has_passed(driver: ProcessDriver, tmp_path: Path) -> None:
+    end = now() + LEASE_S
+    await driver.start(msgspec.structs.replace(exclusive(tmp_path), exclusive=False, until_mono_s=end))
+    await running(tmp_path)
+    driver.run_until("only", now() + 600)
+    (tmp_path / "tasks" / "only" / "run-1" / "until").write_bytes(b"9999999")
+    assert (await driver.next_exit()).exit.reason == "ProvisionalEnded"
+    assert last_seen(tmp_path) < end
 
 
 @pytest.mark.parametrize("step", ["+3600s", "-3600s"])

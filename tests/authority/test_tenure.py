@@ -53,5 +53,18 @@ async def test_a_new_authority_knows_which_claims_need_it(cell: Cell) -> None:
     uid = await bound(cell)
     await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), {ASSIGNMENT: (0,)}))
     await cell.lead()
+    assert (await cell.renew("n1", 1)).tenures == {}, "how old that tenure is, a new authority cannot know"
+    await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), {ASSIGNMENT: (0,)}))
     assert list((await cell.renew("n1", 1)).tenures) == [uid]
     cell.check_ledger()
+
+
+async def test_a_clock_set_back_while_nothing_ran_prolongs_no_tenure(cell: Cell) -> None:
+    await bound(cell)
+    await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), {ASSIGNMENT: (0,)}))
+    assert (await cell.renew("n1", 1)).tenures
+    await cell.clock.advance(2 * limits.TENURE_S)
+    cell.clock.wall_s -= 2 * limits.TENURE_S
+    await cell.lead()
+    answer = await cell.renew("n1", 1)
+    assert answer.result is Result.ACCEPTED and answer.tenures == {}

@@ -39,6 +39,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._send(500, b"<html>", "text/html")
         elif parts.path == "/silent":
             time.sleep(2)
+        elif parts.path == "/half":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"items": [')
+            self.close_connection = True
         elif parts.path == "/hangup":
             self.connection.close()
         else:
@@ -134,7 +140,7 @@ def test_text_pages_are_read_whatever_their_code(api: Api) -> None:
     assert api.text("/readyz") == (503, "not ready: authority")
 
 
-@pytest.mark.parametrize("path", ["/silent", "/hangup"])
+@pytest.mark.parametrize("path", ["/silent", "/hangup", "/half"])
 def test_no_answer_is_unreachable_and_the_next_question_is_asked_anew(api: Api, path: str) -> None:
     assert api.get("/who")
     with pytest.raises(Stop) as caught:

@@ -119,6 +119,8 @@ def test_regions_are_valid_objects() -> None:
 def test_programs_start_global_first_and_agents_last(layout: Layout) -> None:
     kept = programs(default_platform(), layout)
     assert [p.rank for p in kept] == sorted(p.rank for p in kept)
-    assert len(kept) == 1 + 3 + 6
+    assert len(kept) == 1 + 3 + 6 + 1
+    without = msgspec.structs.replace(default_platform(), provider=False)
+    assert {p.name for p in kept} - {p.name for p in programs(without, layout)} == {"provider"}
     assert len({p.name for p in kept}) == len(kept)
     assert all(word.startswith("/") for p in kept for word in p.argv if word.endswith((".crt", ".key")))

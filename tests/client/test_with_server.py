@@ -83,6 +83,14 @@ def endpoint(name: str, region: str = "west") -> Endpoint:
     return Endpoint(metadata=ObjectMeta(name=name, namespace="t"), spec=EndpointSpec(workload="w", region=region))
 
 
+async def test_a_brief_commit_is_answered_with_its_revision_alone(cell: Running) -> None:
+    client = cell.client("serve")
+    done = await client.commit([Create(endpoint("brief"))], brief=True)
+    assert done.objects == ()
+    held = await client.get(Endpoint, "brief", "t")
+    assert held is not None and held.revision == done.revision
+
+
 async def test_objects_go_in_and_come_out(cell: Running) -> None:
     client = cell.client("serve")
     done = await client.commit([Create(endpoint("a")), Create(endpoint("b"))])

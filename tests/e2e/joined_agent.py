@@ -19,26 +19,33 @@ def join_token(up: Up, region: str, name: str, *words: str) -> str:
     return holdfast("token", "create", name, "--join", region, *words, "--state", str(up.state)).stdout.strip()
 
 
-def command(up: Up, region: str, name: str, token_file: Path, *, port: int = 0) -> tuple[str, ...]:
-    """`port` reaches the region by another way, such as a proxy."""
+PORTS = "29900-29999"
+
+
+def command(
+    up: Up, region: str, name: str, token_file: Path, *, port: int = 0, ports: str = PORTS
+) -> tuple[str, ...]:  # fmt: skip
+    """`port` reaches the region by another way, such as a proxy; `ports` are what the agent may give to its work."""
     layout = Layout(str(up.state))
     plan = next(r for r in layout.load().regions if r.name == region)
     return python_command(
         "agent", "--name", name, "--region", region, "--zone", plan.agents[0].zone,
         "--url", f"https://127.0.0.1:{port or plan.port}", "--ca", str(Credentials(layout).ca),
-        "--join-token-file", str(token_file), "--state", str(layout.agent(name)), "--ports", "29900-29999",
+        "--join-token-file", str(token_file), "--state", str(layout.agent(name)), "--ports", ports,
         "--capacity", "cpu=4", "--capacity", "memory=4Gi", "--stop-work-on-exit",
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def joined_agent(up: Up, region: str, name: str, *words: str, port: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+def joined_agent(
+    up: Up, region: str, name: str, *words: str, port: int = 0, ports: str = PORTS
+) -> Iterator[subprocess.Popen[bytes]]:
     """Runs until the block ends; `words` are more options of the token."""
     token_file = up.state / f"{name}.token"
     token_file.write_text(join_token(up, region, f"for-{name}", *words))
     with (up.state / f"{name}.log").open("wb") as log:
         agent = subprocess.Popen(
-            command(up, region, name, token_file, port=port), stdout=log, stderr=log,
+            command(up, region, name, token_file, port=port, ports=ports), stdout=log, stderr=log,
             env={**os.environ, "PATH": venv_path(os.environ["PATH"])},
         )  # fmt: skip
     try:

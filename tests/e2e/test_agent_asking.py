@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from test_up import Up, free_port_base, holdfast, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
 
 
 @pytest.fixture(scope="module")

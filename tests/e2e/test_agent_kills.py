@@ -22,12 +22,18 @@ from joined_agent import joined_agent
 from test_up import Up, free_port_base, holdfast, until
 
 from holdfast.agent.drivers.records import TaskDir
+from holdfast.cli.drills import outage
 from holdfast.cli.platform.layout import Layout
 from holdfast.samples import witness
 
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400 + 20 * ROUNDS), pytest.mark.xdist_group("platform")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.waits,
+    pytest.mark.timeout(400 + 20 * ROUNDS),
+    pytest.mark.xdist_group("platform"),
+]
 
 EXCLUSIVE, PLAIN = 3, 4
 MOVED_WITHIN_S = 60.0
@@ -155,12 +161,14 @@ def moved(up: Up, replica: str, before: tuple[int, ...]) -> bool:
 
 
 def one_of(up: Up, agent: str) -> tuple[str, int]:
-    """An exclusive replica that runs on an agent, and its process."""
-    running = alive(up)
-    for folder in (up.state / "agents" / agent / "tasks").iterdir():
-        record = TaskDir(folder).read() if folder.is_dir() else None
-        if record is not None and not record.forgotten and record.task.exclusive and record.task.replica in running:
-            return record.task.replica, running[record.task.replica][0]
+    """An exclusive replica that runs on an agent, and its process; by the word of the process itself, as an agent
+    that was away has records of what runs elsewhere by now."""
+    for replica, (pid, *_) in alive(up).items():
+        if not replica.startswith("only-"):
+            continue
+        with contextlib.suppress(OSError):
+            if f"HOLDFAST_NODE={agent}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return replica, pid
     return "", 0
 
 
@@ -172,20 +180,30 @@ def busiest(up: Up) -> tuple[str, str, int]:
     raise AssertionError("no exclusive work runs")
 
 
-def test_a_stopped_agent_loses_its_exclusive_work_before_it_runs_elsewhere(platform: Up) -> None:
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "dead"])
+def test_an_agent_that_is_away_loses_its_exclusive_work_before_it_runs_elsewhere(
+    platform: Up, how: signal.Signals
+) -> None:
     until(lambda: settled(platform), within_s=150, what="everything runs")
     name, replica, pid = busiest(platform)
-    agent = platform.pid(f"agent-{name}")
-    stopped_at = witness.boottime()
-    os.kill(agent, signal.SIGSTOP)
+    layout, process = Layout(str(platform.state)), f"agent-{name}"
+    agent = platform.pid(process)
+    gone_at = witness.boottime()
+    if how is signal.SIGKILL:
+        outage.hold_down(layout, [process])  # nobody starts it again
+    os.kill(agent, how)
     try:
         until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
     finally:
-        os.kill(agent, signal.SIGCONT)
+        outage.restore(layout, [process])
+        if how is signal.SIGSTOP:
+            os.kill(agent, signal.SIGCONT)
     first = witness.intervals(str(seen(platform)))[replica]
-    assert any(stopped_at < end < stopped_at + 15 for _, end in first), "it ended before the lease could"
+    assert any(gone_at < end < gone_at + 15 for _, end in first), "it ended before the lease could"
     assert not breaches(platform)
-    until(lambda: settled(platform), within_s=90, what="the zombies of the stopped node are gone")
+    plain = [other for other in alive(platform) if other.startswith("many-")]
+    assert len(plain) == PLAIN, "work that is not exclusive does not notice"
+    until(lambda: settled(platform), within_s=90, what="the zombies of the node are gone")
     assert not breaches(platform)
 
 

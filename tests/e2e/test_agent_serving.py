@@ -28,6 +28,7 @@ from needs import lacking
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("platform")]
 
 REPLICAS = 40 if os.environ.get("HOLDFAST_PROVE") else 12
+DEADLINE_S = 25 if REPLICAS == 40 else 15
 NAME = "payments/shop"
 MANIFEST: dict[str, Any] = {
     "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "shop", "namespace": "payments"},
@@ -39,7 +40,7 @@ MANIFEST: dict[str, Any] = {
             "probes": {"readiness": {"http": {"path": "/readyz"}, "periodSeconds": 0.5}},
         },
         "disruption": {"maxUnavailable": 2},
-        "rollout": {"maxSurge": 2, "maxUnavailable": 0, "progressDeadlineSeconds": 25},
+        "rollout": {"maxSurge": 2, "maxUnavailable": 0, "progressDeadlineSeconds": DEADLINE_S},
     },
 }  # fmt: skip
 FRONT = """
@@ -131,7 +132,10 @@ def shop(platform: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
         [program, "-D", "-W", "-p", str(pid), "-f", str(folder / "front.cfg"), "-f", str(folder / "back.cfg")],
         check=True, timeout=20,
     )  # fmt: skip
-    reload_ = f"kill -USR2 $(cat {pid})"
+    # The master stays the same through reloads, during which its file may be empty for a moment.
+    (master, *_) = until(lambda: pid.exists() and pid.read_text().split(), within_s=10, what="haproxy says its pid")
+    assert int(master) > 1
+    reload_ = f"kill -USR2 {master}"
     command = [sys.executable, "-m", "holdfast.cli", *words, "--follow", "--on-change", reload_]
     follower = subprocess.Popen(command, env={**os.environ, "CI": "true"})
     try:
@@ -139,7 +143,7 @@ def shop(platform: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
     finally:
         follower.terminate()
         follower.wait(20)
-        os.kill(int(pid.read_text().split()[0]), signal.SIGTERM)
+        os.kill(int(master), signal.SIGTERM)
 
 
 def apply(platform: Up, manifest: dict[str, Any]) -> None:
@@ -192,7 +196,7 @@ def test_a_paused_rollout_stays_where_it_is_and_goes_on_when_resumed(platform: U
         still = until(lambda: seen if (seen := mixture(platform)) == later(platform) else None, within_s=40,
                       what="the mixture comes to rest")  # fmt: skip
         assert sum(still.values()) >= REPLICAS and len(still) == 2, still
-        for _ in range(5):
+        for _ in range(3):
             time.sleep(1.0)
             assert mixture(platform) == still
         assert "resumed" in rollout(platform, "resume", NAME).stdout
@@ -219,7 +223,7 @@ def test_a_bad_revision_goes_back_by_itself_and_the_old_one_keeps_serving(platfo
     assert not load.failed, load.failed[:5]
     assert revisions(platform) == good
     assert least >= REPLICAS, "never below its budget of no replica away"
-    assert took_s < 25 + 60
+    assert took_s < DEADLINE_S + 60
     history = json.loads(rollout(platform, "history", NAME, "-o", "json").stdout)["history"]
     assert history[0]["outcome"] == "RolledBack" and {history[1]["revision"]} == good
 
@@ -257,7 +261,7 @@ def test_a_drain_that_cannot_end_says_who_blocks_it(platform: Up, shop: int) -> 
     until(lambda: platform.addresses("payments/stays"), within_s=60, what="it serves")
     told = holdfast("endpoints", "payments/stays", "--state", str(platform.state), "-o", "json").stdout
     (address,) = json.loads(told)["addresses"]
-    done = holdfast("node", "drain", address["node"], "--deadline", "15", "--state", str(platform.state),
+    done = holdfast("node", "drain", address["node"], "--deadline", "6", "--state", str(platform.state),
                     timeout_s=120, check=False)  # fmt: skip
     assert done.returncode == 5
     assert f"payments/{address['replica']}: its budget lets none be away" in done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from holdfast.cli.platform.layout import Layout
 from holdfast.cli.platform.survey import connect
 from holdfast.model import kinds
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
 REGION = "solo"
 V1 = "holdfast.dev/v1"
 
@@ -93,26 +91,45 @@ def test_replicas_follow_a_pushed_load(here: Here) -> None:
     assert told.get("metric", "cpuPercent") == "cpuPercent"
 
 
+BUSY = """
+import time
+while True:
+    end = time.monotonic() + 0.006
+    while time.monotonic() < end:
+        pass
+    time.sleep(0.05)
+"""
+
+
+def test_replicas_follow_the_cpu_that_the_platform_measures_by_itself(here: Here) -> None:
+    """Each uses about a tenth of a processor and asked for a fiftieth: far above its target of a half of that."""
+    spec = {
+        "template": {"command": [sys.executable, "-c", BUSY], "resources": {"cpu": "20m", "memory": "64Mi"}},
+        "replicas": 1, "autoscale": {"minReplicas": 1, "maxReplicas": 2, "metric": "cpuPercent", "target": 50.0},
+    }  # fmt: skip
+    here.apply("global", "Workload", "busy", spec, namespace="shop")
+    until(lambda: len(here.bound("busy")) == 2, within_s=90, what="nobody pushed a load, and a second replica is bound")
+    (row,) = here.workload("busy")["status"]["load"]["metrics"]
+    assert row["name"] == "cpuPercent" and row["value"] > 50
+    here.replicas("busy", 0)
+
+
+def test_one_process_provides_nodes(here: Here) -> None:
+    second = holdfast("pool", "provide", "--once", "--state", str(here.state), check=False)
+    assert second.returncode != 0 and "already" in second.stderr and "--no-provider" in second.stderr
+
+
 def test_what_waits_for_room_brings_a_node_and_an_idle_node_goes(here: Here) -> None:
     here.apply("global", "Workload", "large", large(2), namespace="shop")
     until(lambda: len(here.bound("large")) == 1, within_s=60, what="one replica fits")
     pool = {"zones": [f"{REGION}-a"], "capacity": {"cpu": "8", "memory": "8Gi"}, "maxNodes": 2, "idleSeconds": 5}
     here.apply(REGION, "NodePool", "burst", pool)
-    with (here.state / "provider.log").open("wb") as log:
-        provider = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", "pool", "provide", "--state", str(here.state)],
-            stdout=log, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
-    try:
-        until(lambda: "burst-1" in here.bound("large"), within_s=90, what="the second replica is bound on a new node")
-        nodes = {n["metadata"]["name"] for n in here.api(REGION).list("nodes")}
-        assert nodes == {f"{REGION}-1", "burst-1"}
-        here.replicas("large", 0)
-        until(
-            lambda: {n["metadata"]["name"] for n in here.api(REGION).list("nodes")} == {f"{REGION}-1"},
-            within_s=90, what="the idle node is gone",
-        )  # fmt: skip
-        assert "burst-1: stopped and removed" in (here.state / "provider.log").read_text()
-    finally:
-        provider.terminate()
-        provider.wait(timeout=30)
+    until(lambda: "burst-1" in here.bound("large"), within_s=90, what="the second replica is bound on a new node")
+    nodes = {n["metadata"]["name"] for n in here.api(REGION).list("nodes")}
+    assert nodes == {f"{REGION}-1", "burst-1"}
+    here.replicas("large", 0)
+    until(
+        lambda: {n["metadata"]["name"] for n in here.api(REGION).list("nodes")} == {f"{REGION}-1"},
+        within_s=90, what="the idle node is gone",
+    )  # fmt: skip
+    assert "burst-1: stopped and removed" in here.layout.log("provider").read_text()

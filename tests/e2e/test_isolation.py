@@ -1,5 +1,5 @@
-"""On real processes: a dedicated tenant's work and nodes stay apart, its disruption budget holds through a drain, and a
-region's credentials can be revoked and replaced."""
+"""On real processes: a dedicated tenant's work and nodes stay apart, its disruption budget holds through a drain;
+credentials of regions and nodes are replaced and revoked; a region that is cut off takes break-glass overrides."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_drill_region_loss import free_port_base, holdfast
+from drilled import holdfast
+from test_up import free_port_base
 
 from holdfast.cli.drills.world import Watcher, serves
 from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.layout import Layout
 from holdfast.model.node import Node, why_not_schedulable
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 V1 = "holdfast.dev/v1"
 MERGE = "application/merge-patch+json"
 
@@ -134,25 +135,67 @@ def test_a_dedicated_tenant_and_the_others_never_share_a_node_and_a_drain_keeps_
     api.request("PATCH", f"/apis/{V1}/nodes/vault-1", {"spec": {"drain": False}}, content_type=MERGE)
 
 
-def test_a_regions_credentials_are_revoked_and_replaced(platform):
-    from cryptography import x509
+def ask(platform: Platform, *words: str, ok: bool = True) -> Any:
+    ran = holdfast(*words, "--state", str(platform.layout.root), timeout_s=90)
+    assert (ran.returncode == 0) is ok, ran.stdout + ran.stderr
+    return json.loads(ran.stdout) if ok and "json" in words else ran.stderr
 
-    from holdfast.gate.certificates import revoke
 
+def credentials(platform: Platform) -> dict[tuple[str, str], dict]:
+    return {(row["holder"], row["name"]): row for row in ask(platform, "credentials", "list", "-o", "json")}
+
+
+def test_credentials_are_replaced_while_everything_runs(platform):
     until(lambda: platform.health("us-east") == "Healthy", "the region is healthy")
-    link = Credentials(platform.layout).link("us-east")
-    revoke(platform.layout.pki, "link-us-east")
-    old = x509.load_pem_x509_certificate(link.cert.read_bytes()).serial_number
+    record = platform.layout.record("cell-us-east").read_text()
+    before = credentials(platform)
+    for holder, name in (("region", "us-east"), ("node", "us-east-1")):
+        ask(platform, "credentials", "rotate", holder, name, "-o", "json")
+        after = credentials(platform)
+        assert after[holder, name]["serial"] != before[holder, name]["serial"] and not after[holder, name]["refused"]
+    assert platform.layout.record("cell-us-east").read_text() == record, "the cell was not started anew"
+    assert platform.health("us-east") == "Healthy"
+    told = ask(platform, "credentials", "rotate", "region", "atlantis", ok=False)
+    assert "there is no region 'atlantis'" in told and "eu-west" in told
+
+
+def test_a_revoked_node_is_fenced_and_comes_back_only_with_a_token_of_its_own(platform):
+    ask(platform, "credentials", "revoke", "node", "us-east-2", "-o", "json")
+    assert credentials(platform)["node", "us-east-2"]["refused"]
+
+    def contact() -> str:
+        return platform.watcher.get("nodes", "us-east-2", cell="us-east")["status"].get("contact", {}).get("state", "")
+
+    until(lambda: contact() != "Live", "the region hears nothing from the node any more", 60)
+    ask(platform, "credentials", "rotate", "node", "us-east-2", "-o", "json")
+    until(lambda: contact() == "Live", "the node is heard again", 60)
+
+
+def test_a_revoked_region_is_cut_off_takes_break_glass_overrides_and_reports_them_when_it_is_back(platform):
+    words = ("override", "create", "PauseRepair", "--break-glass", "--region", "us-east", "--yes", "-o", "json")
+    heard = ask(platform, *words, "--reason", "too early", ok=False)
+    assert "hears the global cell since" in heard and "ask for the override there" in heard
+    ask(platform, "credentials", "revoke", "region", "us-east", "-o", "json")
     until(lambda: platform.health("us-east") != "Healthy", "the global cell no longer hears the region")
     assert platform.health("eu-west") == "Healthy", "another region's credentials are its own"
-    # New ones, as `holdfast up` would make them; the cell reads them when it starts.
-    link.cert.unlink()
-    link.key.unlink()
-    Credentials(platform.layout).prepare(platform.plan)
-    fresh = x509.load_pem_x509_certificate(link.cert.read_bytes())
-    assert fresh.serial_number != old
-    record = json.loads(platform.layout.record("cell-us-east").read_text())
-    pid = int(record["identity"]["pid"])
-    assert pid > 1
-    subprocess.run(["kill", "-TERM", str(pid)], check=True)
-    until(lambda: platform.health("us-east") == "Healthy", "the region is heard with its new credentials", 90)
+    until(lambda: holdfast(*words, "--reason", "cut off", "--name", "break-glass-us-east-1", "--ttl", "900", "--state",
+                           str(platform.layout.root), timeout_s=30).returncode == 0, "the region takes it")  # fmt: skip
+    refused = ask(platform, *words, "--reason", "x", "--ttl", "7200", ok=False)
+    assert "lasts at most 1800 s" in refused
+    ask(platform, "credentials", "rotate", "region", "us-east", "-o", "json")
+    until(lambda: platform.health("us-east") == "Healthy", "the region is heard with its new credentials")
+
+    def record() -> dict | None:
+        listed = platform.watcher.list("overrides")
+        return next((o for o in listed if o["metadata"]["name"] == "break-glass-us-east-1"), None)
+
+    told = until(record, "the global cell knows of it")
+    assert told["spec"]["requester"] == "operator" and told["spec"]["reason"] == "cut off"
+    assert told["spec"]["breakGlass"]["region"] == "us-east" and told["spec"]["breakGlass"]["askedSeconds"] == 900
+    assert told["spec"]["ttlSeconds"] < 900
+    ask(platform, "override", "revoke", "break-glass-us-east-1", "-o", "json")
+    until(
+        lambda: platform.watcher.get("overrides", "break-glass-us-east-1", cell="us-east")["status"]["phase"]
+        == "Revoked",
+        "revoking it at the global cell ends it in the region",
+    )  # fmt: skip

@@ -28,7 +28,13 @@ from holdfast.model.quantity import amounts
 from holdfast.sim.recorded import check_platform
 from holdfast.store import backup
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("platform")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.waits,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("platform"),
+]
 
 EAST, WEST = "us-east", "eu-west"
 HARD_CPU = 14

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.test_up import free_port_base, holdfast
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
 
 WORKLOAD = """
 apiVersion: holdfast.dev/v1

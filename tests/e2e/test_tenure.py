@@ -17,7 +17,7 @@ from holdfast.cli.platform.supervisor import load_records
 from holdfast.cli.platform.survey import connect
 from holdfast.model import limits
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
 REGION = "solo"
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.sim.recorded import check_platform
 from needs import lacking
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
@@ -41,8 +42,10 @@ def holdfast(*words: str, timeout_s: float = 120.0, check: bool = True) -> subpr
 
 
 def free_port_base() -> int:
-    """A base whose cells' and agents' ports are free, below the range the system picks from."""
-    for base in range(11000 + os.getpid() % 500 * 20, 31000, 500):
+    """A base whose ports are free, below the range the system picks from; each worker of the tests has its own."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4
+    first = 11000 + worker * 5000
+    for base in range(first + os.getpid() % 4 * 500, first + 5000, 500):
         with contextlib.ExitStack() as held:
             try:
                 for port in (*range(base, base + 5), *range(base + 100, base + 400, 25)):
@@ -95,6 +98,7 @@ class Up:
 
     def status(self) -> dict[str, Any]:
         done = holdfast("status", "--state", str(self.state), "-o", "json", check=False)
+        assert done.stdout, f"holdfast status says nothing: {done.returncode}\n{done.stderr}"
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
@@ -264,6 +268,13 @@ def test_a_killed_supervisor_is_followed_by_another(platform: Up) -> None:
     after = platform.status()
     assert after["supervisorPid"] not in (0, status["supervisorPid"])
     assert {p["name"]: p["pid"] for p in after["processes"]} == pids
+
+
+def test_what_all_cells_recorded_holds_every_promise(platform: Up) -> None:
+    """The checkers of the simulation, over the histories of these processes, kills and all."""
+    verdict = check_platform(platform.state)
+    assert verdict.commits > 100
+    assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
 
 
 def test_down_leaves_nothing_and_up_continues(platform: Up) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +120,19 @@ class Fleet:
         self.front: Proxy | None = None
         self._session: aiohttp.ClientSession | None = None
 
-    async def start(self, nodes: int) -> None:
+    async def start(self, nodes: int, names: Sequence[str] = tuple(PARTS)) -> None:
+        """`names` are the processes of the region that run; without hollow nodes others may join."""
         self._certificates()
         TokenFile(self.folder / "tokens.json").issue("unused", "unused", ())
         self.front = await Proxy(self.ports["api-1"], self.ports["api-2"]).start()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=32))
         self.run("global", self._serve("global", "global"))
-        for name in PARTS:
+        for name in names:
             members = [int(url.rpartition(":")[2]) for url in self.cluster.endpoints]
             self.wires[name] = [await Proxy(port).start() for port in members]
             self.run(name, self._serve(name, REGION))
-        self.start_hollow("hollow", nodes)
+        if nodes:
+            self.start_hollow("hollow", nodes)
 
     def start_hollow(self, name: str, nodes: int, *options: str) -> None:
         pki = self.folder / "pki"
@@ -203,6 +206,7 @@ class Fleet:
     def _certificates(self) -> None:
         pki, now_s = self.folder / "pki", time.time()
         make_ca(pki, now_s=now_s)
+        make_ca(self.folder / "nodes", now_s=now_s, common_name=f"holdfast nodes of {REGION}")
         issue(pki, "server", "holdfast-cell", now_s=now_s, server=True, client=False, dns=("localhost",),
               ips=("127.0.0.1",))  # fmt: skip
         issue(pki, "link", f"holdfast:region:{REGION}", (REGIONS,), now_s=now_s)
@@ -224,4 +228,5 @@ class Fleet:
             "--link-key", f"{pki}/link.key", "--store", "etcd", "--parts", PARTS[name],
             "--etcd-endpoints", ",".join(f"http://127.0.0.1:{wire.port}" for wire in self.wires[name]),
             "--peer-cert", f"{pki}/peer.crt", "--peer-key", f"{pki}/peer.key",
+            "--node-ca", str(self.folder / "nodes" / "ca.crt"), "--node-ca-key", str(self.folder / "nodes" / "ca.key"),
         ]  # fmt: skip

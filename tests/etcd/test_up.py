@@ -11,7 +11,7 @@ import pytest
 
 import etcd_cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 
 
 def holdfast(*words: str, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:

@@ -161,6 +161,21 @@ def test_a_peak_within_the_window_moves_nothing() -> None:
     assert (world.look().replicas, world.look().reason) == (4, "ScaleLimited")
 
 
+def test_at_rest_nothing_is_written_and_the_window_is_remembered_all_the_same() -> None:
+    world = World(msgspec.structs.replace(RULES, scale_down=ScaleLimits(1000, 1000, stabilization_seconds=120)))
+    written = 0
+    for _ in range(20):  # five minutes of looks at the same load
+        before = world.workload.status.scale
+        world.push(70.0)
+        written += world.look(15.0) != before
+    assert written <= 2
+    for _ in range(7):
+        world.push(10.0)
+        assert world.look(15.0).replicas == 4, "what stood when the window began still counts"
+    world.push(10.0)
+    assert world.look(35.0).replicas < 4
+
+
 def test_an_override_pauses_it() -> None:
     world = World()
     spec = OverrideSpec(kind=OverrideKind.PAUSE_AUTOSCALER, scope=OverrideScope(tenant="acme"), reason="incident")

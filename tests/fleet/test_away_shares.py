@@ -1,103 +1,224 @@
-"""One budget over regions that act late and on their own: never more away than it allows, and everyone gets a turn."""
+"""One budget over regions that act late and on their own, in peace and through recoveries: never more away than it
+allows, and everyone gets a turn."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import msgspec
 import pytest
 
+from holdfast.fleet import assign, recover
 from holdfast.fleet import away_shares as deciding
 from holdfast.fleet.away_shares import away_shares, part_of
-from holdfast.model.assignment import Assignment, AssignmentStatus
-from holdfast.model.workload import Batch, Disruption, Workload, WorkloadType
-from making import assignment, workload
+from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose, assignment_name
+from holdfast.model.meta import Key
+from holdfast.model.recovery import Recovery
+from holdfast.model.region import HealthState, Region, RegionHealth
+from holdfast.model.times import micro_text
+from holdfast.model.workload import Batch, Disruption, RecoveryPromise, Workload, WorkloadType
+from holdfast.model.writes import Create, Delete, SetStatus, Update
+from making import again, assignment, meta, priority, region, tenant, view, workload
 
 NAMES = ("east", "north", "west")
 EACH = 3
+WORKLOAD = Key("acme", "api")
 replace = msgspec.structs.replace
 
 
-class Region:
-    """Knows the Assignment it last received, takes replicas away while that allows it, and reports when it likes."""
+class Far:
+    """A region: knows the Assignments it last received, lets replicas go while its budget allows it, reports late."""
 
     def __init__(self) -> None:
-        self.copy: Assignment | None = None
-        self.away = 0
+        self.copies: dict[Purpose, Assignment] = {}
+        self.let_go: dict[Purpose, int] = dict.fromkeys(Purpose, 0)
+        self.failed: dict[Purpose, int] = dict.fromkeys(Purpose, 0)
         self.draining = False
+        self.said: dict[Purpose, deque[AssignmentStatus]] = {p: deque() for p in Purpose}
 
-    def act(self) -> None:
-        if self.copy is not None and self.draining and self.away < part_of(self.copy):
-            self.away += 1
+    def away(self) -> int:
+        return sum(self.let_go.values()) + sum(self.failed.values())
 
-    def report(self) -> AssignmentStatus:
-        assert self.copy is not None
-        waits = self.draining and self.away >= part_of(self.copy)
-        return AssignmentStatus(
-            observed_epoch=self.copy.spec.epoch, replicas=EACH, serving=EACH - self.away, held_back=int(waits)
-        )
+    def held(self, purpose: Purpose) -> int:
+        return self.copies[purpose].spec.replicas if purpose in self.copies else 0
+
+    def serving(self, purpose: Purpose) -> int:
+        return self.held(purpose) - self.let_go[purpose] - self.failed[purpose]
+
+    def receive(self, purpose: Purpose, newest: Assignment | None) -> None:
+        if newest is None:
+            self.copies.pop(purpose, None)
+        else:
+            self.copies[purpose] = newest
+        # What is away goes first when fewer are wanted.
+        self.let_go[purpose] = min(self.let_go[purpose], self.held(purpose))
+        self.failed[purpose] = min(self.failed[purpose], self.held(purpose) - self.let_go[purpose])
+
+    def act(self, purpose: Purpose) -> None:
+        copy = self.copies.get(purpose)
+        if copy is not None and self.draining and self.serving(purpose) > 0 and self.away() < part_of(copy):
+            self.let_go[purpose] += 1
+
+    def report(self, purpose: Purpose) -> None:
+        copy = self.copies.get(purpose)
+        if copy is None:
+            return
+        waits = self.draining and self.away() >= part_of(copy)
+        held = self.held(purpose)
+        self.said[purpose].append(
+            AssignmentStatus(
+                observed_epoch=copy.spec.epoch, replicas=held, bound=held, ready=held,
+                serving=self.serving(purpose), held_back=int(waits and self.serving(purpose) > 0),
+            )
+        )  # fmt: skip
 
 
 class Fleet:
-    def __init__(self, budget: int) -> None:
-        self.workload: Workload = workload(replicas=9, disruption=Disruption(max_unavailable=budget))
-        self.stored: dict[str, Assignment] = {}
-        self.regions = {name: Region() for name in NAMES}
+    """The real decisions of `assign` and `recover` on one cell's objects, and three regions far away."""
+
+    def __init__(self, budget: int, replicas: int = 9) -> None:
+        wl = workload(
+            replicas=replicas, disruption=Disruption(max_unavailable=budget), priority_class_name="critical",
+            recovery=RecoveryPromise(min_serving=4),
+        )  # fmt: skip
+        self.cache = view(tenant(), priority("critical", 1000), wl, *(region(name) for name in NAMES))
+        self.far = {name: Far() for name in NAMES}
+        self.now = 1_800_000_000.0
+        self.recoveries = 0
+
+    @property
+    def workload(self) -> Workload:
+        return self.cache.get(Workload, "api", "acme")
+
+    def stored(self, where: str, purpose: Purpose) -> Assignment | None:
+        return self.cache.get(Assignment, assignment_name("api", where, purpose), "acme")
+
+    def carry_out(self, writes: tuple[object, ...]) -> None:
+        for write in writes:
+            match write:
+                case Create():
+                    given = write.object.metadata
+                    made = again(write.object, metadata=meta(given.name, given.namespace, labels=given.labels))
+                    self.cache.put(made)
+                    self.recoveries += isinstance(made, Recovery)
+                case Update():
+                    self.cache.put(again(write.object))
+                case Delete():
+                    self.cache.remove(Assignment, write.key, int(meta("gone").resource_version))
+                case SetStatus(kind="Recovery"):
+                    item = self.cache.get(Recovery, write.key.name)
+                    names = {f.encode_name: f.name for f in msgspec.structs.fields(item.status)}
+                    status = replace(item.status, **{names[k]: v for k, v in write.blocks.items()})
+                    self.cache.put(again(item, status=status))
 
     def decide(self) -> None:
-        parts = away_shares(self.workload, NAMES, list(self.stored.values()))
-        for name, part in parts.items():
-            old = self.stored.get(name)
-            if old is None:
-                budget = self.workload.spec.disruption
-                self.stored[name] = assignment(where=name, replicas=EACH, disruption=budget, away_share=part)
-            elif (part, self.workload.spec.disruption) != (old.spec.away_share, old.spec.disruption):
-                spec = replace(
-                    old.spec, away_share=part, disruption=self.workload.spec.disruption, epoch=old.spec.epoch + 1
-                )
-                self.stored[name] = replace(old, spec=spec)
+        self.carry_out(assign.decide(WORKLOAD, self.cache, self.now).writes)
 
-    def step(self, what: str, name: str) -> None:
-        region = self.regions[name]
+    def health(self, where: str, state: HealthState) -> None:
+        item = self.cache.get(Region, where)
+        if item.status.health.state is not state:
+            at = micro_text(self.now)
+            health = RegionHealth(state=state, since=at, heard_at=at, reason="Witnessed", heard_sequence=1)
+            self.cache.put(again(item, status=replace(item.status, health=health)))
+
+    def step(self, what: str, where: str, purpose: Purpose) -> None:
+        far = self.far[where]
+        self.now += 1.0
         match what:
-            case "decide":
+            case "assign":
                 self.decide()
+            case "recover":
+                self.carry_out(recover.decide(Key("", where), self.cache, self.now).writes)
             case "deliver":
-                region.copy = self.stored.get(name, region.copy)
+                far.receive(purpose, self.stored(where, purpose))
             case "act":
-                region.act()
-            case "report" if region.copy is not None:
-                self.stored[name] = replace(self.stored[name], status=region.report())
+                far.act(purpose)
+            case "say":
+                far.report(purpose)
+            case "hear" if far.said[purpose]:
+                status, item = far.said[purpose].popleft(), self.stored(where, purpose)
+                if item is not None:
+                    self.cache.put(again(item, status=status))
             case "drain":
-                region.draining = not region.draining
+                far.draining = not far.draining
             case "return":
-                region.away = max(0, region.away - 1)
+                far.let_go[purpose] = max(0, far.let_go[purpose] - 1)
+                far.failed[purpose] = 0
+            case "fail" if far.serving(purpose) > 0:
+                far.failed[purpose] += 1
+            case "lose":
+                self.health(where, HealthState.LOST)
+            case "find":
+                self.health(where, HealthState.HEALTHY)
+            case "budget":
+                # Only upwards: what a smaller budget finds away already, no decision can undo.
+                more = self.workload.spec.disruption.max_unavailable + 1
+                changed = replace(self.workload.spec, disruption=Disruption(max_unavailable=more))
+                self.cache.put(again(self.workload, spec=changed))
+            case "wait":
+                self.now += 31.0
+
+    def sync(self, where: str) -> None:
+        for purpose in Purpose:
+            for what in ("deliver", "act", "say", "hear"):
+                self.step(what, where, purpose)
 
     @property
     def away(self) -> int:
-        return sum(region.away for region in self.regions.values())
+        return sum(sum(far.let_go.values()) for far in self.far.values())
 
 
-def most_over(seeds: range) -> int:
-    """How far beyond its budget any of these random walks got."""
-    worst = 0
+OFTEN = ("assign", "assign", "recover", "deliver", "deliver", "act", "act", "say", "say", "hear", "hear") * 3
+SELDOM = ("drain", "drain", "return", "return", "fail", "lose", "find", "find", "wait")
+KINDS = (Purpose.NORMAL, Purpose.NORMAL, Purpose.RECOVERY)
+
+
+class Walked(msgspec.Struct):
+    over: int = 0
+    most: int = 0
+    recoveries: int = 0
+
+
+def walk(seeds: range) -> Walked:
+    """How far beyond its budget any of these random walks got, and how much happened in them."""
+    found = Walked()
     for seed in seeds:
         chance = random.Random(seed)
-        budget = chance.randint(0, 4)
-        fleet = Fleet(budget)
-        for _ in range(300):
-            fleet.step(chance.choice(("decide", "deliver", "act", "report", "drain", "return")), chance.choice(NAMES))
-            worst = max(worst, fleet.away - budget)
-    return worst
+        fleet = Fleet(chance.randint(0, 4))
+        for _ in range(60):  # a fleet at work, with some of the budget in use
+            fleet.step(chance.choice(("assign", "deliver", "act", "say", "hear", "drain")), chance.choice(NAMES),
+                       Purpose.NORMAL)  # fmt: skip
+        for _ in range(400):
+            fleet.step(chance.choice(OFTEN + SELDOM), chance.choice(NAMES), chance.choice(KINDS))
+            found.over = max(found.over, fleet.away - fleet.workload.spec.disruption.max_unavailable)
+            found.most = max(found.most, fleet.away)
+        found.recoveries += fleet.recoveries
+    return found
 
 
-def test_no_more_are_away_than_the_budget_allows() -> None:
-    assert most_over(range(300)) == 0
+def test_no_more_are_away_than_the_budget_allows_through_recoveries_and_back() -> None:
+    found = walk(range(120))
+    assert found.over == 0
+    assert found.most >= 3 and found.recoveries > 100, "the walks did not use the budget, or lost nothing"
 
 
 def test_the_walks_find_a_part_that_is_given_on_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "_settled", lambda assignment: True)
-    assert most_over(range(300)) > 0
+    monkeypatch.setattr(deciding, "_acknowledged", lambda assignment: True)
+    assert walk(range(120)).over > 0
+
+
+def test_the_walks_find_replicas_that_are_away_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "_away", lambda items: 0)
+    assert walk(range(120)).over > 0
+
+
+def test_the_walks_find_a_recovery_with_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was: recovery Assignments came with all of the budget, and assign did not look at them."""
+    plain = recover.spec_for
+    monkeypatch.setattr(recover, "spec_for", lambda *a, **given: plain(*a, **{**given, "away_share": None}))
+    monkeypatch.setattr(assign, "_share_budget", lambda *given: ())
+    assert walk(range(120)).over > 0
 
 
 @pytest.mark.parametrize("budget", [1, 2, 4])
@@ -105,19 +226,80 @@ def test_every_region_that_drains_gets_its_turn(budget: int) -> None:
     fleet = Fleet(budget)
     turns = dict.fromkeys(NAMES, 0)
     for name in NAMES:
-        fleet.regions[name].draining = True
+        fleet.far[name].draining = True
     for _ in range(60):
         fleet.decide()
         for name in NAMES:
-            for what in ("deliver", "act", "report"):
-                fleet.step(what, name)
-            if fleet.regions[name].away:
+            far = fleet.far[name]
+            fleet.sync(name)
+            if far.let_go[Purpose.NORMAL]:
                 turns[name] += 1
-                fleet.regions[name].away -= 1
+                far.let_go[Purpose.NORMAL] -= 1
                 if turns[name] >= EACH:
-                    fleet.regions[name].draining = False
-            fleet.step("report", name)
+                    far.draining = False
+            fleet.sync(name)
     assert all(count >= EACH for count in turns.values()), turns
+
+
+def lost(fleet: Fleet, where: str) -> None:
+    """A region dies in a fleet at rest, and another one has recovered what it had."""
+    for _ in range(4):
+        fleet.decide()
+        for name in NAMES:
+            fleet.sync(name)
+    fleet.health(where, HealthState.LOST)
+    for _ in range(8):
+        fleet.step("recover", where, Purpose.NORMAL)
+        fleet.decide()
+        for name in NAMES:
+            if name != where:
+                fleet.sync(name)
+
+
+@pytest.mark.parametrize("gone", NAMES)
+def test_while_a_region_is_lost_the_others_share_what_it_does_not_have(gone: str) -> None:
+    """Both regions that are left drain: each gets its turn, for ordinary and for recovery replicas."""
+    fleet = Fleet(2)
+    lost(fleet, gone)
+    left = [name for name in NAMES if name != gone]
+    borrowed = [a for a in fleet.cache.list(Assignment) if a.spec.purpose is Purpose.RECOVERY]
+    assert [a.spec.region in left for a in borrowed] == [True]
+    turns = dict.fromkeys(left, 0)
+    for name in left:
+        fleet.far[name].draining = True
+    for _ in range(80):
+        fleet.decide()
+        for name in left:
+            far = fleet.far[name]
+            fleet.sync(name)
+            assert fleet.away <= 2
+            for purpose in Purpose:
+                turns[name] += far.let_go[purpose]
+                far.let_go[purpose] = 0
+            far.draining = turns[name] < EACH
+            fleet.sync(name)
+    assert all(count >= EACH for count in turns.values()), turns
+
+
+def test_a_lost_region_that_had_all_of_the_budget_keeps_it_and_a_larger_budget_goes_to_the_others() -> None:
+    fleet = Fleet(1)
+    lost(fleet, "east")
+    (borrowed,) = [a for a in fleet.cache.list(Assignment) if a.spec.purpose is Purpose.RECOVERY]
+    have = {a.spec.region: part_of(a) for a in fleet.cache.list(Assignment) if a.spec.purpose is Purpose.NORMAL}
+    assert have == {"east": 1, "north": 0, "west": 0} and part_of(borrowed) == 0
+    fleet.step("budget", "east", Purpose.NORMAL)
+    fleet.decide()
+    parts = {a.metadata.name: part_of(a) for a in fleet.cache.list(Assignment) if a.spec.region != "east"}
+    assert sum({a.spec.region: part_of(a) for a in fleet.cache.list(Assignment)}.values()) == 2
+    assert max(parts.values()) == 1, parts
+
+
+def test_the_recovery_replicas_of_a_region_share_its_part() -> None:
+    fleet = Fleet(3)
+    lost(fleet, "west")
+    (borrowed,) = [a for a in fleet.cache.list(Assignment) if a.spec.purpose is Purpose.RECOVERY]
+    there = fleet.stored(borrowed.spec.region, Purpose.NORMAL)
+    assert there is not None and part_of(there) == part_of(borrowed) == 1
 
 
 def test_a_region_alone_has_the_whole_budget_and_batch_has_none() -> None:
@@ -129,6 +311,6 @@ def test_a_region_alone_has_the_whole_budget_and_batch_has_none() -> None:
 
 
 def test_a_second_region_starts_with_nothing_until_the_first_has_given_some() -> None:
-    fleet = Fleet(2)
+    wl = workload(replicas=9, disruption=Disruption(max_unavailable=2))
     stored = assignment(where="east", replicas=EACH, disruption=Disruption(max_unavailable=2))
-    assert away_shares(fleet.workload, ("east", "west"), [stored]) == {"east": 1, "west": 0}
+    assert away_shares(wl, ("east", "west"), [stored]) == {"east": 1, "west": 0}

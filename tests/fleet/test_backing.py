@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import product
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.fleet import backing
 from holdfast.fleet.backing import Loss
 from holdfast.fleet.fit import Group, Item, fit
+from holdfast.model import limits
 from holdfast.model.assignment import AssignmentStatus
 from holdfast.model.meta import Key
 from holdfast.model.quota import Quota, QuotaSpec
@@ -127,3 +129,65 @@ def test_the_answer_is_exact(wanted, places):
     if not wanted:
         whole = True
     assert (not found.short) == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(items(), groups, st.integers(1, 12), st.integers(1, 12))
+def test_the_answer_is_exact_under_allowances_too(wanted, places, cpu, memory):
+    allowed = {tenant: {"cpu": cpu, "memory": memory} for tenant in ("s", "t")}
+    found = fit(wanted, places, allowed)
+
+    def paid(choice):
+        for tenant in ("s", "t"):
+            for name, most in allowed[tenant].items():
+                if sum(i.shape[name] * count for i, _, count in choice if i.tenant == tenant) > most:
+                    return False
+        return True
+
+    assert possible(found.chosen, places) and paid(found.chosen)
+    every = [[(item, where, count) for where, count in item.options] for item in wanted]
+    whole = all(every) and any(possible(choice, places) and paid(choice) for choice in product(*every))
+    assert (not found.short) == (whole or not wanted) and found.decided
+
+
+SMALL, LARGE = {"cpu": 1}, {"cpu": 2}
+PLENTY = {"t": {"cpu": 10**9}}
+
+
+def many(count, options, shape=SMALL, name="w"):
+    return [Item("t", f"{name}{number}", shape, options) for number in range(count)]
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_hundreds_that_are_alike_are_decided(spare):
+    """Greedy fills the first region with those that could go to either, and finds none for those that cannot."""
+    either = many(250, (("a", 4), ("b", 4)), name="either")
+    only = many(250, (("a", 4),), name="only")
+    places = [Group("a", SMALL, (), 1000 + spare), Group("b", SMALL, (), 1000)]
+    found = fit([*either, *only], places, PLENTY)
+    assert found.decided and (not found.short) == (spare == 0)
+    if found.short:
+        assert "recovery places that suit it are left" in found.short[0].message
+    else:
+        assert len(found.chosen) == 500 and possible_by_count(found, places)
+
+
+def possible_by_count(found, places):
+    return all(sum(n for _, where, n in found.chosen if where == g.region) <= g.count for g in places)
+
+
+def test_a_greedy_choice_that_fails_is_not_the_last_word():
+    """Small work takes the large places first where it may; the search finds the way round."""
+    wanted = [*many(1, (("a", 2), ("b", 2)), name="small"), *many(1, (("a", 2),), LARGE, name="large")]
+    places = [Group("a", LARGE, (), 2), Group("b", SMALL, (), 2)]
+    found = fit(wanted, places, PLENTY)
+    assert not found.short and {(i.name, where) for i, where, _ in found.chosen} == {("small0", "b"), ("large0", "a")}
+
+
+def test_an_answer_that_was_not_reached_says_so(monkeypatch):
+    monkeypatch.setattr(limits, "BACKING_STEPS", 3)
+    wanted = [item for n in range(6) for item in many(1, (("a", n + 1), ("b", n + 1)), name=f"k{n}-")]
+    found = fit(wanted, [Group("a", SMALL, (), 10), Group("b", SMALL, (), 10)], PLENTY)
+    assert found.short and not found.decided
+    monkeypatch.setattr(limits, "BACKING_CLASSES", 2)
+    assert not fit(wanted, [Group("a", SMALL, (), 10), Group("b", SMALL, (), 10)], PLENTY).decided

@@ -128,6 +128,19 @@ def test_status_names_what_it_waits_for():
     assert "InsufficientCpu" in {c.type: c.message for c in write.conditions}["Serving"]
 
 
+def test_status_says_why_a_workload_has_no_region():
+    nowhere = workload(replicas=2, placement=Placement(regions=("moon",)))
+    silent = region("eu-west", state=HealthState.LOST)
+    for wl, there, reason, named in (
+        (nowhere, THREE[0], "NoRegionAllowed", "not among the allowed regions"),
+        (workload(replicas=2), silent, "RegionNotHealthy", silent.metadata.name),
+        (workload(replicas=2), THREE[0], "PartlyAssigned", "0 of 2"),
+    ):
+        (write,) = workload_status.decide(wl.key, view(wl, there), 1.0).writes
+        assigned = {c.type: c for c in write.conditions}["Assigned"]
+        assert assigned.reason == reason and named in assigned.message
+
+
 amounts = st.integers(0, 20)
 regions = st.sampled_from(["a", "b", "c"])
 tables = st.dictionaries(regions, st.fixed_dictionaries({"cpu": amounts}), max_size=3)

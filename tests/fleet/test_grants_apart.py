@@ -1,7 +1,8 @@
 """S3 under partitions: grants, limits and acknowledgements arrive late, in any order, or never; crashes lose nothing.
 
-The global decision and both halves of grant-sync are the real ones; the network is a few random choices. A planted
-mistake shows that the search would find one.
+Every class: normal quota, the recovery allowance and emergency quota, which an override gives and takes. The global
+decision, both halves of grant-sync and the limit that the authority spends under are the real ones; the network is a
+few random choices. Planted mistakes show that the search would find one.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from holdfast.authority.ledger import limit_of
 from holdfast.fleet import grants
 from holdfast.link import grant_sync
 from holdfast.model.assignment import Purpose, assignment_name
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts, amounts_text
 from holdfast.model.quota import Grant, GrantClass, Quota, QuotaSpec, grant_name
 from holdfast.model.template import Template
-from holdfast.model.times import parse_time
+from holdfast.model.times import micro_text
 from holdfast.model.writes import Create, SetStatus, Update
 from holdfast.runtime.cache import Cache
 from making import again, assignment, meta, region
@@ -29,6 +32,9 @@ from making import again, assignment, meta, region
 REGIONS = ("a", "b", "c")
 UNIT = Template(command=("x",), resources={"cpu": "1"})
 HARD = 10
+ALLOWANCE = 4
+EMERGENCY = 3
+SPENT = (GrantClass.NORMAL, GrantClass.RECOVERY)
 
 
 class Apart:
@@ -38,16 +44,18 @@ class Apart:
         self.home = Cache()
         self.now = 1_800_000_000.0
         quota = Quota(
-            metadata=meta("quota", "acme"), spec=QuotaSpec(hard={"cpu": str(HARD)}, recovery_allowance={"cpu": "4"})
+            metadata=meta("quota", "acme"),
+            spec=QuotaSpec(hard={"cpu": str(HARD)}, recovery_allowance={"cpu": str(ALLOWANCE)}),
         )
         for item in (quota, *(region(name) for name in REGIONS)):
             self.home.put(item)
         self.here = {name: Cache() for name in REGIONS}
         self.seen = {name: Cache() for name in REGIONS}
-        self.used: dict[str, int] = dict.fromkeys(REGIONS, 0)
+        self.used: dict[tuple[str, GrantClass], int] = {(r, c): 0 for r in REGIONS for c in SPENT}
         self.skew_s: dict[str, float] = dict.fromkeys(REGIONS, 0.0)
         self.heard_s: dict[str, float] = dict.fromkeys(REGIONS, 0.0)
         self.on_the_way: list[tuple[str, SetStatus]] = []
+        self.most: dict[GrantClass, int] = dict.fromkeys(SPENT, 0)
 
     def want(self, where: str, replicas: int, purpose: Purpose) -> None:
         item = assignment("api", where, replicas=replicas, template=UNIT, purpose=purpose)
@@ -88,17 +96,27 @@ class Apart:
                 self.here[where].put(msgspec.structs.replace(item, metadata=stored))
 
     def spend(self, where: str, wanted: int) -> None:
-        """The authority: use moves within the limit, and is then counted under it."""
-        copy = self.here[where].get(GrantCopy, "normal", "acme")
-        if copy is None:
-            return
-        if wanted > self.used[where] and parse_time(copy.spec.spend_until) <= self.clock(where):
-            return
-        limit = amounts(copy.spec.limit).get("cpu", 0) // 1000
-        self.used[where] = min(wanted, max(limit, 0)) if wanted > self.used[where] else wanted
-        used = {"cpu": str(self.used[where])} if self.used[where] else {}
-        status = msgspec.structs.replace(copy.status, used=used, observed_generation=copy.metadata.generation)
-        self.here[where].put(again(copy, status=status))
+        """The authority: use moves within what may be spent, and is then counted under it, class by class."""
+        copies = self.here[where].list(GrantCopy, "acme")
+        for cls in SPENT:
+            limit = limit_of(copies, cls, self.clock(where))
+            before = self.used[where, cls]
+            self.used[where, cls] = min(wanted, max(before, limit.spendable.get("cpu", 0) // 1000))
+            self.most[cls] = max(self.most[cls], self.used[where, cls])
+        for copy in copies:
+            count = self.used.get((where, copy.spec.grant_class), 0)  # emergency use is told on the normal copy
+            used = {"cpu": str(count)} if count else {}
+            status = msgspec.structs.replace(copy.status, used=used, observed_generation=copy.metadata.generation)
+            self.here[where].put(again(copy, status=status))
+
+    def declare(self, number: int) -> None:
+        """Emergency quota, for a while; what another one gave before is over."""
+        spec = OverrideSpec(
+            kind=OverrideKind.EMERGENCY_QUOTA, scope=OverrideScope(tenant="acme"), reason="a test", requester="ann",
+            quota={"cpu": str(EMERGENCY)},
+        )  # fmt: skip
+        status = OverrideStatus(phase="Active", expires_at=micro_text(self.now + number * 20))
+        self.home.put(Override(metadata=meta("more"), spec=spec, status=status))
 
     def say(self, where: str) -> None:
         """An acknowledgement is sent; when it arrives is another matter."""
@@ -133,15 +151,22 @@ class Apart:
             self.arrive(before)
 
     def check(self) -> None:
-        spendable = 0
+        totals = {GrantClass.NORMAL: HARD, GrantClass.RECOVERY: ALLOWANCE, GrantClass.EMERGENCY: EMERGENCY}
+        held = {(w, c): self._limit(w, c) for w in REGIONS for c in GrantClass}
+        for cls, total in totals.items():
+            enforced = sum(held[where, cls] for where in REGIONS)
+            assert enforced <= total, f"regions may spend {enforced} of {total} of class {cls.value}"
         for where in REGIONS:
-            copy = self.here[where].get(GrantCopy, "normal", "acme")
-            limit = amounts(copy.spec.limit).get("cpu", 0) if copy is not None else 0
-            assert self.used[where] * 1000 <= limit or not limit, f"{where} uses {self.used[where]} of {limit}"
-            spendable += max(limit, self.used[where] * 1000)
-        assert spendable <= HARD * 1000, f"regions may spend {spendable}m of {HARD}000m"
-        recovery = [c for w in REGIONS if (c := self.here[w].get(GrantCopy, "recovery", "acme")) is not None]
-        assert sum(amounts(c.spec.limit).get("cpu", 0) for c in recovery) <= 4000
+            ordinary = held[where, GrantClass.NORMAL] + max(held[where, GrantClass.EMERGENCY], EMERGENCY)
+            assert self.used[where, GrantClass.NORMAL] <= ordinary, f"{where} uses more than it ever held"
+            recovery = self.used[where, GrantClass.RECOVERY], held[where, GrantClass.RECOVERY]
+            assert recovery[0] <= recovery[1], f"{where} uses {recovery[0]} of {recovery[1]} for recovery"
+        everything = sum(self.used[where, GrantClass.NORMAL] for where in REGIONS)
+        assert everything <= HARD + EMERGENCY, f"{everything} in use of {HARD} and {EMERGENCY}"
+
+    def _limit(self, where: str, cls: GrantClass) -> int:
+        copy = self.here[where].get(GrantCopy, grant_sync.copy_name(cls), "acme")
+        return amounts(copy.spec.limit).get("cpu", 0) // 1000 if copy is not None else 0
 
 
 def grant_sync_ready(seen: Cache, where: str, cls: GrantClass) -> bool:
@@ -149,13 +174,13 @@ def grant_sync_ready(seen: Cache, where: str, cls: GrantClass) -> bool:
 
 
 ACTS = (
-    "want", "want", "recover", "decide", "fetch", "enforce", "spend", "ack", "say", "arrive", "sync", "quiet", "shift",
-    "time", "skew", "crash",
+    "want", "want", "recover", "recover", "declare", "incident", "decide", "fetch", "enforce", "spend", "ack", "say",
+    "arrive", "sync", "quiet", "shift", "time", "skew", "crash",
 )  # fmt: skip
 steps = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 12)), max_size=60)
 
 
-def live(story: list[tuple[str, str, int]]) -> None:
+def live(story: list[tuple[str, str, int]]) -> Apart:
     world = Apart()
     for act, where, number in story:
         other = REGIONS[(REGIONS.index(where) + 1) % len(REGIONS)]
@@ -184,6 +209,20 @@ def live(story: list[tuple[str, str, int]]) -> None:
                 world.enforce(where)
                 world.spend(where, number)
                 world.acknowledge(where)
+            case "declare":
+                world.declare(number)
+            case "incident":  # recovery and emergency quota go to two regions after each other, one of them silent
+                world.declare(number)
+                for there in (where, other):
+                    world.want(there, 12, Purpose.RECOVERY)
+                    world.want(there, 12, Purpose.NORMAL)
+                    for _ in range(2):
+                        world.decide()
+                    world.fetch(there)
+                    world.enforce(there)
+                    world.spend(there, number)
+                    world.want(there, 0, Purpose.RECOVERY)
+                    world.want(there, 0, Purpose.NORMAL)
             case "quiet":  # it gets a limit, and is cut off before it can say so
                 world.want(where, number, Purpose.NORMAL)
                 world.decide()
@@ -205,6 +244,7 @@ def live(story: list[tuple[str, str, int]]) -> None:
             case "crash":
                 world.crash(where)
         world.check()
+    return world
 
 
 @settings(max_examples=300, deadline=None)
@@ -229,6 +269,43 @@ def test_the_search_finds_a_peak_that_is_forgotten(monkeypatch):
 
     with pytest.raises(AssertionError, match="regions may spend"):
         search()
+
+
+@pytest.mark.parametrize("cls", [GrantClass.RECOVERY, GrantClass.EMERGENCY])
+def test_the_search_finds_a_class_that_is_given_away_twice(monkeypatch, cls):
+    """What a region of that class still enforces is not counted."""
+    honest = grants.may_enforce
+    monkeypatch.setattr(grants, "may_enforce", lambda g: {} if g.spec.grant_class is cls else honest(g))
+
+    @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
+    @given(steps)
+    def search(story):
+        live(story)
+
+    with pytest.raises(AssertionError, match=f"of class {cls.value}"):
+        search()
+
+
+def test_the_search_finds_recovery_that_is_spent_past_its_limit(monkeypatch):
+    def careless(wanted, current, used):
+        return dict(wanted)
+
+    monkeypatch.setattr(grant_sync, "_not_below_use", careless)
+
+    @settings(max_examples=600, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
+    @given(steps)
+    def search(story):
+        live(story)
+
+    with pytest.raises(AssertionError, match="for recovery"):
+        search()
+
+
+def test_an_incident_spends_every_class():
+    world = live([("want", "a", 12), ("incident", "a", 6), ("sync", "b", 12)])
+    assert world.most[GrantClass.RECOVERY] > 0 and world.most[GrantClass.NORMAL] > 0
+    copies = world.here["a"].list(GrantCopy, "acme")
+    assert {c.spec.grant_class for c in copies} == set(GrantClass)
 
 
 def test_a_raise_that_was_lost_on_the_way_still_counts_after_it_was_taken_back():

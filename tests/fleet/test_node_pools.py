@@ -110,6 +110,16 @@ def test_reasons_that_no_node_cures_bring_none():
         assert not world.names, reason
 
 
+def test_work_that_insists_on_an_empty_pool_brings_its_first_node_and_no_more_for_that_reason():
+    world = World()
+    world.waits(2, "PoolNotAllowed", placement=Placement(pools=("burst",)))
+    world.look()
+    assert world.names == ["burst-1"]
+    world.provide()
+    world.look(after_s=5)
+    assert world.names == ["burst-1"], "from then on the pool has a node, and what that lacks is what counts"
+
+
 def test_work_that_would_not_fit_or_may_not_use_the_pool_brings_none():
     for case in (
         {"template": Template(command=("x",), resources={"cpu": "8"})},

@@ -11,8 +11,10 @@ from holdfast.model.errors import Fault
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_rules import Placement
 from holdfast.model.quota import Quota, QuotaSpec
+from holdfast.model.reasons import Reason
 from holdfast.model.recovery import Recovery, RecoveryPhase
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
+from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Port, Probe, Probes, TcpProbe, Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import RecoveryPromise, Workload, WorkloadSpec
@@ -39,6 +41,7 @@ class Loss(World):
             agent.boot()
         land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region, ())
         self.wanted = await self._persist(lambda: people.set_up(self.operator, land, stream(self.seed, "people")))
+        await self._until(self._all_healthy, 60)
         for item in self._promised():
             await self._persist(lambda item=item: people.create(self.operator, item))
         await self._until(self._all_serve, 120)
@@ -103,9 +106,14 @@ class Loss(World):
                 pass
             await asyncio.sleep(1.0)
         recoveries = (await self.operator.list(Recovery)).items
-        risk = await self.operator.get(Workload, "risk", "pay")
+        workloads = [w.status for w in (await self.operator.list(Workload)).items if w.metadata.name == "risk"]
         states = [r.status for r in recoveries]
-        raise AssertionError(f"{true.__name__} did not come true within {most_s} s: {states}, {risk.status}")
+        raise AssertionError(f"{true.__name__} did not come true within {most_s} s: {states}, {workloads}")
+
+    async def _all_healthy(self):
+        found = [r.status for r in (await self.operator.list(Region)).items]
+        nodes = [s.report.live_nodes for s in found if s.report is not None and s.health.state is HealthState.HEALTHY]
+        return nodes == [self.shape.nodes_per_region] * len(self.shape.regions)
 
     async def _all_serve(self):
         risk = await self.operator.get(Workload, "risk", "pay")
@@ -143,3 +151,95 @@ def test_lost_regions_are_recovered_from_and_everything_is_given_back(seed, lost
     assert outcome.violations == () and outcome.failures == ()
     assert outcome.unsettled == ()
     assert world.seconds < 200
+
+
+class Stuck(Loss):
+    """Of the two regions the work lives in one dies, and the other takes what is recovered and starts none of it."""
+
+    stuck = ""
+    target = ""
+    left: tuple[str, ...] = ()
+    serving: tuple[int, ...] = ()
+
+    async def _backed(self):
+        held = (await self.operator.list(Assignment)).items
+        dies, self.stuck = sorted({a.spec.region for a in held if a.spec.workload == "risk"})
+        self.lost = (dies,)
+        return await super()._backed()
+
+    def _kill(self, name):
+        super()._kill(name)
+        for agent in self.agents:
+            agent.machine.broken = agent.region.name == self.stuck
+
+    async def _recovered(self):
+        held = (await self.operator.list(Assignment)).items
+        here = [a for a in held if (a.spec.workload, a.spec.region) == ("risk", self.stuck)]
+        self.serving += (sum(a.status.serving for a in here),)
+        if not await super()._recovered():
+            return False
+        (found,) = (await self.operator.list(Recovery)).items
+        (row,) = found.status.workloads
+        self.target, self.left = row.target, tuple(left.region for left in row.left)
+        return True
+
+    def _revive(self, name):
+        for agent in self.agents:
+            agent.machine.broken = False
+        super()._revive(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_target_that_takes_the_work_and_starts_none_of_it_is_left_for_another(seed):
+    world = Stuck(seed, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
+    outcome = world.run()
+    assert outcome.violations == () and outcome.failures == ()
+    assert outcome.unsettled == ()
+    assert world.left == (world.stuck,) and world.target not in (world.stuck, *world.lost) and world.seconds < 300
+    assert min(world.serving) >= 3, "what served in the region that was left went on serving"
+
+
+class OnLoan(Loss):
+    """Every place that is kept for recovery is lent out: reclaimable work fills the regions to the brim."""
+
+    lent: frozenset[str] = frozenset()
+
+    def _promised(self):
+        yield from super()._promised()
+        yield Tenant(metadata=ObjectMeta(name="spare"))
+        yield Quota(
+            metadata=ObjectMeta(name="quota", namespace="spare"), spec=QuotaSpec(hard={"cpu": "18", "memory": "64Gi"})
+        )
+        template = Template(command=("serve",), resources={"cpu": "100m", "memory": "16Mi"})
+        for region in REGIONS:
+            yield Workload(
+                metadata=ObjectMeta(name=f"filler-{region}", namespace="spare"),
+                spec=WorkloadSpec(
+                    replicas=60, template=template, priority_class_name="spare", placement=Placement(regions=(region,))
+                ),
+            )  # fmt: skip
+
+    async def _backed(self):
+        """And until every region is full: someone waits there for room."""
+        for region in REGIONS:
+            held = await self.operator.get(Assignment, f"filler-{region}.{region}.normal", "spare")
+            if not held.status.queued or held.status.bound < 10:
+                return False
+        return await super()._backed()
+
+
+@pytest.mark.slow
+def test_reclaimable_work_in_kept_places_makes_way_first_and_nothing_else_does():
+    world = OnLoan(3, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
+    world.lost = ("east",)
+    court = world.court
+    outcome = world.run()
+    assert outcome.violations == () and outcome.failures == ()
+    assert world.seconds < 60
+    replicas = [e.new for e in court.history.matching("/replicas/") if e.new is not None]
+    went = [r for r in replicas if r.status.release is not None]
+    evicted = {r.key: r.spec.reclaimable for r in went if r.status.release.reason == Reason.PREEMPTED}
+    assert evicted and all(evicted.values()), evicted
+    drawn = [e.new for e in court.history.matching("/holds/") if e.new is not None and e.new.status.draw is not None]
+    assert len({h.metadata.name for h in drawn}) >= 1

@@ -196,6 +196,25 @@ def test_a_lost_region_holds_nothing_up():
     assert play.running()["eu-west"] == play.running()["us-east"] == template_hash(other(2))
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_while_every_region_is_lost_nothing_is_taken_for_proved(back):
+    """Else a revision that was given up becomes the last good one, and the next that is late goes back to it."""
+    play = Play(auto_rollback=back)
+    play.settle()
+    play.bad = {template_hash(TEMPLATE), template_hash(other(2))}
+    play.change(other(2))
+    play.settle(3)
+    play.step(100.0)
+    before = play.block
+    assert before.phase == ("RollingBack" if back else "Failed")
+    for name, stored in play.items.items():
+        gone = msgspec.structs.replace(stored.status.health, state=HealthState.LOST)
+        play.items[name] = again(stored, status=msgspec.structs.replace(stored.status, health=gone))
+    play.settle(3)
+    assert play.block == before
+    assert play.block.last_good_revision == template_hash(TEMPLATE)
+
+
 def test_the_history_is_bounded_and_keeps_the_good_one():
     play = Play(auto_rollback=False)
     play.settle()
@@ -247,3 +266,11 @@ def test_finished_batch_work_goes_after_its_time():
     assert isinstance(write, Delete) and write.uid == item.uid
     unfinished = batch(succeeded=3, ttl_after_finished_seconds=60.0)
     assert batch_ttl.decide(KEY, view(unfinished), T0 + 9999).writes == ()
+    # One that failed late is kept as long: its time counts from when it failed, not from when it began.
+    began = Condition(
+        type="Complete", status="False", reason="BackoffLimitExceeded", last_transition_time="2026-01-01T00:00:01Z"
+    )
+    gave_up = msgspec.structs.replace(began, type="Failed", status="True", last_transition_time="2026-01-01T01:00:00Z")
+    failed = batch(succeeded=0, conditions=(began, gave_up), ttl_after_finished_seconds=60.0)
+    assert batch_ttl.decide(KEY, view(failed), T0 + 3610).again_in_s == pytest.approx(50.0)
+    assert batch_ttl.decide(KEY, view(failed), T0 + 3661).writes

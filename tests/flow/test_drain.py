@@ -76,6 +76,14 @@ def test_past_its_deadline_it_is_overdue_and_names_names():
     assert "acme/api-us-east-0: its budget lets none be away" in block.message
 
 
+def test_who_never_goes_by_itself_is_named_before_many_that_do():
+    others = [stopping(serving(n)) if n % 2 else serving(n) for n in range(20)]
+    block = drained(*others, serving(20, away=0))
+    assert block.blocked[0].replica == "acme/api-us-east-20"
+    assert block.message.startswith("21 left: acme/api-us-east-20: its budget lets none be away")
+    assert not any("is stopping" in blocked.message for blocked in block.blocked), "those go last, and soonest"
+
+
 def test_it_ends_and_its_account_goes_with_the_wish():
     assert drained().phase == "Drained"
     machine = node()

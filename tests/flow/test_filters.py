@@ -129,15 +129,19 @@ def test_dedicated_tenants_use_their_own_nodes_only() -> None:
     assert {p.node for p in planned(nodes, request(2)).proposals} == {"shared"}
 
 
+ACTING = OverrideStatus(phase="Active", expires_at="2099-01-01T00:00:00Z")
+LAPSED = OverrideStatus(phase="Active", expires_at="2020-01-01T00:00:00Z")
+
+
 @pytest.mark.parametrize(
     ("scope", "status", "avoided"),
     [
-        (OverrideScope(region="here", zone="z"), OverrideStatus(expires_at="2099-01-01T00:00:00Z"), True),
-        (OverrideScope(region="here", zone="z"), OverrideStatus(expires_at="2020-01-01T00:00:00Z"), False),
-        (OverrideScope(region="here", zone="y"), OverrideStatus(expires_at="2099-01-01T00:00:00Z"), False),
-        (OverrideScope(region="there", zone="z"), OverrideStatus(expires_at="2099-01-01T00:00:00Z"), False),
+        (OverrideScope(region="here", zone="z"), ACTING, True),
+        (OverrideScope(region="here", zone="z"), LAPSED, False),
+        (OverrideScope(region="here", zone="y"), ACTING, False),
+        (OverrideScope(region="there", zone="z"), ACTING, False),
         (OverrideScope(region="here", zone="z"), OverrideStatus(phase="Ended"), False),
-        (OverrideScope(region="here", zone="z", tenant="rival"), OverrideStatus(phase="Active"), False),
+        (OverrideScope(region="here", zone="z", tenant="rival"), ACTING, False),
     ],
 )
 def test_avoided_zones(scope: OverrideScope, status: OverrideStatus, avoided: bool) -> None:

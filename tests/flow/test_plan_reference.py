@@ -28,12 +28,27 @@ from holdfast.model.placement_rules import (
     tolerates,
 )
 from holdfast.model.quantity import amounts
+from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Port, Template
 from holdfast.model.workload import Gang
 
 ZONES = ("a", "b", "c")
+ROOMS: list[dict[str, int] | None] = [
+    None,
+    None,
+    {"cpu": 3_000, "memory": 6 * 2**30, "gpu": 1_300},
+    {"cpu": 100_000, "memory": 2**40},
+    {"cpu": 100_000},
+    {},
+]
+"""What the tenant may still spend."""
+
+
+def can_pay(room: dict[str, int] | None, amounts: dict[str, int]) -> bool:
+    """Whether one more is paid for; without any grant nothing is, not even what costs nothing."""
+    return room is None or (bool(room) and all(room.get(name, 0) >= amount for name, amount in amounts.items()))
 
 
 class Slow:
@@ -337,7 +352,9 @@ def test_the_same_choices_as_the_obvious_planner(
     held = data.draw(st.sampled_from([{}, {"cpu": "1"}]))
     holds = [Hold(metadata=making.meta("h0"), spec=HoldSpec(budget="b", node="n0", resources=held))] if held else []
     snapshot = built("here", [*nodes, *bindings, *holds])
-    made = plan(snapshot, [ask_of(r) for r in requests], rules, 0.0, seed)
+    room = data.draw(st.sampled_from(ROOMS))
+    made = plan(snapshot, [ask_of(r, room=room) for r in requests], rules, 0.0, seed)
+    left = dict(room) if room is not None else None
 
     claims = [
         {
@@ -355,20 +372,29 @@ def test_the_same_choices_as_the_obvious_planner(
             "reclaimable": request.spec.reclaimable, "workload": request.spec.workload, "models": template.gpu_models,
             "ports": [p.port for p in template.ports],
         }  # fmt: skip
-        assert outcome.feasible == sum(slow.feasible(n, ask) for n in nodes)
+        looked_at = can_pay(left, ask["amounts"])
+        assert outcome.feasible == (sum(slow.feasible(n, ask) for n in nodes) if looked_at else 0)
         expected = []
+        short = False
         for _ in request.spec.members:
-            found = slow.place(ask, rules, seed)
+            short = not can_pay(left, ask["amounts"])
+            found = slow.place(ask, rules, seed) if not short else None
             if found is None:
                 break
             expected.append(found)
+            if left is not None:
+                left = {name: amount - ask["amounts"].get(name, 0) for name, amount in left.items()}
         assert [(p.node, p.score) for p in outcome.proposals] == expected
         for proposal in outcome.proposals:
             assert proposal.score == sum(part.value * part.weight for part in proposal.scores)
         assert len(outcome.unplaced) == len(request.spec.members) - len(expected)
         if outcome.unplaced:
             refused = sum(r.nodes for r in outcome.refusals)
-            assert refused == len(nodes), "every node has exactly one first reason"
+            assert refused == (0 if short else len(nodes)), "every node has exactly one first reason"
+            over = (
+                {Reason.QUOTA_EXCEEDED if room else Reason.NO_GRANT} if short else {r.reason for r in outcome.refusals}
+            )
+            assert outcome.refusals[0].reason in over
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.authority.cell import TENANT
@@ -18,7 +19,7 @@ import making
 from holdfast.flow.plan import Plan, ask_of, plan
 from holdfast.flow.retreat import preempt
 from holdfast.flow.snapshot.builder import built
-from holdfast.model.assignment import Assignment, AssignmentSpec
+from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
 from holdfast.model.binding import (
     Binding,
     BindingSpec,
@@ -133,6 +134,37 @@ def test_a_disruption_budget_bounds_firm_victims_and_not_reclaimable_ones() -> N
     assert len(made.proposals) == 1
     loose = [binding(i, (i, 4, 0, True), workload="web", budget=1) for i in range(3)]
     assert len(planned(nodes(3), loose, request(4, replicas=3)).asks[0].proposals) == 3
+
+
+LOANED = [binding(i, (i, 4, 9, True)) for i in range(3)]
+NO_PREEMPTION = Rules(preemption=Preemption(enabled=False))
+
+
+@pytest.mark.parametrize("may_preempt", [False, True])
+@pytest.mark.parametrize("evictions", [0, 1000])
+@pytest.mark.parametrize("rules", [Rules(), NO_PREEMPTION])
+def test_recovery_reclaims_what_was_on_loan_whatever_stands_against_preemption(
+    may_preempt: bool, evictions: int, rules: Rules
+) -> None:
+    """No class, rank, policy or tenant's budget: a promise rests on these places."""
+    asked = request(4, replicas=3, purpose=Purpose.RECOVERY, may_preempt=may_preempt)
+    made = planned(nodes(3), LOANED, asked, rules=rules, evictions=evictions).asks[0]
+    assert sorted(v for p in made.proposals for v in p.victims) == [f"acme/low-{i}.1" for i in range(3)]
+    assert made.evicted == 0, "it costs the tenant none of the evictions it may cause"
+    ordinary = request(4, replicas=3, may_preempt=may_preempt)
+    assert planned(nodes(3), LOANED, ordinary, rules=rules, evictions=evictions).asks[0].unplaced
+
+
+def test_recovery_reclaims_before_it_preempts_and_never_takes_firm_work_without_the_right() -> None:
+    lows = [binding(0, (0, 4, 0, False)), binding(1, (1, 2, 7, True)), binding(2, (1, 2, 7, True))]
+    asked = request(4, purpose=Purpose.RECOVERY)
+    (proposal,) = planned(nodes(2), lows, asked).asks[0].proposals
+    assert proposal.victims == ("acme/low-1.1", "acme/low-2.1"), "two on loan go before one that is firm"
+    firm = lows[:1]
+    made = planned(nodes(1), firm, asked).asks[0]
+    assert made.proposals[0].victims == ("acme/low-0.1",) and made.evicted == 1
+    unarmed = planned(nodes(1), firm, request(4, purpose=Purpose.RECOVERY, may_preempt=False)).asks[0]
+    assert unarmed.unplaced and "no reclaimable work is there" in unarmed.refusals[-1].message
 
 
 def test_the_tenants_budget_of_evictions_is_kept() -> None:
@@ -260,6 +292,21 @@ def test_victims_of_a_nomination_go_together_or_not_at_all() -> None:
     assert found is not None and found[0] is Reason.PREEMPTED
 
 
+@pytest.mark.parametrize(("part", "goes"), [(None, True), (0, False), (1, True)])
+def test_a_victim_goes_only_within_the_region_s_part_of_the_budget(part: int | None, goes: bool) -> None:
+    """The budget is one count over all regions: a drain elsewhere and a preemption here do not each take all of it."""
+    source = making.assignment(away_share=part)
+    names = [making.replica(i).metadata.name for i in range(3)]
+    web = [making.replica(i, source, status=making.serving_status(name=names[i])) for i in range(3)]
+    intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
+    victims = (f"acme/{web[0].status.placement.binding}",)
+    spec = ReservationSpec(replica="hi", intent=intent, node="n1", victims=victims, rank=9)
+    item = Reservation(making.meta("hi.1", "acme"), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
+    view = making.view(source, *web, item)
+    assert (preempt.why(web[0], view) is not None) is goes
+    assert preempt.held_back(web, view) == (0 if goes else 1), "the other regions must hear that it waits"
+
+
 def test_a_used_up_budget_refuses_the_nomination_and_holds_nothing() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
@@ -282,3 +329,41 @@ def test_a_used_up_budget_refuses_the_nomination_and_holds_nothing() -> None:
         assert taken.reason == Reason.WAITING_FOR_VICTIMS, "one that does not serve may go"
 
     in_region(test, chores=True)
+
+
+def test_who_may_not_go_is_not_named_as_a_victim() -> None:
+    lows = [binding(0, (0, 4, 1, False)), binding(1, (1, 4, 2, False))]
+    asked = ask_of(request(4), evictions=100)
+    snapshot = built("us-east", [*nodes(2), *lows])
+    first = plan(snapshot, [asked], Rules(), 0.0, 7).asks[0].proposals[0]
+    assert first.victims == ("acme/low-0.1",), "the lower rank"
+    spared = msgspec.structs.replace(asked, spared=("acme/low-0.1", "acme/long-gone.1"))
+    other = plan(snapshot, [spared], Rules(), 0.0, 7).asks[0].proposals[0]
+    assert other.victims == ("acme/low-1.1",)
+    none = msgspec.structs.replace(asked, spared=("acme/low-0.1", "acme/low-1.1"))
+    assert plan(snapshot, [none], Rules(), 0.0, 7).asks[0].unplaced
+
+
+@pytest.mark.parametrize("serves", [0, 1])
+def test_a_victim_the_authority_refuses_leads_to_another_one(serves: int) -> None:
+    """Only the authority knows which mates serve. One of two does, so only the other may go, whoever is tried first."""
+
+    async def test(region: Region) -> None:
+        cell = region.cell
+        for number in range(2):
+            low = await cell.replica(f"web-{number}", template={"resources": {"cpu": "6"}})
+            await cell.reserve(cell.item(low, f"n{number}"))
+            ran = ExecutionBlock(attempt=1, phase=Phase.RUNNING, ready=True)
+            now = cell.get_replica(f"web-{number}")
+            traffic = TrafficBlock(serving=number == serves, attempt=1)
+            status = msgspec.structs.replace(now.status, execution=ran, traffic=traffic)
+            await cell.put(msgspec.structs.replace(now, status=status))
+        await until(lambda: len(region.informers.cache.list(Binding)) == 2)
+        await assigned(region, "hi", may_preempt=True, rank=9)
+        await waiting(region, "hi", 1, rank=9, may_preempt=True)
+        await until(lambda: any(r.spec.victims for r in cell.every(Reservation)), within_s=10)
+        (held,) = [r for r in cell.every(Reservation) if r.spec.victims]
+        assert held.spec.victims == (f"{TENANT}/web-{1 - serves}.1",)
+        await all_the_same(cell.objects)
+
+    in_region(test, nodes=2, chores=True)

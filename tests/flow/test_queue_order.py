@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 import making
 from holdfast.flow.active_policy import BUILT_IN, active_policy
 from holdfast.flow.queue_order import backoff_s, dominant_share, in_order, raised_ranks, wake_pause_s
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PromotionStage, QueueKey, Rules
 from holdfast.model.scheduling_request import Member, RefusalCount, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
@@ -57,9 +58,11 @@ def test_the_dominant_share_is_the_largest() -> None:
 
 def test_an_override_raises_a_rank_while_it_lasts() -> None:
     spec = OverrideSpec(OverrideKind.RAISE_PRIORITY, OverrideScope(tenant="acme", workload="w"), "x", rank=50)
-    item = Override(making.meta("o", creation_timestamp="2026-01-01T00:00:00Z"), spec)
-    assert raised_ranks([item], 1_767_225_600.0 + 10) == {("acme", "w"): 50}
-    assert raised_ranks([item], 1_767_225_600.0 + 4000) == {}
+    item = Override(making.meta("o"), spec, OverrideStatus(phase="Active", expires_at="2026-01-01T01:00:00Z"))
+    assert raised_ranks([item], 1_767_225_600.0 + 10, "east") == {("acme", "w"): 50}
+    assert raised_ranks([item], 1_767_225_600.0 + 4000, "east") == {}
+    of_west = msgspec.structs.replace(spec, scope=OverrideScope(region="west", tenant="acme", workload="w"))
+    assert raised_ranks([msgspec.structs.replace(item, spec=of_west)], 1_767_225_600.0 + 10, "east") == {}
 
 
 def test_backoff_doubles_and_is_bounded() -> None:
@@ -95,9 +98,11 @@ def test_a_pinned_policy_wins() -> None:
         PolicyRevision(making.meta(name), PolicyRevisionSpec("p", Rules(), sequence))
         for name, sequence in (("r1", 1), ("r2", 2))
     ]
-    pin = Override(making.meta("pin"), OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r1"))
+    acting = OverrideStatus(phase="Active", expires_at="2026-01-01T01:00:00Z")
+    pin = Override(making.meta("pin"), OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r1"), acting)
     assert active_policy(revisions, [pin], "here", 0.0).revision == "r1"
-    missing = Override(making.meta("pin"), OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r9"))
+    unknown = OverrideSpec(OverrideKind.PIN_POLICY, reason="x", policy_revision="r9")
+    missing = Override(making.meta("pin"), unknown, acting)
     assert active_policy(revisions, [missing], "here", 0.0).revision == "r2"
 
 
@@ -106,8 +111,7 @@ def test_a_request_waits_is_woken_and_never_forgotten() -> None:
     item = request("w", members=(Member("w-0", "u0"),))
     assert queue.put(item, 0.0)
     (waiting,) = queue.due(0.0)
-    pause_s = queue.in_vain(waiting, (RefusalCount(reason="InsufficientCpu"),), 0.0)
-    waiting.wake_on = ("CapacityFreed",)
+    pause_s = queue.in_vain(waiting, (RefusalCount(reason="InsufficientCpu"),), 0.0, wake_on=("CapacityFreed",))
     assert not queue.due(pause_s - 0.01) and queue.due(pause_s)
     assert not queue.wake(["GrantChanged"], 0.01)
     assert queue.wake(["CapacityFreed"], 0.01)
@@ -119,7 +123,7 @@ def test_a_request_waits_is_woken_and_never_forgotten() -> None:
     waiting.due_at = NEVER
     assert queue.put(newer, 10.0) and queue.due(10.0)
     assert queue.of_member("u0") is None and queue.of_member("u1") is waiting
-    queue.drop(newer)
+    queue.drop(newer, 10.0)
     assert len(queue) == 0 and queue.next_due() == NEVER and queue.of_member("u1") is None
 
 

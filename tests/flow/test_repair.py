@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from holdfast.flow.retreat import release, repair
 from holdfast.model import ages, limits
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
-from holdfast.model.override import Override, OverrideKind, OverrideSpec, OverrideStatus
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.replica import PlacementBlock, ReplicaStatus
 from holdfast.model.times import micro_text
 from making import again, assignment, binding, meta, node, replica, view
 
 NOW = 1_800_000_000.0
+DECIDE = repair.decider("us-east")
 
 
 def bound(ordinal: int = 0, *, since_s: float = limits.STAGE_DEADLINE_S["Bound"] + 40.0):
@@ -29,7 +31,7 @@ def override(kind: OverrideKind) -> Override:
 
 
 def after(item, *others):
-    outcome = repair.decide(repair.ALL, view(item, *others), NOW)
+    outcome = DECIDE(repair.ALL, view(item, *others), NOW)
     for write in outcome.writes:
         if write.key != item.key:
             continue
@@ -57,6 +59,22 @@ def test_a_pause_stops_it_and_says_so():
     assert item.status.repair.state == "Paused" and repair.asked(item) == ""
 
 
+@pytest.mark.parametrize(
+    ("scope", "paused"),
+    [
+        (OverrideScope(region="us-east"), True),
+        (OverrideScope(region="eu-west"), False),
+        (OverrideScope(region="us-east", tenant="acme", workload="api"), True),
+        (OverrideScope(region="us-east", tenant="rival"), False),
+        (OverrideScope(tenant="acme", workload="other"), False),
+    ],
+)
+def test_a_pause_holds_where_and_for_whom_it_says(scope, paused):
+    made = override(OverrideKind.PAUSE_REPAIR)
+    item, _ = after(bound(), again(made, spec=msgspec.structs.replace(made.spec, scope=scope)))
+    assert item.status.repair.state == ("Paused" if paused else "Asked")
+
+
 def test_many_at_once_need_an_approval():
     done = [after(bound(n))[0] for n in range(1, limits.REPAIRS_PER_MINUTE + 1)]
     item, _ = after(bound(), *done)
@@ -79,7 +97,7 @@ def test_killed_between_any_two_steps_it_goes_on_where_it_was_and_asks_each_once
         items = {item.key: item for item in stuck}
         asks: dict[object, int] = {}
         for attempt in range(3):
-            outcome = repair.decide(repair.ALL, view(*items.values()), NOW)
+            outcome = DECIDE(repair.ALL, view(*items.values()), NOW)
             for number, write in enumerate(outcome.writes):
                 if attempt == 0 and number >= survives:
                     break  # dead: the rest of this pass never happened
@@ -91,7 +109,7 @@ def test_killed_between_any_two_steps_it_goes_on_where_it_was_and_asks_each_once
         assert sum(asks.values()) == limits.REPAIRS_PER_MINUTE, "the budget holds over the crash"
         states = sorted(item.status.repair.state for item in items.values())
         assert states == ["Asked"] * limits.REPAIRS_PER_MINUTE + ["AwaitingApproval"] * 3
-        assert repair.decide(repair.ALL, view(*items.values()), NOW).writes == ()
+        assert DECIDE(repair.ALL, view(*items.values()), NOW).writes == ()
 
 
 def test_an_approval_that_may_have_been_taken_back_unheard_approves_nothing():

@@ -18,14 +18,14 @@ from holdfast.model.decision import Decision
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.placement import ReleaseAction
 from holdfast.model.placement_rules import AffinityRule, Placement, SpreadRule
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
-from holdfast.model.times import seconds_text
+from holdfast.model.times import micro_text
 from holdfast.runtime.past import fetch
 from holdfast.runtime.ports import SystemClock
 from holdfast.store.objects import Objects
@@ -186,13 +186,16 @@ class Day:
         zone = self.chance.choice(("z0", "z1", "z2"))
         scope = OverrideScope(region="us-east", zone=zone)
         spec = OverrideSpec(OverrideKind.AVOID_ZONE, scope, reason="too warm", ttl_seconds=2)
-        created = seconds_text(self.cell.clock.now())
-        meta = ObjectMeta(name=f"avoid-{self.made}", creation_timestamp=created)
-        await self.cell.put(Override(meta, spec))
+        status = OverrideStatus(phase="Active", expires_at=micro_text(self.cell.clock.now() + 2))
+        await self.cell.put(Override(ObjectMeta(name=f"avoid-{self.made}"), spec, status))
 
 
 async def a_day(path: Path | None, decisions: int, *, clock: Any = None) -> None:
-    cell = await Cell.open(path, clock=clock or VirtualClock())
+    await day_in(await Cell.open(path, clock=clock or VirtualClock()), decisions)
+
+
+async def day_in(cell: Cell, decisions: int) -> None:
+    """A busy day in a new cell, until so many decisions were made; all of them replay, and the cell is closed."""
     for number in range(12):
         await cell.node(f"n{number}", zone=f"z{number % 3}")
     await cell.grant()

@@ -46,6 +46,17 @@ def test_the_decision_is_recorded_first(why, item, machine):
     assert isinstance(write, SetStatus) and write.blocks["release"].reason == why and outcome.releases == ()
 
 
+def test_a_replica_that_someone_deleted_is_not_said_to_be_one_too_many():
+    going = replica(status=serving_status(), terminating=True)
+    for wanted, why in ((1, "Deleted"), (0, "OwnerDeleted")):
+        items = [going, binding(going), node(), assignment(replicas=wanted)]
+        (write,) = release.decide(going.key, view(*items), 1.0).writes
+        assert write.blocks["release"].reason == why
+    mate = replica(1, status=serving_status())
+    (write,) = release.decide(going.key, view(going, binding(going), node(), assignment(replicas=1), mate), 1.0).writes
+    assert write.blocks["release"].reason == "ScaledDown"
+
+
 def test_traffic_is_withdrawn_before_the_stop_is_asked_for():
     item = released(replica(status=serving_status()))
     claim = binding(item)

@@ -23,7 +23,7 @@ from holdfast.model.errors import Ambiguous, Unavailable
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.placement import Answer, Answers, ReleaseAction, ReserveRequest, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
@@ -294,7 +294,8 @@ def test_a_gang_waits_until_it_fits_whole() -> None:
 def test_an_override_keeps_work_out_of_a_zone() -> None:
     async def test(region: Region) -> None:
         spec = OverrideSpec(OverrideKind.AVOID_ZONE, OverrideScope(region="us-east", zone="z0"), "smoke")
-        await region.cell.put(Override(ObjectMeta(name="smoke"), spec))
+        status = OverrideStatus(phase="Active", expires_at="2099-01-01T00:00:00Z")
+        await region.cell.put(Override(ObjectMeta(name="smoke"), spec, status))
         await until(lambda: region.informers.cache.get(Override, "smoke") is not None)
         await region.request("web", await region.replicas(4))
         await until(lambda: len(region.bound()) == 4)

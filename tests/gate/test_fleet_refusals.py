@@ -8,20 +8,21 @@ import msgspec
 import pytest
 
 from holdfast.gate.principal import OPERATORS, from_identity
+from holdfast.model import reach
 from holdfast.model.assignment import Assignment, AssignmentSpec, assignment_name
 from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
 from holdfast.model.errors import Fault, Forbidden, Invalid
 from holdfast.model.hold import Hold, HoldSpec
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.override import BreakGlass, Override, OverrideKind, OverrideScope, OverrideSpec
 from holdfast.model.quota import Quota, QuotaSpec
-from holdfast.model.region import Region
+from holdfast.model.region import Region, RegionSpec
 from holdfast.model.scheduler_policy import FilterExpression, Rules, SchedulerPolicy, SchedulerPolicySpec
 from holdfast.model.times import micro_text
 from holdfast.model.workload import Load, LoadBlock, ScaleBlock, Workload, WorkloadSpec
 from holdfast.model.writes import Delete, SetStatus, Update
 
-from .conftest import OPERATOR, TEMPLATE, USER, World, by
+from .conftest import OPERATOR, TEMPLATE, USER, World, by, link_at_global
 
 SECOND = from_identity("sue", (OPERATORS,), credential="token:sue")
 
@@ -47,7 +48,7 @@ def override(name: str = "o1", **spec: Any) -> Override:
         ({"kind": OverrideKind.AVOID_ZONE, "scope": OverrideScope(region="north", zone="z9")}, "spec.scope.zone"),
         (
             {"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="nobody"), "quota": {"cpu": "1"}},
-            "there is no such tenant",
+            'supported values: "shop"',
         ),
         ({"kind": OverrideKind.EMERGENCY_QUOTA, "scope": OverrideScope(tenant="shop")}, "spec.quota.*how much"),
         ({"approver": "sue"}, "approved or revoked after it was asked for"),
@@ -87,6 +88,64 @@ async def test_an_override_is_never_changed_into_another(world: World) -> None:
     longer = msgspec.structs.replace(stored.spec, ttl_seconds=7200.0)
     with pytest.raises(Fault, match="never changes: revoke it and ask for another"):
         await world.do(OPERATOR, Update(msgspec.structs.replace(stored, spec=longer)))
+
+
+def given_in_region(name: str = "break-glass-north-1", **spec: Any) -> Override:
+    given = {"kind": OverrideKind.PAUSE_REPAIR, "scope": OverrideScope(region="north"), "reason": "cut off", **spec}
+    return Override(ObjectMeta(name=name), OverrideSpec(**{"ttl_seconds": 600.0, **given}))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (given_in_region("o1"), r"are copies: write it to the global cell; .* name it break-glass-north-"),
+        (given_in_region("break-glass-south-1"), "name it break-glass-north-"),
+        (given_in_region(kind=OverrideKind.EMERGENCY_QUOTA, quota={"cpu": "1"}), 'spec.kind.*"AvoidZone"'),
+        (given_in_region(kind=OverrideKind.DECLARE_REGION_LOST), "spec.kind"),
+        (given_in_region(kind=OverrideKind.SHRINK_BUDGET), "spec.kind"),
+        (given_in_region(ttl_seconds=3600.0), "lasts at most 1800 s; ask again after that"),
+        (given_in_region(scope=OverrideScope()), "only be about the region itself, north"),
+        (given_in_region(reason=""), "say why"),
+    ],
+)
+async def test_what_a_region_does_not_take_without_the_global_cell(north: World, made: Override, said: str) -> None:
+    await north.plant(Region(ObjectMeta(name="north"), RegionSpec(zones=("a",))))
+    with pytest.raises(Fault, match=said):
+        await north.create(OPERATOR, made)
+
+
+async def test_a_region_takes_an_override_only_while_it_does_not_hear_the_global_cell(north: World) -> None:
+    await north.plant(Region(ObjectMeta(name="north"), RegionSpec(zones=("a",))))
+    since_s = north.ports.clock.now()
+    await north.plant(reach.reach_lease(since_s, heard=True))
+    with pytest.raises(Fault, match=r"hears the global cell since .*: ask for the override there"):
+        await north.create(OPERATOR, given_in_region())
+    await north.plant(reach.reach_lease(since_s, heard=False))
+    taken = await north.create(OPERATOR, given_in_region(requester="someone else"))
+    assert (taken.spec.requester, taken.spec.break_glass.region) == ("ann", "north")
+    status = SetStatus("Override", taken.key, taken.uid, blocks={"phase": "Active"})
+    assert (await north.do(by("override", "north"), status)).status.phase == "Active"
+    for other in (USER, link_at_global()):
+        with pytest.raises(Fault):
+            await north.create(other, given_in_region("break-glass-north-2"))
+
+
+async def test_a_region_reports_what_it_took_and_nothing_else(world: World) -> None:
+    told = BreakGlass(region="north", uid="u", asked_seconds=600.0)
+    record = await world.create(link_at_global(), given_in_region(requester="ann", break_glass=told))
+    assert record.spec.requester == "ann", "the region says who asked"
+    wrong = (
+        given_in_region("break-glass-north-2", break_glass=told, kind=OverrideKind.EMERGENCY_QUOTA, quota={"cpu": "9"}),
+        given_in_region("break-glass-north-3", break_glass=told, ttl_seconds=9000.0),
+        given_in_region("break-glass-north-4", break_glass=told, approver="ann"),
+        given_in_region("break-glass-south-1", break_glass=BreakGlass(region="south")),
+        override("o9"),
+    )
+    for made in wrong:
+        with pytest.raises(Fault):
+            await world.create(link_at_global(), made)
+    with pytest.raises(Invalid, match="ask under another name"):
+        await world.create(OPERATOR, given_in_region("break-glass-north-5"))
 
 
 async def test_a_quota_below_what_is_in_use(world: World) -> None:

@@ -189,7 +189,7 @@ class ScriptedClient:
                 moved.cancel()
                 broke.cancel()
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
         return await readback.commit(self, writes, token=token, ports=self._ports)
 
     async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:

@@ -182,7 +182,7 @@ def test_fields_narrow_the_cache_and_leaving_them_is_a_deletion() -> None:
         setup.cell.put(endpoint("b", region="west"))
         async with setup:
             assert setup.names() == ["b"]
-            setup.informer.absorb(setup.cell.put(endpoint("b", region="east")))
+            setup.informer.absorb([setup.cell.put(endpoint("b", region="east"))])
             assert setup.names() == []
             assert setup.changes[-1].new is None
 
@@ -194,10 +194,10 @@ def test_own_writes_are_seen_ahead_of_the_watch_and_told_once() -> None:
         async with Setup() as setup:
             setup.client.stalled = True
             mine = setup.cell.put(endpoint("a"))
-            setup.informer.absorb(mine)
+            setup.informer.absorb([mine])
             assert setup.cache.get(Endpoint, "a", "t") is mine
             setup.cell.remove(Endpoint, Key("t", "a"))
-            setup.informer.absorb_removal(Key("t", "a"), setup.cell.revision)
+            setup.informer.absorb([], [Key("t", "a")], revision=setup.cell.revision)
             assert setup.names() == []
             told = len(setup.changes)
             setup.client.stalled = False

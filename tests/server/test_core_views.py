@@ -118,7 +118,9 @@ async def test_an_eviction_that_a_budget_forbids_is_asked_again(api: Api, region
     await region.gate.commit(agent("n1", region="west"), [said])
     waits = await api.post(f"{POD}/eviction", EVICTION)
     assert waits.code == 429 and "shop/web-0: its budget lets none be away" in waits.json["message"]
-    assert waits.headers["retry-after"] == "5" and node(region).spec.drain, "the wish stands"
+    assert node(region).spec.drain, "the wish stands"
+    # Told when to come back, client-go asks ten times within the one request, and kubectl forgets its --timeout.
+    assert "retry-after" not in waits.headers and "retryAfterSeconds" not in waits.json["details"]
 
 
 async def test_evictions_of_one_drain_come_all_at_once(api: Api, region: World) -> None:

@@ -1,39 +1,94 @@
-"""The declared scenarios load, and go well; a failing world can be shrunk to the faults that matter."""
+"""The declared scenarios load, say what they expect, and go well; a failing world shrinks to a story that says why."""
 
 from __future__ import annotations
 
+import os
+
+import msgspec
 import pytest
 
-from holdfast.sim import runs, scenario, story
+from holdfast.model.lifecycle import TRANSITIONS
+from holdfast.model.reasons import Reason
+from holdfast.sim import runs, scenario, single, story
+from holdfast.sim.declared import Expected, Scenario, Serves, Shape, load, names
 from holdfast.sim.mutations import planted
-from holdfast.sim.shrink import shrink
-from holdfast.sim.world import Shape
+from holdfast.sim.shrink import Subject, shrink
 
-SMALL = Shape(nodes_per_region=2, faults_s=60.0, stable_s=60.0)
+PROVE = "HOLDFAST_PROVE" in os.environ
+STEPS = {f"{t.source} → {t.target}" for t in TRANSITIONS}
 
 
-@pytest.mark.parametrize("name", scenario.names())
-def test_a_scenario_says_what_it_is(name: str) -> None:
-    declared = scenario.load(name)
+@pytest.mark.parametrize("name", names())
+def test_a_scenario_says_what_it_is_and_what_it_expects(name: str) -> None:
+    declared = load(name)
+    expects = declared.expects
     assert declared.says.endswith(".")
     assert list(declared.variants())
+    assert expects.sees or expects.passes or expects.serves, "a scenario that expects nothing cannot fail"
+    assert {*expects.sees, *expects.never_sees} <= {reason.value for reason in Reason}
+    assert set(expects.passes) <= STEPS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", scenario.names())
+@pytest.mark.parametrize("name", names())
 def test_a_scenario_goes_well(name: str) -> None:
+    """Its first variant at every change; all of them, and those of long runs, in make prove."""
     runs.quiet()
-    for title, outcome in scenario.play(scenario.load(name), seed=1):
-        assert outcome.ok, "\n".join([title, story.headline(outcome), *story.complaints(outcome)])
+    for played in scenario.play(load(name), seed=1, every=PROVE):
+        assert played.ok, "\n".join([played.title, story.headline(played.outcome), *played.complaints()])
+        if not PROVE:
+            break
+
+
+@pytest.mark.slow
+def test_a_scenario_that_does_not_show_what_it_should_fails() -> None:
+    runs.quiet()
+    quiet = Scenario("quiet", "Nothing happens.", Expected())
+    hopes = Expected(
+        sees=("RegionLost",), never_sees=("Assigned",), passes=("Serving → Unknown",),
+        serves=(Serves("acme/api", 99, 30.0),), settles_in_s=-1.0,
+    )  # fmt: skip
+    shape = Shape(nodes_per_region=2, faults_s=20.0, stable_s=10.0, sorts=("service", "batch"))
+    (played,) = scenario.play(msgspec.structs.replace(quiet, expects=hopes, shape=shape), seed=1)
+    assert played.outcome.ok and not played.ok
+    assert len(played.missed) == 5, played.missed
+
+
+def race() -> Subject:
+    """A small world that fails with `claimed-twice` planted."""
+    declared = load("duplicate-reservation-race")
+    ((_, planned),) = declared.variants()
+    return Subject(1, declared.shape_for(planned), declared.riding, planned)
 
 
 @pytest.mark.slow
 def test_a_failing_world_shrinks_to_what_matters_and_tells_its_story() -> None:
     runs.quiet()
-    with planted("quota-left-out"):
-        found = shrink(1, SMALL)
+    with planted("claimed-twice"):
+        found = shrink(race())
     assert found is not None
-    assert not found.faults, "this bug needs no fault at all"
+    assert len(found.faults) == 1 and found.faults[0].startswith("call delivered twice@")
+    assert 1 <= len(found.acts) <= 4, "and only little work"
     told = list(story.timeline(found.outcome, found.telling))
-    assert any("/grantcopies/" in line for line in told)
-    assert any(line.startswith("S3 broken") for line in story.complaints(found.outcome))
+    assert any("/bindings/" in line for line in told)
+    assert told[-1].startswith("! ") and len(told) < 20
+    assert any(line.startswith("S1 broken") for line in story.complaints(found.outcome))
+
+
+@pytest.mark.slow
+def test_a_search_for_a_smaller_story_is_bounded_and_says_so() -> None:
+    runs.quiet()
+    with planted("claimed-twice"):
+        found = shrink(race(), time_max_s=0.0)
+    assert found is not None
+    assert found.runs == 1 and "there may be a smaller story" in found.cut_short
+
+
+@pytest.mark.slow
+def test_a_failing_seed_tells_how_to_see_it_again() -> None:
+    runs.quiet()
+    said: list[str] = []
+    assert single.tell(single.Asked(1, bug="quota-left-out", shrink_s=20.0), said.append) == 1
+    text = "\n".join(said)
+    assert "The smallest story" in text and "what users do:" in text
+    assert "python -m holdfast.sim --seed 1 --plant quota-left-out --whole" in text

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from holdfast.model.tenure import needs_tenure
 from holdfast.sim import runs, scenario, story
 from holdfast.sim.checkers.court import Court
 from holdfast.sim.mutations import planted
@@ -30,9 +31,9 @@ def test_no_ordinal_runs_twice_and_what_was_cut_off_is_run_elsewhere(variant: in
     broken = [v for v in outcome.violations if v.promise.startswith("S")]
     assert not broken and not outcome.unsettled, "\n".join(story.complaints(outcome))
     moves = [
-        e for e in court.history.matching("/assignments/acme/only.")
-        if e.cell == "global" and e.new is not None and e.old is not None and e.old.spec.ordinals
-        and not e.new.spec.ordinals
+        e for e in court.history.matching("/assignments/acme/")
+        if e.cell == "global" and e.new is not None and e.old is not None and needs_tenure(e.new.spec.exclusive)
+        and e.old.spec.ordinals and not e.new.spec.ordinals
     ]  # fmt: skip
     assert moves, "at least one region had its ordinals taken away"
     assert all(e.new.spec.withdrawal is not None for e in moves if not e.new.metadata.terminating)

@@ -304,6 +304,20 @@ async def test_waiting_for_a_revision(objects):
     assert await waiting
 
 
+async def test_who_is_cancelled_while_the_revision_comes_does_not_go_on(objects):
+    """In the same turn of the loop: a task that took the result for its answer would never end."""
+    head = await save(objects, making.workload())
+    waiting = asyncio.create_task(objects.wait_for(WORKLOAD, head + 1, timeout_s=5))
+    await asyncio.sleep(0)
+    saving = asyncio.create_task(save(objects, making.workload(replicas=8)))
+    while objects.head(WORKLOAD) == head:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await saving
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+
+
 async def test_events_live_in_the_volatile_store_with_revisions_of_their_own(objects):
     await save(objects, making.workload(), making.node())
     event = Event(metadata=ObjectMeta(name="e", namespace="acme", uid="1"), reason="Tested")

@@ -74,3 +74,15 @@ def test_order_never_comes_from_a_set(root: Path, sources: dict[Path, ast.Module
             if made:
                 found.append(f"{name}:{over.lineno}")
     assert not found, f"iterates over a set: {found}"
+
+
+def test_nothing_loses_a_cancellation(sources: dict[Path, ast.Module]) -> None:
+    """Before Python 3.12 `asyncio.wait_for` swallows one that comes together with the result: `asyncio.timeout`."""
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path, tree in sources.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "wait_for"
+        and isinstance(node.value, ast.Name) and node.value.id == "asyncio"
+    ]  # fmt: skip
+    assert not found, found

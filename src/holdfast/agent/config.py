@@ -1,26 +1,22 @@
 """What an agent is told about its node: from a TOML file, with command-line options on top.
 
-Capacity that is not given is detected. Nothing here talks to the region.
+Capacity and devices that are not given are detected. Nothing here talks to the region.
 """
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from holdfast.agent.detect import detect_capacity, detect_devices
 from holdfast.model.errors import Invalid
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, validate_node
 from holdfast.model.placement_rules import Taint
-from holdfast.model.quantity import CPU, MEMORY, Amount, amount_text
-
-# What a node keeps for itself when capacity is detected: the system, the agent and the shims need some too.
-SYSTEM_MEMORY_BYTES = 256 * 1024 * 1024
-WHOLE_MEBIBYTE = 1024 * 1024
+from holdfast.model.quantity import Amount
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,19 +73,13 @@ def load(path: str | None = None, **options: Any) -> AgentConfig:
     config = msgspec.structs.replace(
         config,
         capacity={**detect_capacity(), **config.capacity},
+        devices=config.devices if "devices" in settings else detect_devices(),
         state_dir=str(Path(config.state_dir).expanduser().resolve()),
     )
     causes = tuple(validate_node(node_of(config), None))
     if causes:
         raise Invalid("; ".join(f"{cause.field}: {cause.message}" for cause in causes), causes)
     return config
-
-
-def detect_capacity() -> dict[str, Amount]:
-    """The processors this process may use, and the machine's memory less what the system keeps."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    usable_bytes = max(WHOLE_MEBIBYTE, memory_bytes - SYSTEM_MEMORY_BYTES) // WHOLE_MEBIBYTE * WHOLE_MEBIBYTE
-    return {CPU: str(len(os.sched_getaffinity(0))), MEMORY: amount_text(MEMORY, usable_bytes)}
 
 
 def node_of(config: AgentConfig) -> Node:

@@ -5,15 +5,18 @@ Pure. Nothing here decides; it only says what `decide` and the driver know.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.decide import Acknowledge, Local, State, outcome, restart_pause_s
+from holdfast.agent.detect import GPU_UUID
 from holdfast.agent.drivers.contract import Task
 from holdfast.model import times
 from holdfast.model.binding import Binding
 from holdfast.model.meta import Key
-from holdfast.model.quantity import amounts
+from holdfast.model.quantity import Amount, Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, Exit, Phase
 from holdfast.model.writes import SetStatus
@@ -56,6 +59,10 @@ def environment(binding: Binding, config: AgentConfig) -> dict[str, str]:
     env["HOLDFAST_ADDRESS"] = config.address
     env["HOLDFAST_EPOCH"] = str(spec.epoch)
     env["HOLDFAST_DEVICES"] = ",".join(claim.id for claim in spec.devices)
+    if any(device.id.startswith(GPU_UUID) for device in config.devices):
+        # On a node with GPUs, work sees those it was given and no others.
+        mine = ",".join(claim.id for claim in spec.devices if claim.id.startswith(GPU_UUID))
+        env["CUDA_VISIBLE_DEVICES"], env["NVIDIA_VISIBLE_DEVICES"] = mine, mine or "void"
     return env
 
 
@@ -112,6 +119,20 @@ def acknowledgement(binding: Binding, said: Acknowledge, now_s: float) -> SetSta
     blocks = {"phase": said.phase, "last_exit": stamped(said.exit, now_s), "acknowledged_at": times.micro_text(now_s)}
     return SetStatus(kind="Binding", key=binding.key, uid=binding.uid, blocks=blocks,
                      observed_generation=binding.metadata.generation)  # fmt: skip
+
+
+def overcommitted(capacity: Mapping[str, Amount], bindings: Iterable[Binding | None]) -> str:
+    """By how much the claims here exceed what the node has, in words: its capacity may shrink under them."""
+    claimed: Amounts = {}
+    for binding in bindings:
+        if binding is not None:
+            add(claimed, amounts(binding.spec.resources))
+    there = amounts(capacity)
+    over = shortfall({name: amount for name, amount in claimed.items() if name in there}, there)
+    if not over:
+        return ""
+    named = ", ".join(f"{name} by {text}" for name, text in amounts_text(over).items())
+    return f"more is bound here than the node has ({named}); it takes no more until enough has left"
 
 
 def stamped(exit_: Exit, now_s: float) -> Exit:

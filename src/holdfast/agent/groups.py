@@ -8,6 +8,7 @@ removed only when nothing runs in it. Never moves anything but the work into a g
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import zlib
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from holdfast.model.quantity import CPU, MEMORY
 log = structlog.get_logger()
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+_V2_NEEDED, _V2_WANTED = ("memory", "pids"), ("cpu",)
 _FOLDER = "holdfast"
 
 
@@ -245,20 +247,26 @@ def _own_groups(path: Path) -> dict[str, str]:
 
 
 def _delegated(own: Path, node: str) -> Path:
-    """A folder for tasks below the agent's own group, with the controllers they need."""
-    base = own / _FOLDER / node
-    base.mkdir(parents=True, exist_ok=True)
+    """A folder for tasks below the agent's own group, with the controllers they need. Raises OSError, and then leaves
+    nothing behind."""
+    offered = (own / "cgroup.controllers").read_text().split()
+    missing = [name for name in _V2_NEEDED if name not in offered]
+    if missing:
+        raise OSError(errno.ENOTSUP, f"{' and '.join(missing)} not delegated to the agent's group", str(own))
+    wanted = " ".join(f"+{name}" for name in (*_V2_NEEDED, *(name for name in _V2_WANTED if name in offered)))
     try:
-        _set(own / "cgroup.subtree_control", "+memory +pids +cpu")
+        _set(own / "cgroup.subtree_control", wanted)
     except OSError:
         # A group with processes passes no controllers on. If they are all the agent's own, it makes room.
         if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
             raise
         (own / "agent").mkdir(exist_ok=True)
         _set(own / "agent" / "cgroup.procs", os.getpid())
-        _set(own / "cgroup.subtree_control", "+memory +pids +cpu")
-    _set(own / _FOLDER / "cgroup.subtree_control", "+memory +pids +cpu")
-    _set(base / "cgroup.subtree_control", "+memory +pids +cpu")
+        _set(own / "cgroup.subtree_control", wanted)
+    base = own / _FOLDER / node
+    base.mkdir(parents=True, exist_ok=True)
+    _set(own / _FOLDER / "cgroup.subtree_control", wanted)
+    _set(base / "cgroup.subtree_control", wanted)
     return base
 
 

@@ -15,7 +15,7 @@ from holdfast import __version__
 from holdfast.agent.registration import Registration
 from holdfast.agent.reports import Reports
 from holdfast.model import limits
-from holdfast.model.meta import Condition
+from holdfast.model.meta import Condition, find_condition
 from holdfast.model.node import NodeExecution, Quarantine
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import SetStatus
@@ -39,18 +39,23 @@ class NodeReport:
         self._last: NodeExecution | None = None
         self._told_mono_s = 0.0
         self._node_uid = ""
+        self._told_overcommitted = False
         self._timer: asyncio.TimerHandle | None = None
 
     def say(
-        self, *, listed: bool, zombies: int, running: int, traits: Traits, quarantine: Quarantine | None = None
-    ) -> None:
+        self, *, listed: bool, zombies: int, running: int, traits: Traits, quarantine: Quarantine | None = None,
+        overcommitted: str = "",
+    ) -> None:  # fmt: skip
+        """`overcommitted` says by how much more is bound here than there is, where capacity has shrunk."""
         lease, node = self._registration.lease, self._registration.node
         if node is None or lease.epoch == 0 or lease.fenced:
             return
         if listed and zombies == 0:
             self._reconciled_epoch = lease.epoch
         reconciled = self._reconciled_epoch == lease.epoch
-        message = "" if reconciled else "waiting for the list of bindings" if not listed else f"{zombies} to be stopped"
+        message = "waiting for the list of bindings" if not listed else f"{zombies} to be stopped"
+        if reconciled:
+            message = overcommitted
         block = NodeExecution(
             epoch=lease.epoch, reconciled=reconciled, running=running, agent_version=__version__, message=message,
             warm=traits.warm, isolation=traits.isolation, quarantine=quarantine,
@@ -77,15 +82,22 @@ class NodeReport:
         if node is None or lease.epoch != block.epoch or lease.fenced:
             return
         self._last, self._told_mono_s, self._node_uid = block, self._clock.monotonic(), node.uid
-        conditions: tuple[Condition, ...] = ()
+        conditions: list[Condition] = []
         if traits.isolation:
             well = not traits.weakness
-            conditions = (Condition(
+            conditions.append(Condition(
                 type="Confined", status="True" if well else "False",
                 reason=Reason.CONFINED if well else Reason.WEAKLY_CONFINED, message=traits.weakness,
-            ),)  # fmt: skip
+            ))  # fmt: skip
+        over = block.reconciled and bool(block.message)
+        if over or self._told_overcommitted or find_condition(node.status.conditions, "Overcommitted") is not None:
+            self._told_overcommitted = True
+            reason = Reason.OVERCOMMITTED if over else Reason.CAPACITY_PRESENT
+            status = "True" if over else "False"
+            conditions.append(Condition(type="Overcommitted", status=status, reason=reason, message=block.message))
+        said = tuple(conditions)
         self._reports.put(
-            SetStatus(kind="Node", key=node.key, uid=node.uid, blocks={"execution": block}, conditions=conditions)
+            SetStatus(kind="Node", key=node.key, uid=node.uid, blocks={"execution": block}, conditions=said)
         )
 
 

@@ -77,7 +77,7 @@ class Reports:
     async def _send(self, batch: list[SetStatus]) -> bool:
         try:
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
-                await self._client.commit(batch)
+                await self._client.commit(batch, brief=True)
         except Unauthorized as refusal:
             # It is the agent that is not believed, not the word: it is kept until the agent has joined again.
             return self._delay(batch, refusal)
@@ -130,7 +130,11 @@ class Reports:
 def _over(older: SetStatus | None, newer: SetStatus) -> SetStatus:
     if older is None:
         return newer
-    return msgspec.structs.replace(newer, blocks={**older.blocks, **newer.blocks})
+    said = {condition.type for condition in newer.conditions}
+    kept = tuple(condition for condition in older.conditions if condition.type not in said)
+    return msgspec.structs.replace(
+        newer, blocks={**older.blocks, **newer.blocks}, conditions=(*kept, *newer.conditions)
+    )
 
 
 def _says_nothing_new(sent: SetStatus | None, write: SetStatus) -> bool:

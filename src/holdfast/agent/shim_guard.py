@@ -51,6 +51,14 @@ def read_lease(path: str) -> tuple[int, float]:
     return 0, 0.0
 
 
+def read_until(path: str) -> float:
+    """When a run must be over, from a file of the same form; NEVER where there is none."""
+    if not os.path.exists(path):
+        return NEVER
+    _, end = read_lease(path)
+    return NEVER if not end and not os.path.exists(path) else end  # it may be taken away meanwhile
+
+
 class Deadline:
     """When the run must be over: the end of the lease of its epoch, and `runUntil`, whichever comes first."""
 
@@ -65,11 +73,7 @@ class Deadline:
             reason = "LeaseLapsed"
             if self.epoch and epoch != self.epoch:
                 end = 0.0
-        try:
-            with open(self.until, "rb") as f:
-                until = float(f.read())
-        except (OSError, ValueError):
-            until = NEVER
+        until = read_until(self.until)
         return (until, reason or "ProvisionalEnded") if until < end else (end, reason)
 
 

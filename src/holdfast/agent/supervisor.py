@@ -29,7 +29,7 @@ from holdfast.agent.decide import (
     failures_after,
     run_until_mono_s,
 )
-from holdfast.agent.describe import acknowledgement, execution_of, execution_write, task_id, task_of
+from holdfast.agent.describe import acknowledgement, execution_of, execution_write, overcommitted, task_id, task_of
 from holdfast.agent.drivers.contract import Driver, Ended, Found, StartFailed, Task
 from holdfast.agent.follow import follow_bindings
 from holdfast.agent.memory import Memory
@@ -234,8 +234,8 @@ class Supervisor:
                 log.warning("permit_unwritten", driver=driver.name, error=str(error))
         for unit in self._units.values():
             end_mono_s = self._tenure(unit)
-            if end_mono_s is not None and unit.driver is not None and unit.local.state in BUSY:
-                unit.driver.run_until(unit.id, end_mono_s)
+            if end_mono_s is not None:
+                self._run_until(unit, end_mono_s)
 
     def _tenure(self, unit: Unit) -> float | None:
         """Until when the region lets exclusive work of scope Global run; None for other work, and before it said."""
@@ -251,8 +251,16 @@ class Supervisor:
         unit.run_until = text
         until_mono_s = run_until_mono_s(unit.binding, self._now()) if text and unit.binding is not None else None
         unit.set(until_mono_s=until_mono_s)
-        if unit.driver is not None and unit.local.state in BUSY:
+        self._run_until(unit, until_mono_s)
+
+    def _run_until(self, unit: Unit, until_mono_s: float | None) -> None:
+        """Tells the watchdog as well; without it the end before stays in force, and the supervisor's own eyes."""
+        if unit.driver is None or unit.local.state not in BUSY:
+            return
+        try:
             unit.driver.run_until(unit.id, until_mono_s)
+        except OSError as error:
+            log.warning("end_unwritten", task=unit.id, error=str(error))
 
     async def _hear_exits(self, driver: Driver) -> None:
         while True:
@@ -280,8 +288,9 @@ class Supervisor:
             self._quiet.set()
         quarantine = self._start_failures.quarantine(now.mono_s)
         self._node_report.say(
-            listed=self._listed, zombies=zombies, running=running, traits=self._traits(), quarantine=quarantine
-        )
+            listed=self._listed, zombies=zombies, running=running, traits=self._traits(), quarantine=quarantine,
+            overcommitted=overcommitted(self._config.capacity, (unit.binding for unit in self._units.values())),
+        )  # fmt: skip
 
     # --- deciding and acting -----------------------------------------------------------------------------------
 

@@ -59,6 +59,9 @@ from holdfast.store.objects import ObjectChange, Objects
 _log = structlog.get_logger()
 _TERM = BY_NAME["Term"]
 T = TypeVar("T")
+_claims_all = metrics.AUTHORITY_CLAIMS.labels("all")
+_claims_unbound = metrics.AUTHORITY_CLAIMS.labels("unbound")
+_claims_lingering = metrics.AUTHORITY_CLAIMS.labels("lingering")
 
 
 class Authority:
@@ -176,7 +179,8 @@ class Authority:
     async def run(self) -> None:
         """Does what falls due, until leadership is lost. Start it after `start`."""
         jobs: list[tuple[str, Coroutine[Any, Any, None]]] = [
-            ("authority leases", self._keep_leases()),
+            ("authority leases", self._renew_leases()),
+            ("authority fences", self._fence_leases()),
             ("authority chores", self._do_chores()),
             ("authority waits", self._end_waits()),
             *((f"authority follows {kind.name}", self._follow(kind)) for kind in (BINDING, RESERVATION, HOLD)),
@@ -290,17 +294,18 @@ class Authority:
                 facts={"token": token.revision, "current": term.revision if term is not None else 0},
             )
 
-    async def _keep_leases(self) -> None:
-        """Flushing and fencing take turns here, and nowhere else."""
-        clock = self._ports.clock
-        fenced_at = clock.monotonic()
+    async def _renew_leases(self) -> None:
+        """What comes within a moment is made durable together; while nobody renews, nothing is done."""
         while self._commits.leading:
-            await clock.sleep(limits.LEASE_FLUSH_EVERY_S)
+            await self._heartbeats.arrived()
+            await self._ports.clock.sleep(limits.LEASE_FLUSH_EVERY_S)
             await self._try("flush", self._heartbeats.flush())
-            if clock.monotonic() - fenced_at >= limits.AUTHORITY_TICK_S:
-                fenced_at = clock.monotonic()
-                await self._try("fence", self._heartbeats.fence())
-                self._gauge()
+
+    async def _fence_leases(self) -> None:
+        while self._commits.leading:
+            await self._ports.clock.sleep(limits.AUTHORITY_TICK_S)
+            await self._try("fence", self._heartbeats.fence())
+            self._gauge()
 
     async def _do_chores(self) -> None:
         clock = self._ports.clock
@@ -389,6 +394,6 @@ class Authority:
         monotonic_s = self._ports.clock.monotonic()
         book, ledger = self._state.leases, self._state.ledger
         metrics.AUTHORITY_LEASES.set(sum(book.live(node, monotonic_s) for node in book.held))
-        metrics.AUTHORITY_CLAIMS.labels("all").set(len(ledger.claims))
-        metrics.AUTHORITY_CLAIMS.labels("unbound").set(len(ledger.unbound))
-        metrics.AUTHORITY_CLAIMS.labels("lingering").set(len(ledger.lingering))
+        _claims_all.set(len(ledger.claims))
+        _claims_unbound.set(len(ledger.unbound))
+        _claims_lingering.set(len(ledger.lingering))

@@ -11,13 +11,12 @@ from collections.abc import Iterable
 from holdfast.model.binding import Intent
 from holdfast.model.errors import Refused
 from holdfast.model.node import Node, why_not_schedulable
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import Override, OverrideKind, acts
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.template import template_hash
 from holdfast.model.tenant import Isolation, Tenant
-from holdfast.model.times import parse_time
 
 _NODE_SAYS: dict[str, str] = {
     Reason.NODE_TERMINATING: "it is being deleted",
@@ -86,22 +85,17 @@ def node(found: Node | None, name: str, epoch: int, *, live: bool) -> Refused | 
     return Refused(reason, f"node {name} takes no new work: {_NODE_SAYS[reason]}", facts)
 
 
-def override_acts(override: Override, now: float) -> bool:
-    """Whether an override is in force. Without a deadline of its own it ends by its TTL (S8)."""
-    if override.metadata.terminating or override.status.phase not in ("", "Active"):
-        return False
-    if override.status.expires_at:
-        return parse_time(override.status.expires_at) > now
-    created = override.metadata.creation_timestamp
-    return not created or parse_time(created) + override.spec.ttl_seconds > now
-
-
 def avoiding(overrides: Iterable[Override], region: str, now: float) -> list[Override]:
     """The overrides that keep new work away from some part of this region."""
     kinds = (OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION)
-    return [
-        o for o in overrides if o.spec.kind in kinds and o.spec.scope.region in ("", region) and override_acts(o, now)
-    ]
+    return [o for o in overrides if o.spec.kind in kinds and o.spec.scope.region in ("", region) and acts(o, now)]
+
+
+def has_emergency(overrides: Iterable[Override], tenant: str, now: float) -> bool:
+    """Whether someone's override gives the tenant more than its quota. Its end is counted here, on a clock that only
+    passes; that of the grant it brought is a time of day, which a clock that was put back would reach too late."""
+    kind = OverrideKind.EMERGENCY_QUOTA
+    return any(o.spec.kind is kind and o.spec.scope.tenant == tenant and acts(o, now) for o in overrides)
 
 
 def avoided(found: Node, who: Replica, overrides: list[Override]) -> Refused | None:

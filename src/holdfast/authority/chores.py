@@ -26,7 +26,7 @@ from holdfast.model.errors import Conflict, Refused
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
 from holdfast.model.placement import Answer, Result
-from holdfast.model.quantity import amounts_text
+from holdfast.model.quantity import Amount, amounts_text
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text, parse_time
@@ -268,20 +268,18 @@ class Chores:
         A reader that sees the generation of a lowered limit observed knows that nothing is spent under the higher one
         any more. No other commit begins meanwhile, as all of them rest on these objects.
         """
+        if all(self._use_is_told(copy) for copy in self._state.every(GrantCopy)):
+            return
         async with self._commits.alone():
             state = self._state
             compares: dict[str, int] = {}
             writes: list[Put | Remove] = []
             entries: list[audit.Entry] = []
             for copy in state.every(GrantCopy):
-                # Emergency quota adds to the normal limit; use is reported once, on the normal copy.
-                spent = state.ledger.used.get((copy.metadata.namespace, copy.spec.grant_class), {})
-                used = dict(amounts_text(spent)) if copy.spec.grant_class is not GrantClass.EMERGENCY else {}
-                status = copy.status
-                if status.used == used and status.observed_generation == copy.metadata.generation:
+                if self._use_is_told(copy):
                     continue
                 moved = msgspec.structs.replace(
-                    status, used=used, observed_generation=copy.metadata.generation
+                    copy.status, used=self._use(copy), observed_generation=copy.metadata.generation
                 )  # fmt: skip
                 item = msgspec.structs.replace(copy, metadata=records.unstored(copy.metadata), status=moved)
                 put = records.put(GRANT_COPY, item)
@@ -302,6 +300,16 @@ class Chores:
                 await self._commits.commit(compares, writes, (record,), probe)
             except Conflict:
                 return  # a newer limit came; the next tick reports under it
+
+    def _use(self, copy: GrantCopy) -> dict[str, Amount]:
+        """Emergency quota adds to the normal limit; use is reported once, on the normal copy."""
+        if copy.spec.grant_class is GrantClass.EMERGENCY:
+            return {}
+        return dict(amounts_text(self._state.ledger.used.get((copy.metadata.namespace, copy.spec.grant_class), {})))
+
+    def _use_is_told(self, copy: GrantCopy) -> bool:
+        told = copy.status
+        return told.observed_generation == copy.metadata.generation and told.used == self._use(copy)
 
     async def record(self, job: Placing, answers: Sequence[Answer]) -> None:
         """Stores a decision of which nothing was accepted: why there is no place is worth knowing too."""

@@ -70,11 +70,13 @@ class Gangs:
 
     async def complete(self) -> None:
         """Commits every gang of which enough members hold a place, and binds whatever waits for nothing any more."""
-        waiting = self._waiting()
+        if not self._state.ledger.unbound:
+            return
+        waiting, single = self._waiting()
         for members in waiting.values():
             await self._commit(members)
         ready = [r for members in waiting.values() for r, claim in members if self._ready(r, claim)]
-        ready += [r for r, claim in self._single() if self._ready(r, claim)]
+        ready += [r for r, claim in single if self._ready(r, claim)]
         if ready:
             items = [_bind_item(replica) for replica in ready]
             await self._rounds.settle(Bind(self._state, self._who, items, None))
@@ -89,26 +91,23 @@ class Gangs:
                 found.append((replica, claim))
         return found
 
-    def _waiting(self) -> dict[_GangKey, list[tuple[Replica, Claim]]]:
+    def _waiting(self) -> tuple[dict[_GangKey, list[tuple[Replica, Claim]]], list[tuple[Replica, Claim]]]:
+        """The unbound claims of every gang, and those that are no gang's: of work whose victims have left."""
         gangs: dict[_GangKey, list[tuple[Replica, Claim]]] = {}
+        single: list[tuple[Replica, Claim]] = []
         for replica, claim in self._unbound():
             assignment = waits.assignment_of(self._state, replica)
             if assignment is not None and assignment.spec.gang is not None:
                 gangs.setdefault(_key(replica), []).append((replica, claim))
-        return gangs
-
-    def _single(self) -> list[tuple[Replica, Claim]]:
-        """Claims that are no gang's: those whose victims have left."""
-        found = []
-        for replica, claim in self._unbound():
-            assignment = waits.assignment_of(self._state, replica)
-            if assignment is None or assignment.spec.gang is None:
-                found.append((replica, claim))
-        return found
+            elif not claim.nominated:
+                single.append((replica, claim))
+        return gangs, single
 
     def _ready(self, replica: Replica, claim: Claim) -> bool:
+        if claim.nominated or claim.bound:
+            return False
         reservation = self._state.reservation(claim.namespace, claim.name)
-        if reservation is None or not reservation.spec.bind_when_firm or claim.nominated or claim.bound:
+        if reservation is None or not reservation.spec.bind_when_firm:
             return False
         gang = waits.gang_of(self._state, replica)
         return gang is None or gang.standing
@@ -148,7 +147,7 @@ class Gangs:
         asked = {item.intent.replica_uid for item in job.items}
         short: dict[str, tuple[int, int]] = {}
         letting: list[Claim] = []
-        for members in self._waiting().values():
+        for members in self._waiting()[0].values():
             gang = waits.gang_of(self._state, members[0][0])
             if gang is None or gang.standing:
                 continue

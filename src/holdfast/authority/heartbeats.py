@@ -1,7 +1,7 @@
 """Renewals, gathered and made durable together: one commit for all that came since the last one.
 
 An answer is sent only after that commit. Registering gives out the next epoch; whatever is not the newest epoch of its
-node, or was fenced, is refused. Fencing and renewing take turns in one task, so that neither can overtake the other.
+node, or was fenced, is refused. Fencing and renewing take turns, so that neither can overtake the other.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ class Heartbeats:
         self._commits = commits
         self._who = who
         self._waiting: list[_Waiting] = []
+        self._arrived = asyncio.Event()
+        self._turn = asyncio.Lock()
 
     async def renew(self, items: Iterable[RenewItem]) -> list[Answer]:
         """Answers after the next flush."""
         loop = asyncio.get_running_loop()
         mine = [(item, loop.create_future()) for item in items]
         self._waiting += mine
+        self._arrived.set()
         return [await future for _, future in mine]
 
     def refuse_all(self) -> None:
@@ -57,11 +60,19 @@ class Heartbeats:
             if not future.done():
                 future.set_exception(not_leader())
 
+    async def arrived(self) -> None:
+        """Waits until there is something to flush."""
+        await self._arrived.wait()
+
     async def flush(self) -> None:
         """Commits everything that waits, and answers it."""
-        taken, self._waiting = self._waiting, []
-        if not taken:
-            return
+        async with self._turn:
+            self._arrived.clear()
+            taken, self._waiting = self._waiting, []
+            if taken:
+                await self._settle(taken)
+
+    async def _settle(self, taken: list[_Waiting]) -> None:
         try:
             answers = await self._renewed(taken)
         except Fault as fault:
@@ -114,8 +125,13 @@ class Heartbeats:
         return leases, answers
 
     def _tenures(self, node: str, now: float) -> dict[str, float]:
-        """How long each of the node's claims of scope Global may run on: what is left of the tenure that names it."""
+        """How long each of the node's claims of scope Global may run on: what is left of the tenure that names it.
+
+        One from before this authority is not passed on; what agents were given of it lasts until its time.
+        """
         held: Lease | None = self._state.get(LEASE, tenure.NAMESPACE, tenure.NAME)
+        if held is not None and held.revision <= self._state.tenure_before:
+            return {}
         left_s = tenure.left_s(held, now) if held is not None else 0.0
         if held is None or left_s <= 0:
             return {}
@@ -206,6 +222,10 @@ class Heartbeats:
 
     async def fence(self) -> None:
         """Fences what is overdue; ends the leases of nodes that are gone; forgets those ended long ago."""
+        async with self._turn:
+            await self._fence_overdue()
+
+    async def _fence_overdue(self) -> None:
         state = self._state
         now, monotonic_s = state.now(), state.ports.clock.monotonic()
         ending: dict[str, NodeLease | None] = {}

@@ -50,8 +50,9 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
         return len(self.ended) == len(self.copies)
 
 
-def limit_of(copies: Iterable[GrantCopy], spent_as: GrantClass, now: float) -> Limit:
-    """The sum of a tenant's grants for this class. Active emergency quota adds to what normal work may spend.
+def limit_of(copies: Iterable[GrantCopy], spent_as: GrantClass, now: float, *, emergency: bool = True) -> Limit:
+    """The sum of a tenant's grants for this class. Active emergency quota adds to what normal work may spend, unless
+    no override stands behind it any more (`emergency`), whatever the grant says.
 
     A resource that no grant lists has a limit of zero. A grant past its lease end stops new spending (S3, S8).
     """
@@ -74,7 +75,8 @@ def limit_of(copies: Iterable[GrantCopy], spent_as: GrantClass, now: float) -> L
         if copy.spec.grant_class is spent_as and copy.spec.heard_at:
             heard_s = parse_time(copy.spec.heard_at)
         add(held, limit)
-        if copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now:
+        unbacked = copy.spec.grant_class is GrantClass.EMERGENCY and not emergency
+        if unbacked or (copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now):
             ended.append(copy.metadata.name)
         else:
             add(spendable, limit)

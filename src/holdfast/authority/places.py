@@ -1,8 +1,9 @@
 """Recovery places: the authority says which wishes of the `hold` controller are kept, and which claim uses which place.
 
 What always holds: a place counts against its node only after it was checked by the same rule, and booked in the same
-ledger, as a claim; so keeping one never races a bind. Which claim draws a place is recorded on the claim's Reservation;
-`Hold.status.draw` only repeats it, for those who plan and for people.
+ledger, as a claim; so keeping one never races a bind. Which claim draws a place is recorded on the claim's Reservation,
+and in the same transaction on the place (`Hold.status.draw`): whoever gives a place up compares its revision, and so
+never one that is being drawn. When the claim goes the place says so a moment later.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.authority import records
+from holdfast.authority.claims import Claim
 from holdfast.authority.commits import Probe
 from holdfast.authority.rounds import Chore, Place, Rounds, Step
 from holdfast.authority.state import HOLD, NODE, State
@@ -22,6 +24,7 @@ from holdfast.model.placement import Answer, Result
 from holdfast.model.quantity import amounts, amounts_text
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text
+from holdfast.store.contract import Put
 
 _NOTHING = Answer(result=Result.ALREADY)
 
@@ -100,6 +103,14 @@ class Places:
             probe=Probe(HOLD, "", name, lambda f: f is not None and f.uid == uid and f.status == status),
             entry=Entry("update", HOLD.name, name, "", uid, hold.revision),
         )
+
+
+def drawn_put(hold: Hold, claim: Claim, at: str) -> Put:
+    """The place as it is once the claim draws it."""
+    block = DrawBlock(replica_uid=claim.replica_uid, claim=claim.key, at=at)
+    status = msgspec.structs.replace(hold.status, draw=block)
+    item = msgspec.structs.replace(hold, metadata=records.unstored(hold.metadata), status=status)
+    return records.put(HOLD, item)
 
 
 def _known(hold: Hold) -> tuple[str, str]:

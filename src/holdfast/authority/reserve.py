@@ -1,7 +1,8 @@
 """reserve: turns proposals into claims, bound at once on the ordinary path.
 
 Each item is checked against the current state, never against the proposer's snapshot. The transaction compares the
-Term, each Node, each Replica and each GrantCopy, so that a cordon, a deletion or a lower limit never races a bind.
+Term, each Node, each Replica, each GrantCopy and each recovery place that is drawn, so that a cordon, a deletion, a
+lower limit or the end of a place never races a bind.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.authority import checks, provisional, records, waits
+from holdfast.authority import checks, places, provisional, records, waits
 from holdfast.authority.claims import Claim, Want, capacity_class, grant_class
 from holdfast.authority.commits import Probe
 from holdfast.authority.ledger import Limit, limit_of
 from holdfast.authority.rounds import Extra, Step, rejected
-from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, NODE, REPLICA, RESERVATION, State
+from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, HOLD, NODE, REPLICA, RESERVATION, State
 from holdfast.flow.active_policy import active_policy
 from holdfast.flow.retreat import preempt
 from holdfast.gate.audit import Entry
@@ -25,6 +26,7 @@ from holdfast.model.binding import CapacityClass, DeviceClaim, Reservation, Rese
 from holdfast.model.decision import Decision, DecisionEntry
 from holdfast.model.errors import Refused
 from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.hold import Hold
 from holdfast.model.kinds import kind_of
 from holdfast.model.node import Node
 from holdfast.model.override import Override
@@ -67,7 +69,8 @@ class World:
         if found is None:
             copies = list(self._state.every(GrantCopy, tenant))
             rests_on = {GRANT_COPY.store_key(tenant, c.metadata.name): c.revision for c in copies}
-            found = self._limits[key] = (limit_of(copies, spent_as, self.now), rests_on)
+            emergency = checks.has_emergency(self._state.overrides(), tenant, self.now)
+            found = self._limits[key] = (limit_of(copies, spent_as, self.now, emergency=emergency), rests_on)
         return found
 
     def partition_mode(self) -> PartitionMode:
@@ -269,6 +272,10 @@ class Placing:
         writes.append(records.replica_put(replica, placement))
         kind = BINDING if binds else RESERVATION
         made_uid = writes[-2].attached.uid if isinstance(writes[-2], Put) else ""
+        for hold in self._drawn(claim):
+            drawn = places.drawn_put(hold, claim, world.at)
+            compares[drawn.key] = hold.revision
+            writes.append(drawn)
         return Step(
             answer=Answer(
                 result=Result.ACCEPTED, reason=waiting_for, node=claim.node, devices=claim.devices, ports=claim.ports,
@@ -280,6 +287,11 @@ class Placing:
             entry=Entry("create", kind.name, claim.name, item.namespace, made_uid),
             claim=claim,
         )  # fmt: skip
+
+    def _drawn(self, claim: Claim) -> list[Hold]:
+        """The places a claim draws. They say so in the same transaction, so that none is given up at that moment."""
+        found = (self._state.get(HOLD, "", name) for name in claim.holds)
+        return [hold for hold in found if hold is not None]
 
     def _waiting_for(self, replica: Replica, claim: Claim) -> str:
         """Why the claim cannot be bound in the same transaction; empty when it can."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from holdfast.authority.claims import Claim, recorded
 from holdfast.authority.leases import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild
+from holdfast.model import tenure
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.core import Lease
@@ -51,6 +52,9 @@ class State:
         self.ports = ports
         self.leases = leases
         self.ledger = Ledger()
+        self.tenure_before = 0
+        """The revision of the tenure that was there when this authority began. How old that is nobody knows: the wall
+        clock may have been set back while nothing ran here."""
         self._last_s = 0.0
         self._last_monotonic_s = 0.0
 
@@ -59,6 +63,8 @@ class State:
         self.ledger = rebuild(
             self.every(Node), self.every(Hold), self.every(Reservation), self.every(Binding)
         )  # fmt: skip
+        held: Lease | None = self.get(LEASE, tenure.NAMESPACE, tenure.NAME)
+        self.tenure_before = held.revision if held is not None else 0
         pages = list(self.every(LeasePage))
         for page in pages:
             for lease in page.spec.leases.values():

@@ -10,12 +10,12 @@ from typing import cast
 
 import msgspec
 
-from holdfast.authority.claims import Claim, victim_key
+from holdfast.authority.claims import Claim, capacity_class, victim_key
 from holdfast.authority.state import BINDING, REPLICA, State
 from holdfast.flow.queue_order import raised_ranks
 from holdfast.flow.retreat import preempt
 from holdfast.model.assignment import Assignment
-from holdfast.model.binding import Binding, Desired
+from holdfast.model.binding import Binding, CapacityClass, Desired
 from holdfast.model.errors import Refused
 from holdfast.model.kinds import kind_of
 from holdfast.model.placement import PlaceItem
@@ -80,9 +80,11 @@ def why_not_evicted(
     if not victims:
         return None
     assignment = assignment_of(state, replica)
-    if assignment is not None and not assignment.spec.may_preempt:
+    preempts = assignment is None or assignment.spec.may_preempt
+    reclaims = capacity_class(replica) is CapacityClass.RECOVERY
+    if not preempts and not reclaims:
         return _refused(item, victims[0], f"the priority class of {replica.key} may not preempt")
-    raised = raised_ranks(state.overrides(), now)
+    raised = raised_ranks(state.overrides(), now, state.region)
     rank = _rank(replica, raised)
     taken = {
         victim_key(claim.namespace, v)
@@ -101,6 +103,10 @@ def why_not_evicted(
         holder = state.replica(claim.namespace, claim.replica)
         if holder is None or holder.uid != claim.replica_uid:
             continue
+        if reclaims and holder.spec.reclaimable:
+            continue  # it ran there on loan, and yields to recovery whatever its rank is
+        if not preempts:
+            return _refused(item, victim, f"it is not reclaimable, and the class of {replica.key} may not preempt")
         if _rank(holder, raised) >= rank:
             return _refused(item, victim, f"its rank {_rank(holder, raised)} is not below {rank}")
         holders.append(holder)

@@ -53,6 +53,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "kubeconfig": ("holdfast.cli.commands.kubeconfig:kubeconfig", "Write a kubeconfig with one context per cell."),
     "token": ("holdfast.cli.commands.token:token", "Create, list and revoke API tokens, and the join tokens of nodes."),
+    "credentials": (
+        "holdfast.cli.commands.credentials:credentials",
+        "Replace or refuse the credentials of regions and nodes.",
+    ),
     "serve": ("holdfast.cli.commands.serve:serve", "Run one cell: the global one, or a region's."),
     "backup": ("holdfast.cli.commands.storage:backup", "Save a cell to a file while it runs."),
     "restore": ("holdfast.cli.commands.storage:restore", "Fill a stopped cell from a backup."),

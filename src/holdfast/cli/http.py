@@ -177,6 +177,8 @@ class Api:
             connection.request(method, target, body=body or None, headers=headers)
             answer = connection.getresponse()
             data = answer.read(MAX_ANSWER_BYTES + 1)
+            if answer.length and len(data) <= MAX_ANSWER_BYTES:
+                raise http.client.IncompleteRead(data, answer.length)  # a bounded read does not say so itself
         except ssl.SSLCertVerificationError as error:
             connection.close()
             raise Stop(

@@ -69,8 +69,11 @@ class Client(Protocol):
     ) -> AsyncIterator[Sequence[Seen[O]]]:
         """Changes after a revision, in batches. Ends with `Expired` (list again) or `Unavailable` (resume)."""
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
-        """All of the writes or none, through the gate. `Conflict` asks for a fresh decision."""
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
+        """All of the writes or none, through the gate. `Conflict` asks for a fresh decision.
+
+        `brief`: the revision alone is wanted, and the answer need not carry the objects.
+        """
 
     async def reserve(self, request: ReserveRequest) -> Answers: ...
 

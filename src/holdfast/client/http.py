@@ -45,6 +45,19 @@ _WATCH_SILENCE_S = 2.5 * limits.BOOKMARK_EVERY_S
 """A watch that has not even sent a bookmark for this long is dead."""
 
 
+class _Brief:
+    """A client whose commits are answered with their revision alone."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+
+    async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
+        return await self._client.get(kind, name, namespace)
+
+    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+        return await self._client.commit_once(writes, token=token, brief=True)
+
+
 class HttpClient:
     """Implements `client.contract.Client`. Identity is a client certificate (`cert`, `key`) or a bearer `token`."""
 
@@ -198,12 +211,14 @@ class HttpClient:
 
     # Writing
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
-        return await readback.commit(self, writes, token=token, ports=self._ports)
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
+        return await readback.commit(_Brief(self) if brief else self, writes, token=token, ports=self._ports)
 
-    async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+    async def commit_once(
+        self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False
+    ) -> Committed:
         """Sent once; `Ambiguous` when there is no answer. Callers want `commit`."""
-        body = wire.encode_commit(writes, token)
+        body = wire.encode_commit(writes, token, brief=brief)
         answer = await self._call(
             "POST", wire.COMMIT_PATH, body=body, verb="commit", deadline_s=self._commit_deadline_s
         )

@@ -1,7 +1,7 @@
 """How commits, notices and faults travel over HTTP: one codec, used by the client and by the server.
 
-    POST /commit/v1   {"writes": [WRITE…], "token": {"election", "revision"}?, "dryRun": false}
-                    → {"revision": 17, "objects": [OBJECT or null…]}        one per write, in order
+    POST /commit/v1   {"writes": [WRITE…], "token": {"election", "revision"}?, "dryRun": false, "brief": false}
+                    → {"revision": 17, "objects": [OBJECT or null…]}        one per write, in order; none if "brief"
     POST /notify/v1   {"component": "agent", "notices": [NOTICE…]}
                       NOTICE: {"about": {kind, namespace, name, uid}, "reason", "message", "warning"}
 
@@ -77,6 +77,7 @@ class _CommitForm(Part, frozen=True):
     writes: tuple[_WriteForm, ...] = ()
     token: _TokenForm | None = None
     dry_run: bool = False
+    brief: bool = False
 
 
 class _CommittedForm(Part, frozen=True):
@@ -90,6 +91,7 @@ class CommitRequest(msgspec.Struct, frozen=True):
     writes: tuple[Write, ...]
     token: Token | None
     dry_run: bool
+    brief: bool = False
 
 
 class AboutForm(Part, frozen=True):
@@ -119,9 +121,12 @@ _notify_decoder = msgspec.json.Decoder(NotifyRequest)
 _named_decoder = msgspec.json.Decoder(_Named)
 
 
-def encode_commit(writes: Sequence[Write], token: Token | None = None, *, dry_run: bool = False) -> bytes:
+def encode_commit(
+    writes: Sequence[Write], token: Token | None = None, *, dry_run: bool = False, brief: bool = False
+) -> bytes:
     form = None if token is None else _TokenForm(election=token.election, revision=token.revision)
-    return _encoder.encode(_CommitForm(writes=tuple(map(_write_form, writes)), token=form, dry_run=dry_run))
+    forms = tuple(map(_write_form, writes))
+    return _encoder.encode(_CommitForm(writes=forms, token=form, dry_run=dry_run, brief=brief))
 
 
 def decode_commit(body: bytes) -> CommitRequest:
@@ -134,7 +139,7 @@ def decode_commit(body: bytes) -> CommitRequest:
     except _UNDECODABLE as wrong:
         raise errors.BadRequest(f"the commit cannot be decoded: {wrong}") from wrong
     token = None if form.token is None else Token(election=form.token.election, revision=form.token.revision)
-    return CommitRequest(writes, token, form.dry_run)
+    return CommitRequest(writes, token, form.dry_run, form.brief)
 
 
 def encode_token(token: Token) -> str:
@@ -151,8 +156,8 @@ def decode_token(text: str) -> Token | None:
     return Token(election=election, revision=int(revision))
 
 
-def encode_committed(done: Committed) -> bytes:
-    objects = tuple(_NULL if item is None else msgspec.Raw(wire_object(item)) for item in done.objects)
+def encode_committed(done: Committed, *, brief: bool = False) -> bytes:
+    objects = () if brief else tuple(_NULL if item is None else msgspec.Raw(wire_object(item)) for item in done.objects)
     return _encoder.encode(_CommittedForm(revision=done.revision, objects=objects))
 
 

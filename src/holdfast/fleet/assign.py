@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from holdfast.fleet import rollout
-from holdfast.fleet.away_shares import away_shares
+from holdfast.fleet.away_shares import Parts, away_shares, with_peak
 from holdfast.fleet.capacity import Room, room_of
 from holdfast.fleet.ordinals import Ordinals, share_ordinals, waited, withdrawn
 from holdfast.model import limits
-from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose, assignment_name
+from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus, Purpose, assignment_name
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
 from holdfast.model.override import Override, OverrideKind
 from holdfast.model.priority_class import PriorityClass
@@ -29,7 +29,7 @@ from holdfast.model.tenant import Isolation, Tenant
 from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
-from holdfast.model.workload import Batch, Workload, WorkloadType, wanted_replicas
+from holdfast.model.workload import Batch, RolloutPhase, Workload, WorkloadType, wanted_replicas
 from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update, Write
 
 FINALIZER = "holdfast.dev/assignments"
@@ -42,10 +42,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None:
         return NOTHING
-    stored = [a for a in view.by(Assignment, "workload", str(key)) if a.spec.purpose is Purpose.NORMAL]
+    every = view.by(Assignment, "workload", str(key))
+    stored = [a for a in every if a.spec.purpose is Purpose.NORMAL]
+    borrowed = [a for a in every if a.spec.purpose is Purpose.RECOVERY]
     if workload.metadata.terminating:
-        recovering = len(view.by(Assignment, "workload", str(key))) > len(stored)
-        return _wind_down(workload, stored, recovering=recovering)
+        return _wind_down(workload, stored, recovering=bool(borrowed))
     regions = view.list(Region)
     allowed = [r for r in regions if not why_not(workload, r)]
     if not stored and any(_just_created(r, now) for r in allowed):
@@ -62,7 +63,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     notices: list[Notice] = []
     current = {a.spec.region: a for a in stored}
     moved = _moved_in(workload, shares, current)
-    away = away_shares(workload, [region for region, share in shares.items() if share], stored)
+    holding = {region for region, share in shares.items() if share} | {a.spec.region for a in borrowed if _held(a)}
+    away = away_shares(workload, holding, every)
     for region in sorted({*shares, *current}):
         spec = spec_for(
             workload, region, shares.get(region, 0), view,
@@ -75,6 +77,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         if isinstance(write, Create | Update) and isinstance(write.object, Assignment):
             said = f"{write.object.spec.replicas} replica(s) in {region}: {write.object.spec.reason}"
             notices.append(Notice(workload, Reason.ASSIGNED, said))
+    writes += _share_budget(workload, borrowed, away)
     if sum(shares.values()) < wished and needs_tenure(workload.spec.exclusive):
         touched = {write.object.key for write in writes if isinstance(write, Update)}
         steps = [found for a in stored if a.key not in touched and (found := waited(a, now)) is not None]
@@ -137,12 +140,15 @@ def _shares(
     want = _wanted(workload)
     names = {r.metadata.name for r in allowed}
     have: Shares = {a.spec.region: _held(a) for a in stored if a.spec.region in names and _held(a)}
-    rooms = {r.metadata.name: room_of(r, workload, view) for r in open_to_more}
-    candidates = _candidates(workload, have, rooms)
     while sum(have.values()) > want:
         fullest = max(have, key=lambda name: (have[name], name))
         have[fullest] -= 1
-    for _ in range(want - sum(have.values())):
+    lacking = want - sum(have.values())
+    if not lacking:
+        return have  # what has its place need not be measured against the room that is left
+    rooms = {r.metadata.name: room_of(r, workload, view) for r in open_to_more}
+    candidates = _candidates(workload, have, rooms)
+    for _ in range(lacking):
         if not candidates:
             break
         chosen = min(candidates, key=lambda name: _preference(name, have, rooms[name]))
@@ -205,12 +211,24 @@ def _settle(
         return None
     spec = withdrawn(spec, stored.spec)
     kept = msgspec.structs.replace(
-        spec, suspended=stored.spec.suspended, reason=stored.spec.reason, epoch=stored.spec.epoch
-    )
+        spec, suspended=stored.spec.suspended, reason=stored.spec.reason, epoch=stored.spec.epoch,
+        away_peak=stored.spec.away_peak,
+    )  # fmt: skip
     if kept == stored.spec:
         return None
     spec = msgspec.structs.replace(spec, suspended=stored.spec.suspended, epoch=stored.spec.epoch + 1)
-    return Update(msgspec.structs.replace(stored, spec=spec))
+    return Update(msgspec.structs.replace(stored, spec=with_peak(spec, stored)))
+
+
+def _share_budget(workload: Workload, borrowed: Sequence[Assignment], away: Parts) -> Iterable[Update]:
+    """Recovery Assignments belong to recover, all but their part of the budget: one decision must share that out."""
+    budget = workload.spec.disruption
+    for item in borrowed:
+        part = away.get(item.spec.region)
+        if item.metadata.terminating or (part, budget) == (item.spec.away_share, item.spec.disruption):
+            continue
+        spec = msgspec.structs.replace(item.spec, away_share=part, disruption=budget, epoch=item.spec.epoch + 1)
+        yield Update(msgspec.structs.replace(item, spec=with_peak(spec, item)))
 
 
 def drained(assignment: Assignment) -> bool:
@@ -331,8 +349,8 @@ def woken_by_workload(new: Workload | None, old: Workload | None, view: View) ->
     if new is None:
         return ()
     if old is not None and new.metadata.generation == old.metadata.generation:
-        same_scale = new.status.scale == old.status.scale and _progress(new) == _progress(old)
-        if same_scale and new.metadata.finalizers == old.metadata.finalizers:
+        same_scale = new.status.scale == old.status.scale and new.metadata.finalizers == old.metadata.finalizers
+        if same_scale and (_progress(new) == _progress(old) or _runs_everywhere(new, view)):
             return ()
     return (new.key,)
 
@@ -343,12 +361,46 @@ def _progress(workload: Workload) -> tuple[object, ...]:
     return () if block is None else (block.revision, block.phase, block.regions)
 
 
+def _runs_everywhere(workload: Workload, view: View) -> bool:
+    """Whether a rollout that goes forward has nothing to change: every region was given its revision already."""
+    block = workload.status.rollout
+    if block is None or block.phase not in (RolloutPhase.PROGRESSING, RolloutPhase.COMPLETE):
+        return False
+    held = view.by(Assignment, "workload", str(workload.key))
+    return bool(held) and all(a.spec.revision == block.revision for a in held)
+
+
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
-    """Progress matters only while something moves or ends."""
+    """Progress matters only while something moves or ends; of a share it has just made, assign knows already."""
     item = new or old
     if item is None:
         return ()
+    if new is not None:
+        if old is None and new.spec.purpose is Purpose.NORMAL and new.status == _UNHEARD:
+            return ()
+        if old is not None and (_standing(new) == _standing(old) or _stays_alone(new, old, view)):
+            return ()
     return (Key(item.metadata.namespace, item.spec.workload),)
+
+
+def _standing(assignment: Assignment) -> tuple[object, ...]:
+    """What of an assignment a decision rests on: how far its replicas are on their way is none of it."""
+    meta, status = assignment.metadata, assignment.status
+    told = (status.observed_epoch, status.replicas, status.serving, status.held_back)
+    return (assignment.spec, meta.deletion_timestamp, meta.finalizers, told)
+
+
+def _stays_alone(new: Assignment, old: Assignment, view: View) -> bool:
+    """Whether this is mere progress of the one region that has the whole workload: nobody waits for it."""
+    spec = new.spec
+    if spec != old.spec or not spec.replicas or spec.exclusive is not None or new.metadata.terminating:
+        return False
+    workload: Workload | None = view.get(Workload, spec.workload, new.metadata.namespace)
+    alone = len(view.by(Assignment, "workload", f"{new.metadata.namespace}/{spec.workload}")) == 1
+    return alone and workload is not None and not workload.metadata.terminating
+
+
+_UNHEARD = AssignmentStatus()
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:

@@ -137,8 +137,8 @@ def why_held(current: int, seen: Seen) -> str:
 
 def _agreed(rules: Autoscale, current: int, asked: int, wishes: Sequence[Wish], now: float) -> int:
     """Up: the least that was asked for in its window. Down: the most. Short peaks and dips move nothing."""
-    up = [w.replicas for w in wishes if now - parse_time(w.at) <= rules.scale_up.stabilization_seconds]
-    down = [w.replicas for w in wishes if now - parse_time(w.at) <= rules.scale_down.stabilization_seconds]
+    up = [w.replicas for w in _within(wishes, rules.scale_up.stabilization_seconds, now)]
+    down = [w.replicas for w in _within(wishes, rules.scale_down.stabilization_seconds, now)]
     if asked > current:
         return max(current, min([asked, *up]))
     return min(current, max([asked, *down]))
@@ -157,14 +157,21 @@ def _bounded(current: int, agreed: int, side: ScaleLimits, idle_s: float) -> int
 
 
 def _remembered(block: ScaleBlock | None, asked: int | None, rules: Autoscale, now: float) -> tuple[Wish, ...]:
-    """The wishes of the longest window, one per look; older ones and those from a clock ahead are forgotten."""
+    """The wishes of the longest window. A wish stands until there is another, so that the same one asked for at every
+    look is one, and nothing is written while nothing changes; those from a clock ahead are forgotten."""
     longest_s = max(rules.scale_up.stabilization_seconds, rules.scale_down.stabilization_seconds)
-    kept = [w for w in (block.wishes if block else ()) if 0 <= now - parse_time(w.at) <= longest_s]
-    if asked is not None and longest_s > 0:
-        recent = kept and now - parse_time(kept[-1].at) < limits.AUTOSCALE_LOOK_EVERY_S / 2
-        if not recent or kept[-1].replicas != asked:
-            kept.append(Wish(micro_text(now), asked))
-    return tuple(kept[-limits.AUTOSCALE_WISHES_KEPT :])
+    if longest_s <= 0:
+        return ()
+    known = [w for w in (block.wishes if block else ()) if now >= parse_time(w.at)]
+    if asked is not None and (not known or known[-1].replicas != asked):
+        known.append(Wish(micro_text(now), asked))
+    return tuple(_within(known, longest_s, now)[-limits.AUTOSCALE_WISHES_KEPT :])
+
+
+def _within(wishes: Sequence[Wish], window_s: float, now: float) -> Sequence[Wish]:
+    """Those that stood at some moment of the window: what was asked for in it, and what stood when it began."""
+    before = sum(now - parse_time(w.at) >= window_s for w in wishes)
+    return wishes[max(0, before - 1) :]
 
 
 def seen_of(assignments: Sequence[Assignment]) -> Seen:

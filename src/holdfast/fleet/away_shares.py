@@ -1,53 +1,93 @@
 """One disruption budget over all regions: how many replicas of a workload each region may have away at once. Pure.
 
-What always holds: the parts that regions may be acting on never add up to more than the budget. A part is lowered at
-once, and what that frees is given on only after every region has seen its newest part and has no more away than that.
-A region that drains nodes and is held back by its part comes first.
+What always holds: the parts that regions may be acting on never add up to more than the budget, whoever asked for their
+replicas: a region has one part for its ordinary and its recovery replicas together. A part is lowered at once, and what
+that frees is given on only after the region has acknowledged it and has no more away than that; until then the
+Assignment remembers what the region may still act on (`awayPeak`). A region that is lost keeps what it has, and the
+others share the rest. A region that must let replicas go and is held back by its part comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast.model.assignment import Assignment
+import msgspec
+
+from holdfast.model.assignment import Assignment, AssignmentSpec
 from holdfast.model.workload import Workload, WorkloadType
 
 Parts = dict[str, int | None]
+_ByRegion = Mapping[str, Sequence[Assignment]]
 
 
 def away_shares(workload: Workload, regions: Iterable[str], stored: Sequence[Assignment]) -> Parts:
-    """The part of each region; None where all of it is one region's, or no budget applies."""
+    """The part of each region; None where all of it is one region's, or no budget applies.
+
+    `regions` are those that should hold replicas, `stored` every Assignment of the workload, of either purpose.
+    """
     names = sorted(regions)
-    held = {a.spec.region: part_of(a) for a in stored}
-    every = {*names, *held}
+    held: dict[str, list[Assignment]] = {}
+    for item in stored:
+        held.setdefault(item.spec.region, []).append(item)
+    every = sorted({*names, *held})
     if len(every) <= 1 or workload.spec.type is not WorkloadType.SERVICE:
         return dict.fromkeys(every)
-    wanted = {**dict.fromkeys(held, 0), **_wanted(workload.spec.disruption.max_unavailable, names, stored)}
-    lowered = {name: min(part, wanted[name]) for name, part in held.items()}
-    if lowered == held and all(_settled(a) for a in stored):
-        return dict(wanted)
-    return {name: lowered.get(name, 0) for name in every}
+    budget = workload.spec.disruption.max_unavailable
+    reach = {name: max((reach_of(a) for a in held.get(name, ())), default=0) for name in every}
+    spare = budget - sum(max(reach[name], _away(held.get(name, ()))) for name in every)
+    # Nothing is asked of a region that cannot answer: taking its part away would free nothing for anyone.
+    lost = [name for name in every if any(a.spec.suspended for a in held.get(name, ()))]
+    parts: Parts = {name: min(_part(held[name]), budget) if name in lost else 0 for name in every}
+    order = _order([name for name in names if name not in lost], held)
+    shared = max(0, budget - sum(reach[name] for name in lost))
+    each, left = divmod(shared, len(order)) if order else (0, 0)
+    for at, name in enumerate(order):
+        part = min(each + (at < left), reach[name] + max(0, spare))
+        spare -= max(0, part - reach[name])
+        parts[name] = part
+    return parts
 
 
 def part_of(assignment: Assignment) -> int:
     """How many the newest Assignment lets its region have away."""
-    whole = assignment.spec.disruption.max_unavailable
-    share = assignment.spec.away_share
-    return whole if share is None else min(share, whole)
+    return _allowed(assignment.spec)
 
 
-def _wanted(budget: int, names: Sequence[str], stored: Sequence[Assignment]) -> dict[str, int]:
-    """Evenly; what is left over goes to who waits for it, then stays with who has it."""
-    by_region = {a.spec.region: a for a in stored}
+def reach_of(assignment: Assignment) -> int:
+    """How many the region may have away by any Assignment it may still be acting on."""
+    part = part_of(assignment)
+    return part if _acknowledged(assignment) else max(part, assignment.spec.away_peak)
+
+
+def with_peak(spec: AssignmentSpec, stored: Assignment) -> AssignmentSpec:
+    """The next spec of an Assignment, which remembers what its region may act on until it has acknowledged this one."""
+    reach = reach_of(stored)
+    return msgspec.structs.replace(spec, away_peak=reach if reach > _allowed(spec) else 0)
+
+
+def _allowed(spec: AssignmentSpec) -> int:
+    whole = spec.disruption.max_unavailable
+    return whole if spec.away_share is None else min(spec.away_share, whole)
+
+
+def _part(items: Sequence[Assignment]) -> int:
+    """A region acts on the larger of its Assignments' parts: it counts all its replicas of the workload together."""
+    return max((part_of(a) for a in items), default=0)
+
+
+def _away(items: Sequence[Assignment]) -> int:
+    return sum(a.status.replicas - a.status.serving for a in items)
+
+
+def _order(names: Sequence[str], held: _ByRegion) -> list[str]:
+    """Who comes first when the budget does not divide evenly: who waits for it, then who has it."""
 
     def place(name: str) -> tuple[bool, int, str]:
-        known = by_region.get(name)
-        return (known is None or not known.status.held_back, -part_of(known) if known is not None else 0, name)
+        items = held.get(name, ())
+        return (not any(a.status.held_back for a in items), -_part(items), name)
 
-    each, left = divmod(budget, len(names)) if names else (0, 0)
-    return {name: each + (index < left) for index, name in enumerate(sorted(names, key=place))}
+    return sorted(names, key=place)
 
 
-def _settled(assignment: Assignment) -> bool:
-    said = assignment.status
-    return said.observed_epoch >= assignment.spec.epoch and said.replicas - said.serving <= part_of(assignment)
+def _acknowledged(assignment: Assignment) -> bool:
+    return assignment.status.observed_epoch >= assignment.spec.epoch

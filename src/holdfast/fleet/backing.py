@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.fleet.fit import Fit, Group, Item, fit
 from holdfast.fleet.recovery_plan import Critical, criticals, may_take
+from holdfast.model.assignment import Assignment
 from holdfast.model.meta import Key
 from holdfast.model.quantity import Amounts, amounts
 from holdfast.model.quota import Quota
@@ -51,12 +52,14 @@ def losses(view: View) -> list[Loss]:
     return found
 
 
-def foresee(loss: Loss, view: View, budgets: Sequence[RecoveryBudget]) -> Foreseen:
-    """The whole picture of one loss."""
+def foresee(
+    loss: Loss, view: View, budgets: Sequence[RecoveryBudget], promised: Sequence[Critical] | None = None
+) -> Foreseen:
+    """The whole picture of one loss. `promised` are the critical workloads, where they were found before."""
     safe: list[Critical] = []
     items: list[Item] = []
     regions = view.list(Region)
-    for critical in criticals(view):
+    for critical in criticals(view) if promised is None else promised:
         options = _options(critical, regions, loss)
         if any(not need for _, need in options):
             safe.append(critical)
@@ -109,8 +112,9 @@ def unbacked(view: View, budgets: Sequence[RecoveryBudget] | None = None) -> dic
     """Every promise that some single loss would break, with the loss and the bottleneck."""
     known = view.list(RecoveryBudget) if budgets is None else budgets
     found: dict[Key, str] = {}
-    for loss in losses(view):
-        for shortage in foresee(loss, view, known).fit.short:
+    promised = criticals(view)
+    for loss in losses(view) if promised else ():
+        for shortage in foresee(loss, view, known, promised).fit.short:
             key = Key(shortage.item.tenant, shortage.item.name)
             found.setdefault(key, f"if {loss} is lost: {shortage.message}")
     return found
@@ -145,5 +149,23 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
 
 
 def woken_by_spec(new: object, old: object, view: View) -> Iterable[Key]:
-    """Budgets, quotas and workloads: only what was asked for matters here."""
+    """Budgets and quotas: only what was asked for matters here."""
     return () if getattr(new, "spec", None) == getattr(old, "spec", None) else (PROMISES,)
+
+
+def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
+    """Only one that was promised something, now or until now."""
+    if all(item is None or item.spec.recovery is None for item in (new, old)):
+        return ()
+    return woken_by_spec(new, old, view)
+
+
+def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
+    """Only of a workload that was promised something; should the workload come later, it wakes by itself."""
+    item = new or old
+    if item is None:
+        return ()
+    workload: Workload | None = view.get(Workload, item.spec.workload, item.metadata.namespace)
+    if workload is None or workload.spec.recovery is None:
+        return ()
+    return woken_by_spec(new, old, view)

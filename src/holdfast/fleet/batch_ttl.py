@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.model.meta import Key, find_condition
-from holdfast.model.reasons import Reason
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import Workload
@@ -18,10 +17,9 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if workload is None or workload.metadata.terminating or workload.spec.batch is None:
         return NOTHING
     ttl_s = workload.spec.batch.ttl_after_finished_seconds
-    ended = find_condition(workload.status.conditions, "Complete")
+    conditions = [find_condition(workload.status.conditions, name) for name in ("Complete", "Failed")]
+    ended = next((c for c in conditions if c is not None and c.status == "True"), None)
     if ttl_s is None or ended is None or not ended.last_transition_time:
-        return NOTHING
-    if ended.status != "True" and ended.reason != Reason.BACKOFF_LIMIT_EXCEEDED:
         return NOTHING
     left_s = parse_time(ended.last_transition_time) + ttl_s - now
     if left_s > 0:

@@ -1,12 +1,14 @@
 """Whether replicas fit into kept places: an exact matching, and an exact search for who goes to which region.
 
 Places of one shape and audience are one group. Within a region replicas are matched to groups by augmenting paths, so
-"does not fit" is a proof. Over regions a greedy choice by rank comes first; where it fails, a bounded search decides.
+"does not fit" is a proof. Over regions a greedy choice by rank comes first; where it fails, a search decides: it goes
+over how many workloads of a kind go where, so hundreds that are alike cost no more than one. Its steps are bounded, and
+an answer that it did not reach says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -149,15 +151,26 @@ class _Search:
         return "; ".join(parts)
 
     def all_of(self, items: Sequence[Item]) -> tuple[tuple[Item, str, int], ...] | None:
-        """Every item in some region, or None when that is impossible, or not decided within the steps allowed."""
-        order = sorted(
-            items, key=lambda i: (len(i.options), -max((c for _, c in i.options), default=0), i.tenant, i.name)
-        )
+        """Every item in some region, or None when that is impossible, or not decided within the steps allowed.
+
+        Items that ask for the same are one class: how many of a class go to which region is all that matters.
+        """
+        classes: list[list[Item]] = []
+        for item in items:
+            mine = next((c for c in classes if _alike(c[0], item)), None)
+            if mine is None:
+                classes.append([item])
+            else:
+                mine.append(item)
+        if len(classes) > limits.BACKING_CLASSES:
+            self.steps = limits.BACKING_STEPS + 1
+            return None
+        order = sorted(classes, key=lambda c: (len(c[0].options), -_most_asked(c), c[0].tenant, c[0].name))
         return self._place(order, 0, {}, {}, ())
 
     def _place(
         self,
-        order: Sequence[Item],
+        order: Sequence[list[Item]],
         at: int,
         matchings: dict[str, _Matching],
         spent: dict[str, Amounts],
@@ -165,26 +178,47 @@ class _Search:
     ) -> tuple[tuple[Item, str, int], ...] | None:
         if at == len(order):
             return chosen
-        item = order[at]
-        twin = chosen[-1] if chosen and _alike(chosen[-1][0], item) else None
-        for region, count in item.options:
-            if twin is not None and item.options.index((region, count)) < item.options.index((twin[1], twin[2])):
-                continue  # of workloads that are alike, the order among themselves does not matter
-            self.steps += 1
-            if self.steps > limits.BACKING_STEPS:
-                return None
-            if self.allowed(spent, item, count):
-                continue
-            matching = matchings.get(region, self.matching(region)).copy()
-            if not matching.take(item, count):
-                continue
+        alike = order[at]
+        item = alike[0]
+        most = [self._most(item, region, count, matchings) for region, count in item.options]
+        for split in self._splits(len(alike), most):
             more = {**spent, item.tenant: dict(spent.get(item.tenant, {}))}
-            add(more[item.tenant], scaled(item.shape, count))
-            placed = (*chosen, (item, region, count))
-            found = self._place(order, at + 1, {**matchings, region: matching}, more, placed)
+            taken = dict(matchings)
+            placed = list(chosen)
+            waiting = iter(alike)
+            for (region, count), many in zip(item.options, split, strict=True):
+                add(more[item.tenant], scaled(item.shape, count * many))
+                taken[region] = taken.get(region, self.matching(region)).copy()
+                taken[region].take(item, count * many)
+                placed += [(next(waiting), region, count) for _ in range(many)]
+            if shortfall(more[item.tenant], self.allowance.get(item.tenant, {})):
+                continue
+            found = self._place(order, at + 1, taken, more, tuple(placed))
             if found is not None:
                 return found
         return None
+
+    def _most(self, item: Item, region: str, count: int, matchings: dict[str, _Matching]) -> int:
+        """How many workloads like this one the region's places have room for."""
+        return matchings.get(region, self.matching(region)).room(item) // count
+
+    def _splits(self, many: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Every way to share so many out to regions that have room for `most` each, the first region first."""
+        if not most:
+            if not many:
+                yield ()
+            return
+        rest = sum(most[1:])
+        for here in range(min(most[0], many), max(0, many - rest) - 1, -1):
+            self.steps += 1
+            if self.steps > limits.BACKING_STEPS:
+                return
+            for others in self._splits(many - here, most[1:]):
+                yield (here, *others)
+
+
+def _most_asked(alike: Sequence[Item]) -> int:
+    return len(alike) * max((count for _, count in alike[0].options), default=0)
 
 
 def _alike(one: Item, other: Item) -> bool:
@@ -195,7 +229,7 @@ def fit(items: Sequence[Item], groups: Sequence[Group], allowance: dict[str, Amo
     """Everyone if that is possible; else who goes where by rank, who stays short, and why."""
     search = _Search(groups, allowance)
     quick = search.greedy(items)
-    if not quick.short or len(items) > limits.BACKING_ITEMS:
+    if not quick.short:
         return quick
     whole = search.all_of(items)
     if whole is not None:

@@ -201,7 +201,8 @@ def share_out(
 ) -> Limits:
     """New limits per region. Raises only into what is provably free; shrinks only where someone else goes short.
 
-    `least` is filled from what nobody needs, and is the first to be taken back for someone who does.
+    `least` is filled from what nobody needs, if need be from what a region holds beyond its own need and least. It is
+    the first to be taken back for someone who does need it.
     """
     new: Limits = {region: dict(current.get(region, {})) for region in wanted}
     for resource, total in sorted(hard.items()):
@@ -210,9 +211,10 @@ def share_out(
         short = sum(room.raise_to(region, want) for region, want in need.items())
         room.take_back(max(0, -room.free) + short, {r: wanted[r].get(resource, 0) for r in new})
         if not short:
-            for region in sorted(new):
-                keep = min((least or {}).get(region, {}).get(resource, 0), caps.get(region, {}).get(resource, total))
-                room.raise_to(region, keep)
+            cap = {r: caps.get(r, {}).get(resource, total) for r in new}
+            keep = {r: min((least or {}).get(r, {}).get(resource, 0), cap[r]) for r in sorted(new)}
+            lacking = sum(room.raise_to(region, amount) for region, amount in keep.items())
+            room.take_back(lacking, {r: max(wanted[r].get(resource, 0), keep[r]) for r in new})
     for region in new:
         new[region] = {name: amount for name, amount in new[region].items() if amount and name in hard}
     return new

@@ -35,6 +35,8 @@ CURED_BY_A_NODE = frozenset(
         Reason.NO_NODES,
     }
 )
+CURED_BY_THE_FIRST = CURED_BY_A_NODE | {Reason.POOL_NOT_ALLOWED}
+"""What the first node of an empty pool cures besides: every other node is of a pool that the work may not use."""
 
 
 class Lack(msgspec.Struct, frozen=True, gc=False):
@@ -90,12 +92,14 @@ def occupied(view: View) -> frozenset[str]:
 def lacking(pool: NodePool, region: str, view: View) -> Lack:
     """What waits for a reason that a node of this pool cures, and would fit on an empty one."""
     shape = amounts(pool.spec.capacity)
+    there = any(node.spec.pool == pool.metadata.name for node in view.list(Node))
     total: Amounts = {}
     replicas = places = 0
     for request in view.list(SchedulingRequest):
         if not request.status.pending or not _may_use(request, pool):
             continue
-        if not any(r.reason in CURED_BY_A_NODE for r in request.status.reasons):
+        cured = CURED_BY_A_NODE if there else CURED_BY_THE_FIRST
+        if not any(r.reason in cured for r in request.status.reasons):
             continue
         asked = requests(request.spec.template)
         if _fits(asked, shape):

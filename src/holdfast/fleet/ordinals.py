@@ -13,6 +13,7 @@ from itertools import count, islice
 
 import msgspec
 
+from holdfast.fleet.away_shares import with_peak
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentSpec, Withdrawal
 from holdfast.model.tenure import needs_tenure
@@ -27,10 +28,9 @@ def share_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> O
     given: Ordinals = {region: held.get(region, ())[:share] for region, share in shares.items()}
     taken = {ordinal for ordinals in held.values() for ordinal in ordinals}
     letting_go = {a.spec.region for a in stored if not let_go(a) and not tenure_over(a)}
-    # Of scope Global, what is taken away by this very decision is not free either: the ordinal itself moves, and no new
-    # one is made beside it while it may still run.
-    tenured = {a.spec.region for a in stored if needs_tenure(a.spec.exclusive)}
-    letting_go |= {r for r in tenured if len(given.get(r, ())) < len(held[r])}
+    # What is taken away by this very decision is not free either: the ordinal itself moves, break before make, and no
+    # new one is made beside it while it may still run.
+    letting_go |= {region for region, ordinals in held.items() if len(given.get(region, ())) < len(ordinals)}
     for region in sorted(shares):
         lacking = shares[region] - len(given[region])
         if lacking <= 0 or letting_go - {region}:
@@ -79,4 +79,4 @@ def waited(assignment: Assignment, now: float) -> Assignment | None:
         found, waited_seconds=round(found.waited_seconds + more_s, 3), seen_at=micro_text(now)
     )
     changed = msgspec.structs.replace(spec, withdrawal=further, epoch=spec.epoch + 1)
-    return msgspec.structs.replace(assignment, spec=changed)
+    return msgspec.structs.replace(assignment, spec=with_peak(changed, assignment))

@@ -6,44 +6,50 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model import limits
+from holdfast.model.override import ACTIVE, EXPIRED, PENDING, REVOKED, Override, OverrideKind, acts
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
 
-PENDING, ACTIVE, EXPIRED, REVOKED = "Pending", "Active", "Expired", "Revoked"
+__all__ = ["ACTIVE", "EXPIRED", "PENDING", "REVOKED", "RULES", "KindRule", "acts", "in_force"]
 
 
 class KindRule(msgspec.Struct, frozen=True, gc=False):
-    """`approval`: a second person must agree. `permissive`: it allows more than usual, so doubt ends it."""
+    """`approval`: a second person must agree. `permissive`: it allows more than usual, so doubt ends it. `break_glass`:
+    a region may be told by itself while the global cell is out of reach; never so for quota, residency or fences."""
 
     approval: bool
     permissive: bool
     max_ttl_s: float
     does: str
+    break_glass: bool = False
 
 
 _HOUR_S = 3600.0
 RULES: dict[OverrideKind, KindRule] = {
-    OverrideKind.AVOID_ZONE: KindRule(False, False, 24 * _HOUR_S, "places no new work in the zone"),
-    OverrideKind.AVOID_REGION: KindRule(False, False, 24 * _HOUR_S, "sends no new work to the region"),
+    OverrideKind.AVOID_ZONE: KindRule(False, False, 24 * _HOUR_S, "places no new work in the zone", break_glass=True),
+    OverrideKind.AVOID_REGION: KindRule(
+        False, False, 24 * _HOUR_S, "sends no new work to the region", break_glass=True
+    ),
     OverrideKind.DECLARE_REGION_LOST: KindRule(
         True, True, 4 * _HOUR_S, "opens a recovery without waiting for witnesses"
     ),
     OverrideKind.PAUSE_AUTOSCALER: KindRule(False, False, 24 * _HOUR_S, "keeps replica counts as they are"),
-    OverrideKind.PAUSE_REPAIR: KindRule(False, False, 4 * _HOUR_S, "stops repairs; what is broken stays visible"),
-    OverrideKind.APPROVE_REPAIR: KindRule(False, True, 4 * _HOUR_S, "lets repairs that wait for approval go on"),
+    OverrideKind.PAUSE_REPAIR: KindRule(
+        False, False, 4 * _HOUR_S, "stops repairs; what is broken stays visible", break_glass=True
+    ),
+    OverrideKind.APPROVE_REPAIR: KindRule(
+        False, True, 4 * _HOUR_S, "lets repairs that wait for approval go on", break_glass=True
+    ),
     OverrideKind.EMERGENCY_QUOTA: KindRule(True, True, 8 * _HOUR_S, "adds to what the tenant may hold"),
-    OverrideKind.RAISE_PRIORITY: KindRule(False, True, 8 * _HOUR_S, "queues the workload as if it had a higher rank"),
+    OverrideKind.RAISE_PRIORITY: KindRule(
+        False, True, 8 * _HOUR_S, "queues the workload as if it had a higher rank", break_glass=True
+    ),
     OverrideKind.SHRINK_BUDGET: KindRule(True, True, 1 * _HOUR_S, "lets a recovery budget shrink below its promises"),
-    OverrideKind.PIN_POLICY: KindRule(False, False, 24 * _HOUR_S, "keeps regions on one policy revision"),
+    OverrideKind.PIN_POLICY: KindRule(
+        False, False, 24 * _HOUR_S, "keeps regions on one policy revision", break_glass=True
+    ),
 }
-
-
-def acts(override: Override, now: float) -> bool:
-    """Whether an override is in force: accepted, approved where that is needed, and not past its deadline (S8)."""
-    if override.metadata.terminating or override.status.phase != ACTIVE or override.spec.revoked:
-        return False
-    return bool(override.status.expires_at) and now < parse_time(override.status.expires_at)
 
 
 def in_force(view: View, kind: OverrideKind, now: float) -> Sequence[Override]:
@@ -52,8 +58,15 @@ def in_force(view: View, kind: OverrideKind, now: float) -> Sequence[Override]:
 
 def deadline_s(override: Override) -> float:
     """When it ends at the latest, whoever forgets to end it."""
-    rule = RULES[override.spec.kind]
-    return parse_time(override.metadata.creation_timestamp) + min(override.spec.ttl_seconds, rule.max_ttl_s)
+    return parse_time(override.metadata.creation_timestamp) + longest_s(override)
+
+
+def longest_s(override: Override) -> float:
+    """How long it may act in all: what was asked for, within what its kind, and a region by itself, may be asked."""
+    most_s = RULES[override.spec.kind].max_ttl_s
+    if override.spec.break_glass is not None:
+        most_s = min(most_s, limits.BREAK_GLASS_MAX_S)
+    return min(override.spec.ttl_seconds, most_s)
 
 
 def needs_approval(override: Override) -> bool:

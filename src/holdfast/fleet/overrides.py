@@ -8,7 +8,7 @@ says so and checks it (S8). A longer time is another override, asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from holdfast.fleet.override_rules import (
     ACTIVE,
@@ -18,11 +18,12 @@ from holdfast.fleet.override_rules import (
     RULES,
     deadline_s,
     in_force,
+    longest_s,
     needs_approval,
 )
 from holdfast.model import limits
 from holdfast.model.meta import Condition, Key
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import Override, OverrideKind, break_glass_prefix
 from holdfast.model.quantity import amounts
 from holdfast.model.quota import Grant, GrantClass
 from holdfast.model.reasons import Reason
@@ -32,6 +33,7 @@ from holdfast.model.view import View
 from holdfast.model.writes import NOTHING, Delete, Notice, Outcome, SetStatus
 
 VERIFY_EVERY_S = 1.0
+Wake = Callable[[Override | None, Override | None, View], Iterable[Key]]
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -85,8 +87,7 @@ def _deadline(override: Override, now: float) -> float:
     """Its whole time from the moment it can act; one that nobody approves lapses a TTL after it was asked for."""
     if needs_approval(override):
         return deadline_s(override)
-    rule = RULES[override.spec.kind]
-    return now + min(override.spec.ttl_seconds, rule.max_ttl_s)
+    return now + longest_s(override)
 
 
 def _conditions(override: Override, phase: str, expires_at: str, left: str, *, ended: bool) -> list[Condition]:
@@ -151,3 +152,18 @@ def keys(view: View) -> Iterable[Key]:
 
 def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
     return (new.key,) if new is not None else ()
+
+
+def keys_of_region(region: str) -> Callable[[View], Iterable[Key]]:
+    """Those that were given in this region; the others are copies of what is decided elsewhere."""
+    prefix = break_glass_prefix(region)
+    return lambda view: [o.key for o in view.list(Override) if o.metadata.name.startswith(prefix)]
+
+
+def woken_in_region(region: str) -> Wake:
+    prefix = break_glass_prefix(region)
+
+    def woken(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
+        return (new.key,) if new is not None and new.metadata.name.startswith(prefix) else ()
+
+    return woken

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.fleet import recovery_back
+from holdfast.fleet import recovery_back, recovery_targets
 from holdfast.fleet.assign import meta_for, spec_for
+from holdfast.fleet.away_shares import with_peak
 from holdfast.fleet.pace import Pace
 from holdfast.fleet.recovery_plan import Critical, Targets, criticals, may_take, reported_room
 from holdfast.fleet.recovery_rows import budget_writes, clock_of, row_of, suspensions, write_status
@@ -135,12 +136,13 @@ def _recover(recovery: Recovery, region: Region, view: View, now: float) -> Outc
     lost = region.status.health.state is HealthState.LOST
     writes: list[Write] = list(suspensions(name, view, suspended=True)) if lost else []
     pace = Pace.of(recovery.status.lanes, _rates(view), now)
-    rows, made = _wave(recovery, name, view, pace)
-    writes += made
+    wave = _Wave(recovery, view, pace, now)
+    wave.over(name)
+    rows, notices = tuple(wave.rows), wave.notices
+    writes += wave.writes
     status = _progress(recovery, rows, pace, now)
     back_since = _back_since(recovery, region, view, now)
     status = msgspec.structs.replace(status, stable_since=back_since)
-    notices: list[Notice] = []
     if back_since and now - parse_time(back_since) >= limits.RECOVERY_STABLE_S:
         status = msgspec.structs.replace(status, phase=RecoveryPhase.FAILING_BACK)
         notices.append(Notice(recovery, Reason.FAILING_BACK, f"region {name} is back since {back_since}"))
@@ -162,38 +164,63 @@ def _rates(view: View) -> dict[str, float]:
     return rates
 
 
-def _wave(recovery: Recovery, lost: str, view: View, pace: Pace) -> tuple[tuple[WorkloadProgress, ...], list[Write]]:
-    """How every critical workload stands, and the Assignments whose turn it is."""
-    known = {(row.tenant, row.workload): row for row in recovery.status.workloads}
-    regions = view.list(Region)
-    by_name = {r.metadata.name: r for r in regions}
-    targets = Targets(regions, reported_room)
-    rows: list[WorkloadProgress] = []
-    writes: list[Write] = []
-    for critical in criticals(view):
-        row = known.get((critical.tenant, critical.name))
-        if row is None and not critical.at(lost).assigned and not _best_need(critical, view):
-            continue
-        target = row.target if row is not None else ""
-        if not target or target not in by_name or may_take(critical, by_name[target]):
-            target = targets.choose(critical)
-        need = critical.need(target) if target else critical.promise.min_serving
-        reason = ""
-        if target and need:
-            targets.take(critical, target, need)
-            if len(writes) < limits.RECOVERY_WAVE and pace.may_start(target, need):
-                write = _assignment(recovery, critical, target, need, view)
-                if write is not None:
-                    pace.started(target, need)
-                    writes.append(write)
-                    need = 0
-            reason = Reason.WAITING_FOR_TURN.value if need else ""
-        rows.append(row_of(critical, target, view, reason=reason))
-    return tuple(rows), writes
+class _Wave:
+    """One pass over the critical workloads: how each stands, the Assignments whose turn it is, who is moved on."""
+
+    def __init__(self, recovery: Recovery, view: View, pace: Pace, now: float) -> None:
+        self._recovery, self._view, self._pace, self._now = recovery, view, pace, now
+        regions = view.list(Region)
+        self._regions = {r.metadata.name: r for r in regions}
+        self._targets = Targets(regions, reported_room)
+        self.rows: list[WorkloadProgress] = []
+        self.writes: list[Write] = []
+        self.notices: list[Notice] = []
+
+    def over(self, lost: str) -> None:
+        known = {(row.tenant, row.workload): row for row in self._recovery.status.workloads}
+        looked_at: list[Critical] = []
+        for critical in criticals(self._view):
+            row = known.get((critical.tenant, critical.name))
+            if row is None and not critical.at(lost).assigned and not _best_need(critical, self._view):
+                continue
+            self._look(critical, row)
+            looked_at.append(critical)
+        used = recovery_targets.counted_on(self._view, self._recovery, self.rows)
+        for critical, row in zip(looked_at, self.rows, strict=True):
+            if len(self.writes) < limits.RECOVERY_WAVE:
+                self.writes += recovery_targets.let_go(critical, row.target, used, self._view)
+
+    def _look(self, critical: Critical, known: WorkloadProgress | None) -> None:
+        said = recovery_targets.waiting_for(critical, known.target, self._view) if known is not None else ""
+        aim = recovery_targets.aim(critical, known, self._regions, self._targets, self._now, waiting_for=said)
+        if aim.moved:
+            said = f"{critical.tenant}/{critical.name}: {aim.stuck}"
+            self.notices.append(Notice(self._recovery, Reason.TARGET_STUCK, said, warning=True))
+        need = critical.need(aim.target) if aim.target else 0
+        asked = bool(need) and self._ask(critical, aim.target, need)
+        waits = bool(need) and not asked
+        row = row_of(critical, aim.target, self._view, reason=Reason.WAITING_FOR_TURN.value if waits else "")
+        if aim.stuck and not aim.moved:
+            row = msgspec.structs.replace(row, reason=Reason.TARGET_STUCK.value, message=aim.stuck)
+        row = msgspec.structs.replace(row, left=aim.left)
+        row = recovery_targets.followed(row, known, critical, self._now, waits=waits, asked=asked)
+        self.rows.append(row)
+
+    def _ask(self, critical: Critical, target: str, need: int) -> bool:
+        """Asks the target for what is missing, if it is its turn. Whoever waits counts as well: no herd forms."""
+        self._targets.take(critical, target, need)
+        if len(self.writes) >= limits.RECOVERY_WAVE or not self._pace.may_start(target, need):
+            return False
+        write = _assignment(self._recovery, critical, target, need, self._view)
+        if write is None:
+            return False
+        self._pace.started(target, need)
+        self.writes.append(write)
+        return True
 
 
 def _assignment(recovery: Recovery, critical: Critical, target: str, need: int, view: View) -> Write | None:
-    """The recovery Assignment that adds what is missing. It only grows while a recovery is open."""
+    """The recovery Assignment that adds what is missing. In its target it only grows while a recovery is open."""
     workload = critical.workload
     name = assignment_name(critical.name, target, Purpose.RECOVERY)
     stored = view.get(Assignment, name, critical.tenant)
@@ -202,14 +229,17 @@ def _assignment(recovery: Recovery, critical: Critical, target: str, need: int, 
     have = stored.spec.replicas if stored is not None else 0
     reason = f"recovery {recovery.metadata.name}: {need} more to serve {critical.promise.min_serving} in {target}"
     epoch = stored.spec.epoch + 1 if stored is not None else 1
-    spec = spec_for(workload, target, have + need, view, epoch=epoch, purpose=Purpose.RECOVERY, reason=reason)
+    spec = spec_for(
+        workload, target, have + need, view, epoch=epoch, purpose=Purpose.RECOVERY, reason=reason, away_share=0
+    )
     if spec is None:
         return None
-    if stored is None:
+    if stored is None:  # without a part of the budget: assign, which shares it out, gives it one
         meta = meta_for(workload, target, Purpose.RECOVERY)
         labels = {**meta.labels, LABEL_RECOVERY: recovery.metadata.name}
         return Create(Assignment(metadata=msgspec.structs.replace(meta, labels=labels), spec=spec))
-    return Update(msgspec.structs.replace(stored, spec=spec))
+    spec = msgspec.structs.replace(spec, away_share=stored.spec.away_share, disruption=stored.spec.disruption)
+    return Update(msgspec.structs.replace(stored, spec=with_peak(spec, stored)))
 
 
 def _progress(recovery: Recovery, rows: Sequence[WorkloadProgress], pace: Pace, now: float) -> RecoveryStatus:

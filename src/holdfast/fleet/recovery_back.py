@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.fleet.recovery_rows import suspensions, write_status
+from holdfast.fleet.recovery_targets import counted_on
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.quantity import amounts
@@ -55,13 +56,7 @@ def borrowed(view: View) -> list[Assignment]:
 def give_back(recovery: Recovery, view: View) -> list[Write]:
     """Recovery Assignments that nobody counts on any more: emptied a few at a time, deleted when they are drained."""
     writes: list[Write] = []
-    counted_on = {
-        (row.tenant, row.workload, row.target)
-        for other in view.list(Recovery)
-        if is_open(other) and other.metadata.name != recovery.metadata.name
-        and other.status.phase is not RecoveryPhase.FAILING_BACK
-        for row in other.status.workloads
-    }  # fmt: skip
+    used = counted_on(view, recovery, ())
     for item in borrowed(view):
         if item.metadata.terminating:
             continue
@@ -70,7 +65,7 @@ def give_back(recovery: Recovery, view: View) -> list[Write]:
             if item.status.observed_epoch >= spec.epoch and not item.status.replicas:
                 writes.append(Delete("Assignment", item.key, item.uid))
             continue
-        if (item.metadata.namespace, spec.workload, spec.region) in counted_on or not _home_again(item, view):
+        if (item.metadata.namespace, spec.workload, spec.region) in used or not _home_again(item, view):
             continue
         if len(writes) < RETURNS_PER_PASS:
             emptied = msgspec.structs.replace(

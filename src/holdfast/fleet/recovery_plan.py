@@ -121,9 +121,9 @@ class Targets:
     def take(self, critical: Critical, region: str, count: int) -> None:
         add(self._taken.setdefault(region, {}), scaled(critical.shape, count))
 
-    def choose(self, critical: Critical) -> str:
+    def choose(self, critical: Critical, *, without: frozenset[str] = frozenset()) -> str:
         """The region that needs to start least; of equals the one with most room left, then the cheapest."""
-        able = [r for r in self._regions.values() if not may_take(critical, r)]
+        able = [r for r in self._regions.values() if r.metadata.name not in without and not may_take(critical, r)]
         if not able:
             return ""
 

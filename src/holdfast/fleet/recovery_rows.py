@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.fleet.away_shares import with_peak
 from holdfast.fleet.recovery_plan import Critical
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Condition
@@ -125,7 +126,7 @@ def suspensions(region: str, view: View, *, suspended: bool) -> Iterable[Write]:
             return
         found += 1
         spec = msgspec.structs.replace(item.spec, suspended=suspended, epoch=item.spec.epoch + 1)
-        yield Update(msgspec.structs.replace(item, spec=spec))
+        yield Update(msgspec.structs.replace(item, spec=with_peak(spec, item)))
 
 
 def budget_writes(region: Region, view: View) -> list[Write]:

@@ -73,7 +73,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     new = _begun(workload, block, heard, now)
     if new.phase not in _OVER:
         new = _moved(workload, new, heard, now)
-    elif new.phase == RolloutPhase.FAILED and _done(heard, new.revision):
+    elif new.phase == RolloutPhase.FAILED and _proved(heard, new.revision):
         new = _finished(new, RolloutPhase.COMPLETE, f"revision {new.revision} serves after all")
     again_s = _deadline_in_s(workload, new, now) if new.phase not in _OVER else None
     if new == block:
@@ -133,7 +133,8 @@ def _moved(workload: Workload, block: RolloutBlock, held: Sequence[Assignment], 
 
 
 def _done(held: Sequence[Assignment], revision: str) -> bool:
-    """Whether these regions have acted on the revision and serve it in full, with nothing of another left."""
+    """Whether these regions have acted on the revision and serve it in full, with nothing of another left. True of no
+    region at all: whoever takes it for proof that the revision is good must have heard of one (`_proved`)."""
     return all(
         a.spec.revision == revision
         and a.status.observed_epoch >= a.spec.epoch
@@ -143,8 +144,14 @@ def _done(held: Sequence[Assignment], revision: str) -> bool:
     )
 
 
+def _proved(held: Sequence[Assignment], revision: str) -> bool:
+    """Whether it serves in full somewhere. While every region is lost nobody knows, and a revision that was given up
+    must not become the last good one by that."""
+    return bool(held) and _done(held, revision)
+
+
 def _rolled_back(block: RolloutBlock, held: Sequence[Assignment]) -> RolloutBlock:
-    if not _done(held, block.last_good_revision):
+    if not _proved(held, block.last_good_revision):
         return block
     said = f"revision {block.last_good_revision} serves again; {block.revision} made no progress in its time"
     return _finished(block, RolloutPhase.ROLLED_BACK, said)

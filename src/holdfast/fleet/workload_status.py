@@ -9,14 +9,18 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.fleet.assign import why_not
 from holdfast.model.assignment import Assignment, PendingReason
-from holdfast.model.meta import Condition, Key, find_condition, with_condition
+from holdfast.model.meta import Condition, Key, find_condition, is_true, with_condition
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadType, wanted_replicas
 from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
+
+REGIONS_NAMED = 4
+"""A condition names so many regions at most."""
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -26,7 +30,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return NOTHING
     assignments = [_as_heard(a, view) for a in view.by(Assignment, "workload", str(key))]
     summary = _summary(workload, assignments)
-    conditions = [*_conditions(workload, assignments, summary, now), *_backed(workload)]
+    conditions = [*_conditions(workload, assignments, summary, view, now), *_backed(workload)]
     again_s = _look_again_s(workload, summary, now)
     generation = workload.metadata.generation
     old = workload.status.conditions
@@ -100,23 +104,30 @@ def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
     )
 
 
-def _conditions(workload: Workload, assignments: Sequence[Assignment], summary: Summary, now: float) -> list[Condition]:
+def _conditions(
+    workload: Workload, assignments: Sequence[Assignment], summary: Summary, view: View, now: float
+) -> list[Condition]:
     generation = workload.metadata.generation
     batch = workload.spec.batch
     is_batch = workload.spec.type is WorkloadType.BATCH and batch is not None
     owed = batch.completions if is_batch and batch is not None else summary.replicas
     held = sum(a.spec.batch.completions if a.spec.batch is not None else a.spec.replicas for a in assignments)
+    assigned, why = (Reason.ASSIGNED, "") if held >= owed else _why_unassigned(workload, view)
     found = [
         Condition(
             type="Assigned",
             status="True" if held >= owed else "False",
-            reason=Reason.ASSIGNED if held >= owed else Reason.PARTLY_ASSIGNED,
-            message=f"{held} of {owed} have a region",
+            reason=assigned,
+            message=f"{held} of {owed} have a region{why}",
             observed_generation=generation,
         )
     ]
     if is_batch and batch is not None:
-        found.append(_complete(summary, batch.completions, batch.backoff_limit, generation))
+        complete = _complete(summary, batch.completions, batch.backoff_limit, generation)
+        found.append(complete)
+        if complete.reason == Reason.BACKOFF_LIMIT_EXCEEDED:
+            # A condition of its own has a moment of its own: how long a failed batch is kept counts from there.
+            found.append(msgspec.structs.replace(complete, type="Failed", status="True"))
         found += _deadline(workload, summary, batch, now)
         return found
     current = all(_is_current(workload, a) for a in assignments)
@@ -135,6 +146,21 @@ def _conditions(workload: Workload, assignments: Sequence[Assignment], summary: 
         )
     )
     return found
+
+
+def _why_unassigned(workload: Workload, view: View) -> tuple[Reason, str]:
+    """What keeps replicas without a region: the workload's own rules, or the state of the regions they allow."""
+    regions = view.list(Region)
+    refused = {r.metadata.name: why_not(workload, r) for r in regions}
+    allowed = [r for r in regions if not refused[r.metadata.name]]
+    if not allowed:
+        named = "; ".join(f"{name}: {why}" for name, why in sorted(refused.items())[:REGIONS_NAMED])
+        return Reason.NO_REGION_ALLOWED, f"; no region may hold it ({named or 'there is none'})"
+    well = [r for r in allowed if r.status.health.state is HealthState.HEALTHY]
+    if not well:
+        named = ", ".join(f"{r.metadata.name} is {r.status.health.state}" for r in allowed[:REGIONS_NAMED])
+        return Reason.REGION_NOT_HEALTHY, f"; of those that may hold it none is healthy ({named})"
+    return Reason.PARTLY_ASSIGNED, ""
 
 
 def _complete(summary: Summary, completions: int, backoff_limit: int, generation: int) -> Condition:
@@ -236,11 +262,16 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """Only when a region is lost or found again: its workloads' counts change."""
-    if new is not None and old is not None and new.status.health.state is old.status.health.state:
+    """Only when a region is lost, found again or another one: its workloads' counts change, and why some have none."""
+    if new is not None and old is not None and _looks_alike(new, old):
         return ()
     item = new or old
     if item is None:
         return ()
-    held = view.by(Assignment, "region", item.metadata.name)
-    return [Key(a.metadata.namespace, a.spec.workload) for a in held]
+    held = [Key(a.metadata.namespace, a.spec.workload) for a in view.by(Assignment, "region", item.metadata.name)]
+    short = [w.key for w in view.list(Workload) if not is_true(w.status.conditions, "Assigned")]
+    return [*held, *short]
+
+
+def _looks_alike(new: Region, old: Region) -> bool:
+    return new.status.health.state is old.status.health.state and new.spec == old.spec

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.flow.scratch import override_active
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import Override, OverrideKind, acts
 from holdfast.model.scheduler_policy import PolicyRevision, PromotionStage, Rules
 
 BUILT_IN = "builtin"
@@ -28,7 +27,7 @@ def active_policy(
     for override in sorted(overrides, key=lambda o: o.metadata.name):
         spec = override.spec
         here = spec.kind is OverrideKind.PIN_POLICY and spec.scope.region in ("", region)
-        if here and spec.policy_revision in known and override_active(override, now):
+        if here and spec.policy_revision in known and acts(override, now):
             return _policy(known[spec.policy_revision])
     in_force = [r for r in known.values() if not r.metadata.terminating and _acts_here(r, region)]
     newest = max(in_force, key=lambda r: (r.spec.sequence, r.metadata.name), default=None)

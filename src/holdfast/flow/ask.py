@@ -15,7 +15,7 @@ from holdfast.model.template import Template, requests, template_hash
 
 class Ask(msgspec.Struct, frozen=True):
     """`bound` is how many members of the request have a place already; gangs count them. `evictions` is how many
-    victims its tenant may still cause."""
+    victims its tenant may still cause, `room` what it may still spend here; None where that is not known."""
 
     namespace: str
     name: str
@@ -37,6 +37,9 @@ class Ask(msgspec.Struct, frozen=True):
     may_preempt: bool = False
     max_unavailable: int = 0
     evictions: int = 0
+    room: dict[str, int] | None = None
+    spared: tuple[str, ...] = ()
+    """Claims (tenant/claim) that the authority would not let go for it a moment ago."""
     template_hash: str = ""
     """Only of gangs, whose members are counted by it."""
 
@@ -75,15 +78,23 @@ class Ask(msgspec.Struct, frozen=True):
             nominated=bool(victims),
             victims=victims,
             keeps_off=keeps_off(self.placement),
+            ordinary=not self.draws,
         )
 
 
 def ask_of(
-    request: SchedulingRequest, members: tuple[Member, ...] | None = None, *, bound: int = 0, evictions: int = 0
+    request: SchedulingRequest,
+    members: tuple[Member, ...] | None = None,
+    *,
+    bound: int = 0,
+    evictions: int = 0,
+    room: dict[str, int] | None = None,
+    spared: tuple[str, ...] = (),
 ) -> Ask:
-    """The ask of all members, or of those given (the ones without a place)."""
+    """The ask of all members, or of those given (the ones without a place). Recovery work has a room of its own."""
     spec = request.spec
     template = spec.template
+    draws = spec.purpose is Purpose.RECOVERY and not spec.reclaimable
     fixed = tuple(port.port for port in template.ports if port.port)
     return Ask(
         namespace=request.metadata.namespace,
@@ -100,10 +111,12 @@ def ask_of(
         dedicated=spec.dedicated,
         bound=bound,
         gang_min=spec.gang.min_available if spec.gang is not None else 0,
-        draws=spec.purpose is Purpose.RECOVERY and not spec.reclaimable,
+        draws=draws,
         rank=spec.rank,
         may_preempt=spec.may_preempt,
         max_unavailable=spec.max_unavailable,
         evictions=evictions,
+        room=None if draws else room,
+        spared=spared,
         template_hash=template_hash(template) if spec.gang is not None else "",
     )

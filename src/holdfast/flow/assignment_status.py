@@ -16,9 +16,20 @@ def assignment_status(
     assignment: Assignment, replicas: Sequence[Replica], requests: Sequence[SchedulingRequest], held_back: int = 0
 ) -> AssignmentStatus:
     """`replicas` counts what still exists and is not finished: nothing may be forgotten while it could run."""
-    stages = Counter(stage(r) for r in replicas)
-    ended = Counter(finished(r) for r in replicas)
-    live = sum(1 for r in replicas if finished(r) is None or r.status.placement.binding)
+    stages: Counter[Stage] = Counter()
+    ended: Counter[Phase] = Counter()
+    live = updated = updated_serving = 0
+    for replica in replicas:
+        at, end = stage(replica), finished(replica)
+        current = replica.spec.revision == assignment.spec.revision
+        stages[at] += 1
+        if end is not None:
+            ended[end] += 1
+            live += bool(replica.status.placement.binding)
+        else:
+            live += 1
+            updated += current
+        updated_serving += current and at is Stage.SERVING
     queued = stages[Stage.QUEUED]
     return AssignmentStatus(
         observed_generation=assignment.metadata.generation,
@@ -29,10 +40,8 @@ def assignment_status(
         started=sum(stages[s] for s in STARTED),
         ready=stages[Stage.READY] + stages[Stage.SERVING],
         serving=stages[Stage.SERVING],
-        updated=sum(r.spec.revision == assignment.spec.revision and finished(r) is None for r in replicas),
-        updated_serving=sum(
-            r.spec.revision == assignment.spec.revision and stage(r) is Stage.SERVING for r in replicas
-        ),
+        updated=updated,
+        updated_serving=updated_serving,
         unknown=stages[Stage.UNKNOWN],
         held_back=held_back,
         succeeded=ended[Phase.SUCCEEDED],

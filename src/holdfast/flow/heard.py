@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.flow.scratch import override_active
 from holdfast.model import ages
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import Override, OverrideKind, acts
 from holdfast.model.times import parse_time
 
 PERMISSIVE = frozenset({OverrideKind.APPROVE_REPAIR})
@@ -22,7 +21,9 @@ def heard_s(copies: Iterable[GrantCopy]) -> float:
 
 
 def acts_here(override: Override, now: float, heard_at_s: float) -> bool:
-    """Whether an override acts in this region now. One that allows more needs news that it still stands."""
-    if not override_active(override, now):
+    """Whether an override acts in this region now. One that allows more needs news that it still stands,
+    unless it was given here."""
+    if not acts(override, now):
         return False
-    return override.spec.kind not in PERMISSIVE or now - heard_at_s <= ages.OVERRIDE.seconds
+    given_here = override.spec.break_glass is not None
+    return given_here or override.spec.kind not in PERMISSIVE or now - heard_at_s <= ages.OVERRIDE.seconds

@@ -89,7 +89,7 @@ def place_name(budget: str, slot: int, number: int) -> str:
 
 
 def is_drawn(hold: Hold, view: View) -> bool:
-    """Whether a claim uses the place. The claim itself says so first; the Hold only repeats it a moment later."""
+    """Whether a claim uses the place. Both say so from the same commit on; the claim is the one that counts."""
     if hold.status.draw is not None:
         return True
     claims = view.by(Reservation, "node", hold.spec.node)
@@ -190,7 +190,8 @@ def _uneven(budget: RecoveryBudget, staying: Sequence[Hold], view: View) -> Hold
 
 
 def _delete(hold: Hold) -> Delete:
-    return Delete("Hold", hold.key, hold.uid)
+    """Only as it was seen: a claim that draws it meanwhile has changed it, and keeps it."""
+    return Delete("Hold", hold.key, hold.uid, if_revision=hold.revision)
 
 
 def keys(view: View) -> Iterable[Key]:

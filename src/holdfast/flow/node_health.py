@@ -74,9 +74,11 @@ def _mark(replicas: Sequence[Replica], *, lost: bool, reason: Reason, now: float
 
 
 def keys(view: View) -> Iterable[Key]:
-    found = {node.key for node in view.list(Node)}
-    found |= {Key("", r.status.placement.node) for r in view.list(Replica) if r.status.placement.node}
-    return sorted(found)
+    """Every node there is, and every one that is gone and still has replicas."""
+    found = [node.key for node in view.list(Node)]
+    names = {r.status.placement.node for r in view.list(Replica)}
+    names.difference_update((key.name for key in found), ("",))
+    return [*found, *(Key("", name) for name in sorted(names))]
 
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
@@ -105,12 +107,21 @@ def woken_by_page(new: LeasePage | None, old: LeasePage | None, view: View) -> I
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """A replica that was just placed must learn of a node that is already lost."""
+    """A replica that was just placed must learn of a node that is already lost.
+
+    On a node that is heard there is nothing to learn: should it fall silent, its own change of contact wakes it.
+    """
     if new is None:
         return ()
     placed = new.status.placement
-    before = old.status.placement if old is not None else None
-    same = before is not None and (before.node, before.attempt) == (placed.node, placed.attempt)
-    if not placed.node or (same and old is not None and old.status.contact == new.status.contact):
+    if not placed.node:
+        return ()
+    if old is not None:
+        before = old.status.placement
+        same = before is placed or (before.node, before.attempt) == (placed.node, placed.attempt)
+        if same and old.status.contact == new.status.contact:
+            return ()
+    node: Node | None = view.get(Node, placed.node)
+    if node is not None and node.status.contact.state is Contact.LIVE and not unheard(new):
         return ()
     return (Key("", placed.node),)

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.flow.scratch import override_active
 from holdfast.model import limits
 from holdfast.model.meta import Key
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import Override, OverrideKind, acts
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import QueueKey
 from holdfast.model.scheduling_request import SchedulingRequest
@@ -37,11 +36,12 @@ def dominant_shares(use: Mapping[str, Mapping[str, int]], total: Mapping[str, in
     return {tenant: dominant_share(amounts, total) for tenant, amounts in use.items()}
 
 
-def raised_ranks(overrides: Iterable[Override], now: float) -> dict[tuple[str, str], int]:
-    """(tenant, workload) → the rank an active override lifts it to."""
+def raised_ranks(overrides: Iterable[Override], now: float, region: str) -> dict[tuple[str, str], int]:
+    """(tenant, workload) → the rank an active override lifts it to in this region."""
     ranks: dict[tuple[str, str], int] = {}
     for override in overrides:
-        if override.spec.kind is OverrideKind.RAISE_PRIORITY and override_active(override, now):
+        here = override.spec.scope.region in ("", region)
+        if here and override.spec.kind is OverrideKind.RAISE_PRIORITY and acts(override, now):
             key = (override.spec.scope.tenant, override.spec.scope.workload)
             ranks[key] = max(override.spec.rank, ranks.get(key, override.spec.rank))
     return ranks

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.flow import purse
 from holdfast.flow.active_policy import BUILT_IN
 from holdfast.flow.ask import ask_of
 from holdfast.flow.plan.planner import PLANNER_VERSION, AskPlan, plan
@@ -128,7 +129,9 @@ def replay(region: str, decision: Decision, past: Past, *, rules: Rules | None =
 
 def plan_again(snapshot: Snapshot, spec: DecisionSpec, request: SchedulingRequest, rules: Rules) -> AskPlan:
     members = tuple(Member(name=e.replica, uid=e.uid, attempt=e.attempt) for e in spec.entries)
-    ask = ask_of(request, members, bound=spec.bound, evictions=spec.asked.evictions)
+    asked = spec.asked
+    room = purse.recorded(asked)
+    ask = ask_of(request, members, bound=spec.bound, evictions=asked.evictions, room=room, spared=asked.spared)
     return plan(snapshot, [ask], rules, parse_time(spec.decided_at), spec.seed).asks[0]
 
 

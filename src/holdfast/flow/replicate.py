@@ -315,21 +315,32 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
     return (item.key,) if item is not None else ()
 
 
+_ON_ITS_WAY = frozenset({Stage.RESERVED, Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY})
+"""Stages that are one to replicate: it has its place, and does not serve yet."""
+
+
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Only a change of stage, of attempt, or of existence can change what replicate wants."""
+    """Only a change of stage, of attempt, or its end can change what replicate wants; it made the replica itself."""
     item = new or old
     if item is None:
         return ()
+    if new is not None and old is None and stage(new) is Stage.QUEUED and new.status.placement.attempt <= 1:
+        return ()
     if old is not None and new is not None:
-        same = stage(new) is stage(old) and new.status.placement.attempt == old.status.placement.attempt
+        is_at, was_at = stage(new), stage(old)
+        same = is_at is was_at or (is_at in _ON_ITS_WAY and was_at in _ON_ITS_WAY)
+        same = same and new.status.placement.attempt == old.status.placement.attempt
         if same and new.metadata.terminating == old.metadata.terminating:
             return ()
     return (Key(item.metadata.namespace, item.spec.assignment),)
 
 
 def woken_by_request(new: SchedulingRequest | None, old: SchedulingRequest | None, view: View) -> Iterable[Key]:
-    """Someone else's change of it, or its end; what the scheduler says in its status is no news here."""
+    """A change by someone else, or its end while somebody waits; what the scheduler says in its status is no news."""
     item = new or old
-    if item is None or (new is not None and old is not None and new.spec == old.spec):
+    if item is None or (new is not None and (old is None or new.spec == old.spec)):
         return ()
-    return (Key(item.metadata.namespace, item.spec.assignment),)
+    key = Key(item.metadata.namespace, item.spec.assignment)
+    if new is None and not any(stage(r) is Stage.QUEUED for r in view.by(Replica, "assignment", str(key))):
+        return ()
+    return (key,)

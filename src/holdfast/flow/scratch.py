@@ -16,10 +16,9 @@ from holdfast.flow.snapshot import Bools, Counts, Snapshot
 from holdfast.flow.snapshot.claim import Labels
 from holdfast.flow.snapshot.frozen import Guard
 from holdfast.model.binding import DeviceClaim
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import Override, OverrideKind, acts
 from holdfast.model.placement_rules import keeps_off
 from holdfast.model.quantity import WHOLE_GPU_MILLI
-from holdfast.model.times import parse_time
 
 _ENDLESS = 2**31
 
@@ -49,7 +48,7 @@ class Scratch:
             o for o in snapshot.overrides
             if o.spec.kind in (OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION)
             and o.spec.scope.region in ("", snapshot.region)
-            and override_active(o, now)
+            and acts(o, now)
         )  # fmt: skip
 
     def avoidances(self, ask: Ask) -> list[Override]:
@@ -191,13 +190,3 @@ class Scratch:
             guard = Guard(ask.namespace, ask.workload, rule.topology, tuple(sorted(rule.workload_labels.items())))
             proposed = self._guards.setdefault(guard, [])
             proposed.append(slot) if sign > 0 else proposed.remove(slot)
-
-
-def override_active(override: Override, now: float) -> bool:
-    """Whether it acts at this moment. Without a deadline from the server it ends a time-to-live after its creation."""
-    if override.metadata.terminating or override.status.phase not in ("", "Active"):
-        return False
-    if override.status.expires_at:
-        return now < parse_time(override.status.expires_at)
-    created = override.metadata.creation_timestamp
-    return not created or now < parse_time(created) + override.spec.ttl_seconds

@@ -129,14 +129,18 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
     item = new or old
     if item is None or item.spec.type is not WorkloadType.SERVICE:
         return ()
-    if new is not None and old is not None and _inputs(new) == _inputs(old):
+    if new is not None and (_inputs(old) if old is not None else None) == _inputs(new):
         return ()
     return (Key(item.metadata.namespace, item.spec.workload),)
 
 
-def _inputs(replica: Replica) -> tuple[object, ...]:
+def _inputs(replica: Replica) -> tuple[object, ...] | None:
+    """What of a replica this decision rests on; None while it neither serves nor could."""
     status = replica.status
     ran = current_execution(replica)
+    could = ran is not None and ran.ready and ran.phase is Phase.RUNNING
+    if not could and (status.traffic is None or not status.traffic.serving):
+        return None
     return (
         replica.metadata.deletion_timestamp,
         status.placement.binding,

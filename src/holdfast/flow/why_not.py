@@ -238,6 +238,9 @@ _BEYOND_NODES: dict[str, str] = {
     Reason.WAITING_FOR_GANG: "nothing: a place is reserved until the other members of the gang have one",
     Reason.WAITING: "nothing: it is tried again",
     Reason.VICTIM_NOT_ALLOWED: "nothing: it is planned again with other victims",
+    Reason.DEVICE_TAKEN: "nothing: another one was given the device first, and it is planned again",
+    Reason.NODE_GONE: "nothing: the node went away meanwhile, and it is planned again on the others",
+    Reason.ALREADY_CLAIMED: "nothing: a replica of the same name is still leaving its node; see that it is released",
     Reason.DEADLINE_AT_RISK: "raise the priority, or free room soon",
     Reason.DEADLINE_MISSED: "start the batch again with a later deadline",
 }

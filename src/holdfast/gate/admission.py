@@ -12,8 +12,9 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.fleet.backing import unbacked
-from holdfast.fleet.override_rules import EXPIRED, REVOKED, RULES, in_force
+from holdfast.fleet.override_rules import in_force
 from holdfast.flow import cel
+from holdfast.gate.override_admission import override_change, override_home, override_scope
 from holdfast.gate.principal import Principal
 from holdfast.gate.published import Published
 from holdfast.model import limits
@@ -139,51 +140,6 @@ def region_name(case: Case) -> Iterator[Finding]:
         yield forbidden("metadata.name", 'the name "global" stands for the global cell')
 
 
-def override_scope(case: Case) -> Iterator[Finding]:
-    """A new override names what exists, and asks for no more time than its kind allows."""
-    after: Any = case.after
-    spec, scope = after.spec, after.spec.scope
-    if case.before is not None:
-        return
-    rule = RULES[spec.kind]
-    if spec.ttl_seconds > rule.max_ttl_s:
-        most = f"{spec.kind} lasts at most {rule.max_ttl_s:g} s; ask for less, and again when that is over"
-        yield invalid("spec.ttlSeconds", spec.ttl_seconds, most)
-    if spec.approver or spec.revoked:
-        yield forbidden("spec.approver", "it is approved or revoked after it was asked for, not with the request")
-    region = case.find("Region", scope.region) if scope.region else None
-    if scope.region and region is None:
-        known = [r.metadata.name for r in case.all("Region")]
-        yield unsupported("spec.scope.region", scope.region, known)
-    elif region is not None and scope.zone and scope.zone not in region.spec.zones:
-        yield unsupported("spec.scope.zone", scope.zone, region.spec.zones)
-    if scope.tenant and case.find("Tenant", scope.tenant) is None:
-        yield invalid("spec.scope.tenant", scope.tenant, "there is no such tenant")
-    elif scope.workload and case.find("Workload", scope.workload, scope.tenant) is None:
-        yield invalid("spec.scope.workload", scope.workload, f"tenant {scope.tenant!r} has no such workload")
-    if spec.policy_revision and case.find("PolicyRevision", spec.policy_revision) is None:
-        known = [r.metadata.name for r in case.all("PolicyRevision")]
-        yield unsupported("spec.policyRevision", spec.policy_revision, known[-20:])
-
-
-def override_change(case: Case) -> Iterator[Finding]:
-    """After it was asked for, an override is approved or revoked, once; anything else is another override."""
-    before, after = cast("Any", case.before), cast("Any", case.after)
-    if before is None:
-        return
-    old, new = before.spec, after.spec
-    same = msgspec.structs.replace(new, approver=old.approver, revoked=old.revoked) == old
-    if not same or (old.revoked and not new.revoked) or (old.approver and new.approver != old.approver):
-        why = "an override never changes: revoke it and ask for another one, which is then on record by itself"
-        yield forbidden("spec", why)
-        return
-    if new.approver != old.approver:
-        if new.approver == new.requester:
-            yield forbidden("spec.approver", "whoever asks for an override cannot approve it: ask a second person")
-        if before.status.phase in (EXPIRED, REVOKED):
-            yield Refused("OverrideEnded", f"it is {before.status.phase}: ask for another one")
-
-
 def place_undrawn(case: Case) -> Iterator[Finding]:
     """A place that a claim draws on is not given up: its name would be kept, and drawn, a second time."""
     before: Any = case.before
@@ -282,7 +238,8 @@ def region_empty(case: Case) -> Iterator[Finding]:
     if held:
         yield Refused(
             "InUse",
-            f"{len(held)} assignments name it, {held[0].key} among them; move the workloads away first",
+            f"{len(held)} assignments name it, {held[0].key} among them; move the workloads away first: "
+            f"exclude the region in their spec.placement.excludedRegions, or delete them",
             {"assignments": len(held)},
         )
 
@@ -347,7 +304,7 @@ ON_WRITE: dict[str, tuple[Rule, ...]] = {
     "SchedulerPolicy": (policy_expressions, policy_names_nodes, policy_regions),
     "Workload": (workload_priority_class, workload_quota, workload_pending_cap, workload_regions),
     "Region": (region_name,),
-    "Override": (override_scope, override_change),
+    "Override": (override_home, override_scope, override_change),
     "RecoveryBudget": (budget_backs,),
     "Quota": (quota_in_use,),
 }

@@ -129,6 +129,7 @@ def _for_region(who: Principal) -> Iterator[Allowance]:
     yield _row(CHANGE, "assignments/status", "grants/status")
     yield _row(CHANGE, "regions/status", names=frozenset({who.region}))
     yield _row(CHANGE | {"create", "delete"}, "endpoints", "endpoints/status")
+    yield _row(CHANGE | {"create"}, "overrides")
     yield _row({"create", "update", "patch"}, "events")
 
 

@@ -76,15 +76,17 @@ def issue(
     server: bool = False,
     client: bool = True,
     days: int = DAYS,
+    anew: bool = False,
 ) -> Issued:
     """A certificate for `common_name` (the user) in `organizations` (its groups), stored under `name`.
 
-    What is there is kept while it says the same and is good for a while longer.
+    What is there is kept while it says the same and is good for a while longer, unless it is to be made `anew`.
     """
     certificate, key_path = _paths(directory, name)
     wanted = _subject(common_name, organizations)
     names = _alternative_names(dns, ips)
-    if certificate.exists() and key_path.exists() and _still_good(certificate, wanted, names, now_s):
+    kept = not anew and certificate.exists() and key_path.exists()
+    if kept and _still_good(certificate, wanted, names, now_s):
         return _issued(directory, name)
     ca_path, ca_key_path = _paths(directory, CA_NAME)
     ca = x509.load_pem_x509_certificate(ca_path.read_bytes())
@@ -127,12 +129,21 @@ def expires_soon(path: Path, *, now_s: float, within_days: float = RENEW_BEFORE_
 
 def revoke(directory: Path, name: str) -> str:
     """Refuses a certificate from now on, whatever its dates say. Answers its serial."""
-    serial = _issued(directory, name).serial
+    serial = serial_of(directory, name)
+    revoke_serial(directory, serial)
+    return serial
+
+
+def serial_of(directory: Path, name: str) -> str:
+    """The serial of the certificate that is stored under a name now."""
+    return _issued(directory, name).serial
+
+
+def revoke_serial(directory: Path, serial: str) -> None:
     path = directory / REVOKED_FILE
     held = RevokedSerials(path).all()
     if serial not in held:
         _write(path, msgspec.json.encode(sorted({*held, serial})) + b"\n", 0o644)
-    return serial
 
 
 class RevokedSerials:

@@ -30,6 +30,9 @@ _MINE = frozenset({FOREGROUND, ORPHAN, CONTENTS})
 # Never collected: claims are freed on proof; terms and lease pages are the cell's own memory; events expire.
 _KEPT = frozenset({"Reservation", "Binding", "LeasePage", "Term", "Event"})
 
+# Queue items come and go by the thousand, and nothing is ever made to depend on one; a resync would find it if it were.
+_BARREN = frozenset({"SchedulingRequest"})
+
 # A tenant is emptied in this order, one step after the other: work first, so that regions drain it while their
 # assignments and grants still stand; what is not named comes last.
 _GLOBAL_STEPS = (("Workload",), ("Assignment",), ("Quota",), ("Grant",))
@@ -43,7 +46,7 @@ def collector(cell: str) -> Controller:
     here = Collector(cell)
     wakes = {kind.type: here.wake_for(kind) for kind in here.seen}
     return Controller(
-        name=NAME, decide=here.decide, wakes=wakes, keys=here.keys, resync_s=limits.COLLECT_RESYNC_S
+        name=NAME, decide=here.decide, wakes=wakes, keys=here.keys, resync_s=limits.COLLECT_RESYNC_S, batch=True
     )  # fmt: skip
 
 
@@ -72,10 +75,15 @@ class Collector:
             item: Object = new if new is not None else old
             keys: list[Key] = []
             if new is None:
-                # Its dependents lose their owner, and its owner may have waited for it.
-                keys.append(_key(kind, item))
-                keys += (_owner_key(item, ref) for ref in item.metadata.owner_references if ref.kind in BY_NAME)
-            elif self._worth_a_look(kind, new, view) and (old is None or new.metadata != old.metadata):
+                # Its dependents lose their owner, and its owner may wait for it. Whoever comes to depend on it, or
+                # begins to wait, later than this wakes by itself.
+                owns = kind.name not in _BARREN and next(self._dependents(item.uid, view), None) is not None
+                if owns or kind.name == "Tenant":
+                    keys.append(_key(kind, item))
+                keys += (
+                    _owner_key(item, ref) for ref in item.metadata.owner_references if self._waits(item, ref, view)
+                )
+            elif (old is None or _ties(new) != _ties(old)) and self._worth_a_look(kind, new, view):
                 keys.append(_key(kind, new))
             return keys
 
@@ -152,6 +160,11 @@ class Collector:
             return None
         owner: Object | None = view.get(kind.type, ref.name, item.metadata.namespace if kind.namespaced else "")
         return owner if owner is not None and owner.uid == ref.uid else None
+
+    def _waits(self, item: Object, ref: OwnerReference, view: View) -> bool:
+        """Whether an owner is going, or gone already."""
+        owner = self._owner(item, ref, view)
+        return ref.kind in BY_NAME and (owner is None or owner.metadata.terminating)
 
     def _waits_for_dependents(self, item: Object, ref: OwnerReference, view: View) -> bool:
         owner = self._owner(item, ref, view)
@@ -240,6 +253,12 @@ def _blocks(item: Object, uid: str) -> bool:
 def _without_finalizer(item: Object, finalizer: str) -> Update:
     left = tuple(f for f in item.metadata.finalizers if f != finalizer)
     return Update(replace(item, metadata=replace(item.metadata, finalizers=left)))
+
+
+def _ties(item: Object) -> tuple[object, ...]:
+    """What of an object can make it the collector's: all else of it changes often, and concerns nobody here."""
+    meta = item.metadata
+    return meta.deletion_timestamp, meta.finalizers, meta.owner_references
 
 
 def _key(kind: Kind, item: Object) -> Key:

@@ -72,7 +72,7 @@ class Joining:
             metrics.GATE_JOINS.labels(refused.reason).inc()
             raise Forbidden(refused.message, facts={"reason": refused.reason})
         now_s = self._gate.ports.clock.now()
-        generation = held.spec.generation if again and held is not None else (held.spec.generation if held else 0) + 1
+        generation = held.spec.generation if again and held is not None else self._next_generation(held)
         seconds = token.spec.certificate_seconds
         made = authority.certify(key, asked.node, generation, now_s=now_s, seconds=seconds)
         writes = tuple(_joining(token, held, asked.node, key, made, generation, now_s, again=again))
@@ -98,6 +98,12 @@ class Joining:
         await self._gate.commit(signer, [_renewed(held, made)], request=request)
         metrics.GATE_JOINS.labels("Renewed").inc()
         return Joined(made.certificate, who.generation, seconds_text(made.expires_s))
+
+    def _next_generation(self, held: NodeIdentity | None) -> int:
+        """Above that of any certificate this name ever had, also when its identity was removed or the store restored:
+        revisions only rise, and each join makes one."""
+        least = held.spec.generation + 1 if held is not None else 1
+        return max(least, self._gate.objects.head(_IDENTITY))
 
     def _signing(self) -> NodeAuthority:
         if self._authority is None:

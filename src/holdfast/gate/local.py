@@ -62,7 +62,7 @@ class LocalClient:
     ) -> AsyncIterator[Sequence[Seen[O]]]:
         return LocalWatch(self._objects.stream(kind_of(kind), namespace, after=after, fields=fields))
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
         return await self._gate.commit(self._who, writes, token=token, request="in-process")
 
     async def reserve(self, request: ReserveRequest) -> Answers:

@@ -25,7 +25,7 @@ from holdfast.model.errors import BadRequest, Invalid
 
 MAX_CSR_CHARS = 8192
 _BACKDATED = timedelta(minutes=5)
-_GENERATION = re.compile(r"generation-([1-9][0-9]{0,9})")
+_GENERATION = re.compile(r"generation-([1-9][0-9]{0,14})")
 
 
 def new_key() -> bytes:

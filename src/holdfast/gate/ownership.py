@@ -7,6 +7,7 @@ decides whether a principal may touch an object at all: that is `gate/scope.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -17,6 +18,8 @@ from holdfast.model.kinds import ALL, Kind
 from holdfast.model.meta import Object
 from holdfast.model.ownership import COLLECT, FINALIZERS, OPERATOR, OWNERS, UNOWNED, owners
 
+_ROLES_KEPT = 1024
+"""For how many pairs of kind and roles the fields of others are remembered."""
 # Bookkeeping that no one owns: server-side apply records, and the two fields that follow from any status write.
 _SHARED_STATUS = frozenset({"conditions", "observedGeneration"})
 
@@ -94,6 +97,13 @@ def owned(kind: Kind, *, mirrored_here: bool) -> Owned | None:
     return _TABLES[mirrored_here].get(kind.name)
 
 
+@lru_cache(_ROLES_KEPT)
+def _foreign(kind: str, mirrored: bool, roles: frozenset[str]) -> tuple[Field, ...]:
+    """The fields of a kind that none of the roles owns."""
+    table = _TABLES[mirrored][kind]
+    return tuple(field for field in (*table.spec, *table.status) if not roles & field.roles)
+
+
 def not_owned(
     who: Principal, kind: Kind, before: Object | None, after: Object, *, mirrored_here: bool
 ) -> Iterator[tuple[str, frozenset[str]]]:
@@ -105,8 +115,8 @@ def not_owned(
     if before is None:
         if not roles & table.creators:
             yield "metadata", table.creators
-        for field in (*table.spec, *table.status):
-            if not roles & field.roles and field.get(after) != field.default:
+        for field in _foreign(kind.name, mirrored_here, roles):
+            if field.get(after) != field.default:
                 yield field.path, field.roles
         return
     yield from _metadata_not_owned(who, table, before, after, mirrored_here=mirrored_here)

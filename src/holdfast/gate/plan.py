@@ -22,8 +22,8 @@ from holdfast.model import codec, limits
 from holdfast.model.errors import BadRequest, Cause, Refused, StaleToken
 from holdfast.model.kinds import ALL, BY_NAME, BY_TYPE, Kind
 from holdfast.model.meta import Key, Object
-from holdfast.model.override import Override
-from holdfast.model.ownership import LINK, deleters, is_mirrored_here, owners
+from holdfast.model.override import BreakGlass, Override
+from holdfast.model.ownership import LINK, REGION, deleters, is_mirrored_here, owners
 from holdfast.model.times import seconds_text
 from holdfast.model.validation import invalid, unsupported
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
@@ -152,7 +152,7 @@ class Plan:
         else:
             self._check_namespace(kind, meta.namespace, meta.name)
             with _well_typed(kind, given):
-                signed = _signed(self._who, None, _defaulted(kind, given))
+                signed = _signed(self._who, self._cell, None, _defaulted(kind, given))
                 after = stamp.created(kind, signed, uid=uid, now=self._now, who=self._who)
         self._check_and_stage(staged, None, after, "create")
         return key
@@ -181,7 +181,7 @@ class Plan:
             elif write.subresource:
                 after = stamp.status_replaced(before, given, now=self._now) if kind.has_status else before
             else:
-                after = stamp.updated(kind, before, _signed(self._who, before, _defaulted(kind, given)))
+                after = stamp.updated(kind, before, _signed(self._who, self._cell, before, _defaulted(kind, given)))
         self._check_and_stage(staged, before, after, write.subresource or "update")
         return staged.key
 
@@ -233,7 +233,7 @@ class Plan:
         if before is not None and after == before:
             staged.ops = (*staged.ops, op)
             return
-        value, typed = _typed(kind, after)
+        value, typed = self._restated(staged, before, after) or _typed(kind, after)
         meta = typed.metadata
         mirror = self._mirrored(kind)
         broken = list(not_owned(self._who, kind, before, typed, mirrored_here=mirror))
@@ -252,6 +252,20 @@ class Plan:
         goes = before is not None and meta.terminating and not meta.finalizers and not mirror
         self._stage(staged, None if goes else typed, op, value)
 
+    def _restated(self, staged: Staged, before: Object | None, after: Object) -> tuple[bytes, Object] | None:
+        """The bytes and the object of a write that changes the status alone; what is not so goes the long way."""
+        if before is None or after.metadata is not before.metadata:
+            return None
+        value = staged.value
+        if not staged.changed:
+            meta = before.metadata
+            entry = self._objects.entry(staged.kind, meta.namespace, meta.name)
+            value = entry.value if entry is not None else b""
+        try:
+            return codec.restated(staged.kind, value, before, after)
+        except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
+            return None  # the long way says what is wrong, and where
+
     def _raise_findings(self, kind: Kind, name: str, findings: Sequence[admission.Finding]) -> None:
         causes = [f for f in findings if isinstance(f, Cause)]
         if causes:
@@ -266,7 +280,7 @@ class Plan:
 
     def _check_home(self, kind: Kind, name: str) -> None:
         """Before anything is read, so that the answer names the right cell and not a missing object."""
-        why = scope.why_not_here(self._who, kind, self._cell)
+        why = scope.why_not_here(self._who, kind, self._cell, name)
         if why is not None:
             raise faults.forbidden(kind, name, why)
 
@@ -287,7 +301,9 @@ class Plan:
             raise faults.namespace_terminating(kind, name, namespace)
         if here is None:
             # A tenant that starts to go in the meantime must not be left with something nobody deletes.
-            self._also_read.append((_TENANT, namespace, tenant.revision))
+            read = (_TENANT, namespace, tenant.revision)
+            if read not in self._also_read:
+                self._also_read.append(read)
 
     # The state under the plan
 
@@ -363,12 +379,17 @@ def _defaulted(kind: Kind, given: Object) -> Object:
     return defaulted
 
 
-def _signed(who: Principal, before: Object | None, given: Object) -> Object:
-    """Who asks for an override, and who approves it, is whoever really does: names in the request count for nothing."""
+def _signed(who: Principal, cell: str, before: Object | None, given: Object) -> Object:
+    """Who asks for an override, and who approves it, is whoever really does: names in the request count for nothing.
+    Of one that was given in a region, that region says it."""
     if not isinstance(given, Override):
         return given
     spec = given.spec
     if not isinstance(before, Override):
+        if REGION in who.roles:
+            return given
+        if cell != scope.GLOBAL_CELL:
+            spec = msgspec.structs.replace(spec, break_glass=BreakGlass(region=cell))
         return msgspec.structs.replace(given, spec=msgspec.structs.replace(spec, requester=who.name))
     approver = who.name if spec.approver and not before.spec.approver else spec.approver
     spec = msgspec.structs.replace(spec, requester=before.spec.requester, approver=approver)

@@ -7,11 +7,13 @@ Pure. Answers with a `Refused` that says where the write belongs instead, or Non
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from holdfast.gate.principal import CONTROLLERS, Principal
 from holdfast.model.errors import Refused
 from holdfast.model.kinds import Home, Kind
 from holdfast.model.meta import Object
+from holdfast.model.override import break_glass_prefix
 from holdfast.model.ownership import AGENT, COLLECT, LINK, OPERATOR, REGION, USER
 
 GLOBAL_CELL = "global"
@@ -26,7 +28,7 @@ _ENDPOINTS_AT_GLOBAL = frozenset({REGION, COLLECT, OPERATOR})
 FREE_KINDS = frozenset(_FREE_WRITERS)
 
 
-def why_not_here(who: Principal, kind: Kind, cell: str) -> Refused | None:
+def why_not_here(who: Principal, kind: Kind, cell: str, name: str = "") -> Refused | None:
     """The home rule: every object is written in the one cell that is its authority."""
     if cell == GLOBAL_CELL:
         if kind.home is Home.REGION:
@@ -34,9 +36,14 @@ def why_not_here(who: Principal, kind: Kind, cell: str) -> Refused | None:
         if kind.name == "Endpoint" and not who.roles & _ENDPOINTS_AT_GLOBAL:
             return Refused("WrongCell", "endpoints here are reported by their regions: write it to the region's cell")
         return None
-    if kind.home is Home.GLOBAL and LINK not in who.roles:
-        return Refused("WrongCell", f"{kind.plural} in region {cell!r} are copies: write it to the global cell")
-    return None
+    if kind.home is not Home.GLOBAL or LINK in who.roles:
+        return None
+    copies = f"{kind.plural} in region {cell!r} are copies: write it to the global cell"
+    if kind.name != "Override":
+        return Refused("WrongCell", copies)
+    if name.startswith(break_glass_prefix(cell)) and REGION not in who.roles:
+        return None
+    return Refused("WrongCell", f"{copies}; while that is out of reach, name it {break_glass_prefix(cell)}…")
 
 
 def why_not_in_scope(
@@ -99,6 +106,11 @@ def _spec_region(item: Object) -> str:
     return str(item.spec.region)  # type: ignore[attr-defined]
 
 
+def _break_glass_region(item: Object) -> str:
+    given: Any = item
+    return given.spec.break_glass.region if given.spec.break_glass is not None else ""
+
+
 def _own_name(item: Object) -> str:
     return item.metadata.name
 
@@ -109,4 +121,5 @@ _REGION_OF: dict[str, Callable[[Object], str]] = {
     "Assignment": _spec_region,
     "Grant": _spec_region,
     "Endpoint": _spec_region,
+    "Override": _break_glass_region,
 }

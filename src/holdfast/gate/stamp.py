@@ -40,6 +40,9 @@ for _kind in ALL:
             _NEW_STATUS[_kind.name] = _field.type
 
 
+_EMPTY_STATUS: dict[str, Any] = {name: make() for name, make in _NEW_STATUS.items()}
+
+
 def generated_name(stem: str, pick: Callable[[str], str]) -> str:
     """A name under this stem; `pick` chooses one letter."""
     return stem[:_MAX_GENERATED_STEM] + "".join(pick(NAME_LETTERS) for _ in range(NAME_SUFFIX))
@@ -77,6 +80,8 @@ def _with_owned_status(kind: Kind, item: Object, who: Principal) -> Object:
     if make is None or table is None:
         return item
     status = item.status  # type: ignore[attr-defined]
+    if status == _EMPTY_STATUS[kind.name]:
+        return item
     kept: dict[str, Any] = {}
     for field in table.status:
         value = field.get(item)

@@ -65,7 +65,7 @@ class Courier(Generic[K]):
         if not writes:
             return []
         try:
-            await self._client.commit(writes)
+            await self._client.commit(writes, brief=True)
             return []
         except Fault as fault:
             if len(batch) == 1 or (fault.retryable and fault.code != 409):
@@ -76,7 +76,7 @@ class Courier(Generic[K]):
             one = list(self._make(key))
             try:
                 if one:
-                    await self._client.commit(one)
+                    await self._client.commit(one, brief=True)
             except Fault as fault:
                 self._log.info("delivery_failed", key=str(key), reason=fault.reason, message=fault.message)
                 failed.append(key)

@@ -6,7 +6,7 @@ counts is never less than what this region may still spend.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -27,11 +27,16 @@ def copy_name(grant_class: GrantClass) -> str:
     return grant_class.value.lower()
 
 
-def copy_writes(key: Key, grants: View, here: View, region: str, heard_s: float) -> Iterable[Write]:
+def copy_writes(
+    key: Key, grants: View, here: View, region: str, heard_s: float, *, ends_s: Callable[[str], float] = parse_time
+) -> Iterable[Write]:
     """The writes that bring this region's limit to the tenant's grant. The key is (tenant, class).
 
-    `heard_s` is when the last call that the global cell answered was sent: a lease counts from there, and never from
-    the mere reading of a cache, which knows its grants however long the region is cut off.
+    `ends_s` turns a time of the global cell's clock, at which a grant ends by itself, into one of this region's.
+
+    `heard_s` is when the last report that the global cell took was sent: a lease counts from there, and never from the
+    mere reading of grants. The global cell does not know who reads, and by its own count of silence may give away what
+    comes back by time.
     """
     grant_class = GrantClass(key.name.capitalize())
     grant = grants.get(Grant, grant_name(region, grant_class), key.namespace)
@@ -39,8 +44,10 @@ def copy_writes(key: Key, grants: View, here: View, region: str, heard_s: float)
     if grant is None:
         return () if copy is None else _close(copy)
     wanted = amounts(grant.spec.limit)
-    lease = {"heard_at": micro_text(heard_s), "spend_until": micro_text(_spend_until_s(grant, heard_s))}
+    lease = {"heard_at": micro_text(heard_s), "spend_until": micro_text(_spend_until_s(grant, heard_s, ends_s))}
     if copy is None:
+        if not heard_s:
+            return ()
         spec = GrantCopySpec(
             grant_class=grant_class,
             limit=dict(amounts_text(wanted)),
@@ -54,7 +61,8 @@ def copy_writes(key: Key, grants: View, here: View, region: str, heard_s: float)
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
     gained_s = parse_time(lease["spend_until"]) - parse_time(copy.spec.spend_until)
     same = limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch
-    if same and gained_s < grant.spec.lease_seconds * RENEWED_AFTER:
+    late = bool(grant.spec.ends_at) and gained_s < -limits.COUNTDOWN_OFF_S  # this region's clock was put back
+    if same and not late and gained_s < grant.spec.lease_seconds * RENEWED_AFTER:
         return ()
     spec = msgspec.structs.replace(
         copy.spec,
@@ -66,10 +74,10 @@ def copy_writes(key: Key, grants: View, here: View, region: str, heard_s: float)
     return (Update(msgspec.structs.replace(copy, spec=spec)),)
 
 
-def _spend_until_s(grant: Grant, heard_s: float) -> float:
+def _spend_until_s(grant: Grant, heard_s: float, ends_s: Callable[[str], float]) -> float:
     """A lease from the last answer; what ends by itself is not spent past its end, whatever happens (S8)."""
     until_s = heard_s + grant.spec.lease_seconds
-    return min(until_s, parse_time(grant.spec.ends_at)) if grant.spec.ends_at else until_s
+    return min(until_s, ends_s(grant.spec.ends_at)) if grant.spec.ends_at else until_s
 
 
 def _not_below_use(wanted: Amounts, current: Amounts, used: Amounts) -> Amounts:

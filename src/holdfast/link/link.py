@@ -11,12 +11,14 @@ import structlog
 
 from holdfast.client.contract import Client
 from holdfast.fleet import rejoin
-from holdfast.link import answering, grant_sync, mirror, report
+from holdfast.flow.retreat import preempt
+from holdfast.link import answering, break_glass, grant_sync, mirror, report
+from holdfast.link.countdown import Countdown
 from holdfast.link.courier import Courier
 from holdfast.link.peers import PeerProbe, Peers
-from holdfast.model import limits, tenure
+from holdfast.model import limits, reach, tenure
 from holdfast.model.assignment import Assignment
-from holdfast.model.binding import Binding
+from holdfast.model.binding import Binding, Reservation
 from holdfast.model.core import Lease
 from holdfast.model.decision import Decision
 from holdfast.model.endpoint import Endpoint
@@ -25,6 +27,7 @@ from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.hold import Hold
 from holdfast.model.meta import Key
 from holdfast.model.node import Node
+from holdfast.model.override import Override
 from holdfast.model.quota import Grant
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
@@ -37,8 +40,9 @@ from holdfast.runtime.informer import Changed, Informers
 from holdfast.runtime.ports import Ports
 
 _HERE: tuple[type[Any], ...] = (
-    *mirror.MIRRORED, GrantCopy, Node, Hold, Binding, Replica, SchedulingRequest, Endpoint, Term, Lease,
+    *mirror.MIRRORED, GrantCopy, Node, Hold, Binding, Reservation, Replica, SchedulingRequest, Endpoint, Term, Lease,
 )  # fmt: skip
+CONFLICT = 409
 
 
 class Link:
@@ -53,25 +57,34 @@ class Link:
         grants: Client,
         here: Informers,
         ports: Ports,
+        countdown: Countdown,
         probe: PeerProbe | None = None,
     ) -> None:
-        """Without a `probe` this region says nothing of the others, and is no witness."""
+        """Without a `probe` this region says nothing of the others, and is no witness. `countdown` is told of the
+        global cell's clock, and says until when its overrides act here."""
         self.region = region
+        self._countdown = countdown
         self._peers = Peers(region, probe, ports) if probe is not None else None
         self._there_client = there
         self._mirrors = mirrors
         self._here = here
         self._ports = ports
-        self._there = Informers(there, ports)
+        self._there = Informers(there, ports, resync_s=here.resync_s)
         self._heard_s = 0.0
         """When the last call was sent that the global cell has answered: what this region's leases count from."""
         now = ports.clock.now
         away, home = self._there.cache, here.cache
         self._copying: Courier[mirror.MirrorKey] = Courier(
-            "mirror", mirrors, lambda key: mirror.mirror_writes(key, away, home, now()), ports
+            "mirror",
+            mirrors,
+            lambda key: mirror.mirror_writes(key, away, home, now(), region=region, timed=countdown.copied),
+            ports,
         )
         self._limits: Courier[Key] = Courier(
-            "grants", grants, lambda key: grant_sync.copy_writes(key, away, home, region, self._heard_s), ports
+            "grants",
+            grants,
+            lambda key: grant_sync.copy_writes(key, away, home, region, self._heard_s, ends_s=countdown.here_s),
+            ports,
         )
         self._acks: Courier[Key] = Courier(
             "acknowledgements", there, lambda key: grant_sync.acknowledgement(key, away, home, region, now()), ports
@@ -81,6 +94,9 @@ class Link:
         )
         self._endpoints: Courier[Key] = Courier(
             "endpoints", there, lambda key: report.endpoint_writes(key, away, home), ports
+        )
+        self._given: Courier[Key] = Courier(
+            "break-glass", there, lambda key: break_glass.record_writes(key, away, home, region, now()), ports
         )
         self._log = structlog.get_logger().bind(region=region)
 
@@ -93,17 +109,17 @@ class Link:
             self._there.of(kind, own if kind in mirror.FIELDS_OF_REGION else None)
         self._there.of(Grant, own)
         self._there.of(Endpoint, own)
-        asked_s = self._ports.clock.now()
         await self._there.start()
         try:
             await self._here.synced()
+            await self._reach(heard=False)
             await self._there.synced()
-            self._heard_s = asked_s
+            await self._reach(heard=True)
             await self._check_lives()
             self._log.info("link_synced")
             self._wire()
             async with asyncio.TaskGroup() as group:
-                for courier in (self._copying, self._acks, self._progress, self._endpoints):
+                for courier in (self._copying, self._acks, self._progress, self._endpoints, self._given):
                     group.create_task(courier.run())
                 group.create_task(self._renew_limits())
                 group.create_task(self._compare_all())
@@ -130,6 +146,18 @@ class Link:
             await self._ports.clock.sleep(limits.LINK_FLUSH_EVERY_S)
         await self._limits.run()
 
+    async def _reach(self, *, heard: bool) -> None:
+        """Writes down whether the global cell answers, when that has changed."""
+        known = self._here.cache.get(Lease, reach.NAME, reach.NAMESPACE)
+        if known is not None and reach.is_heard(known) is heard:
+            return
+        wanted = reach.reach_lease(self._ports.clock.now(), heard=heard)
+        write = Create(wanted) if known is None else Update(msgspec.structs.replace(known, spec=wanted.spec))
+        try:
+            await self._mirrors.commit([write])
+        except Fault as fault:
+            self._log.info("reach_unwritten", reason=fault.reason, message=fault.message)
+
     def _wire(self) -> None:
         for kind in mirror.MIRRORED:
             for side in (self._there, self._here):
@@ -142,12 +170,17 @@ class Link:
         self._here.of(Replica).on_change(self._on_parts)
         self._here.of(SchedulingRequest).on_change(self._on_parts)
         self._here.of(Node).on_change(self._on_nodes)
+        self._here.of(Reservation).on_change(self._on_nominations)
+        for side in (self._there, self._here):
+            side.of(Override).on_change(lambda changes: self._given.mark(o.key for o in _items(changes)))
         self._there.of(Endpoint).on_change(self._on_endpoints)
         self._here.of(Endpoint).on_change(self._on_endpoints)
 
     def _on_regions(self, changes: Sequence[Changed[Any]]) -> None:
         """What was held back until the last region had answered a restored global cell can be taken on now."""
         away, home = self._there.cache, self._here.cache
+        if self._countdown.clock.learn(away.get(Region, self.region)):
+            self._copying.mark((Override, o.key) for o in away.list(Override))
         heard = [c for c in changes if c.old is not None and c.new is not None and not rejoin.has_answered(c.old)]
         if heard and not rejoin.unheard(away, self._ports.clock.now()):
             self._copying.mark(key for key in mirror.all_keys(away, home) if key[0] is Assignment)
@@ -175,6 +208,13 @@ class Link:
                 there = self._here.cache.by(Replica, "node", change.new.metadata.name)
                 self._progress.mark(Key(r.metadata.namespace, r.spec.assignment) for r in there)
 
+    def _on_nominations(self, changes: Sequence[Changed[Any]]) -> None:
+        """So may work that is to make way for someone stronger."""
+        for item in _items(changes):
+            if item.spec.victims:
+                found = preempt.victims_of(item, self._here.cache)
+                self._progress.mark(Key(r.metadata.namespace, r.spec.assignment) for r in found)
+
     def _on_endpoints(self, changes: Sequence[Changed[Any]]) -> None:
         self._endpoints.mark(e.key for e in _items(changes))
 
@@ -186,11 +226,13 @@ class Link:
             self._limits.mark(grant_sync.keys(away, home))
             self._acks.mark(grant_sync.keys(away, home))
             self._progress.mark(a.key for a in away.list(Assignment))
+            self._given.mark(o.key for o in home.list(Override))
             self._endpoints.mark(e.key for e in (*away.list(Endpoint), *home.list(Endpoint)))
-            await self._ports.clock.sleep(limits.RESYNC_S)
+            await self._ports.clock.sleep(self._here.resync_s)
 
     async def _beat(self) -> None:
         """The region's pulse, as regular as the clock allows."""
+        unanswered = 0
         while True:
             await self._check_lives()
             now = self._ports.clock.now()
@@ -201,11 +243,17 @@ class Link:
             writes = list(report.region_report(away, home, self.region, now, seen, decisions=made, fresh=fresh))
             try:
                 if writes:
-                    committed = await self._there_client.commit(writes)
+                    self._countdown.clock.sending(report.sequence(now), self._ports.clock.monotonic())
+                    committed = await self._there_client.commit(writes, brief=True)
+                    unanswered = 0
+                    await self._reach(heard=True)
                     await self._heard(now)
                     await self._renew_tenure(now, committed.revision)
             except Fault as fault:
                 self._log.info("report_failed", reason=fault.reason, message=fault.message)
+                unanswered += fault.code != CONFLICT
+                if unanswered >= limits.REACH_FAILURES:
+                    await self._reach(heard=False)
             await self._ports.clock.sleep(self._pause_s())
 
     async def _fresh(self) -> Cache | None:

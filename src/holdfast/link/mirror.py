@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from holdfast.fleet import rejoin
+from holdfast.link import break_glass
+from holdfast.link.countdown import Timed
 from holdfast.model.assignment import Assignment
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key, Object, ObjectMeta
@@ -32,8 +34,15 @@ STATUS_MATTERS = frozenset({Override})
 MirrorKey = tuple[type[Any], Key]
 
 
-def mirror_writes(key: MirrorKey, originals: View, copies: View, now: float) -> Iterable[Write]:
-    """The writes that make the copy equal to the original, or none.
+def _as_it_is(original: Override, copy: Override | None) -> Override | None:
+    return original
+
+
+def mirror_writes(
+    key: MirrorKey, originals: View, copies: View, now: float, *, region: str = "", timed: Timed = _as_it_is
+) -> Iterable[Write]:
+    """The writes that make the copy equal to the original, or none. Of an override this region keeps what `timed` says:
+    its end is counted here (`countdown`). One that was given here is no copy (`break_glass`).
 
     While a restored global cell has not heard every region, an assignment only shrinks here: what it adds may still run
     elsewhere (`fleet.rejoin`).
@@ -41,6 +50,12 @@ def mirror_writes(key: MirrorKey, originals: View, copies: View, now: float) -> 
     kind, name = key
     source: Any = originals.get(kind, name.name, name.namespace)
     copy: Any = copies.get(kind, name.name, name.namespace)
+    if kind is Override and break_glass.is_given_here(name.name, region):
+        return break_glass.revoking_writes(source, copy)
+    if kind is Override and source is not None:
+        source = timed(source, copy if copy is not None and copy.uid == source.uid else None)
+        if source is None:
+            return ()
     if source is None:
         return () if copy is None else (Delete(kind_of(kind).name, name, copy.uid),)
     wanted = _copy_of(source)

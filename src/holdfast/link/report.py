@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from holdfast.flow.active_policy import active_policy
 from holdfast.flow.assignment_status import assignment_status
+from holdfast.flow.retreat import preempt
 from holdfast.flow.retreat.budget import held_back
 from holdfast.link import answering
 from holdfast.link.trial import guarded, tally
@@ -44,7 +46,8 @@ def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
         return ()
     replicas = here.by(Replica, "assignment", str(key))
     requests = here.by(SchedulingRequest, "assignment", str(key))
-    status = assignment_status(copy, replicas, requests, held_back(replicas, here))
+    waiting = held_back(replicas, here) + preempt.held_back(replicas, here)
+    status = assignment_status(copy, replicas, requests, waiting)
     if status == msgspec.structs.replace(original.status, conditions=()):
         return ()
     blocks = {encoded: getattr(status, name) for name, encoded in _PROGRESS}
@@ -69,6 +72,11 @@ def endpoint_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
     return (Update(msgspec.structs.replace(known, spec=mine.spec)),)
 
 
+def sequence(now: float) -> int:
+    """The number of a report that is made now."""
+    return int(now * 1000)
+
+
 def region_report(
     originals: View,
     here: View,
@@ -84,15 +92,13 @@ def region_report(
     known = originals.get(Region, region)
     if known is None:
         return ()
-    capacity: Amounts = {}
-    used: Amounts = {}
     held: Amounts = {}
-    nodes = here.list(Node)
-    live = [n for n in nodes if not why_not_schedulable(n)]
-    for node in live:
-        add(capacity, node_capacity(node))
-    for binding in here.list(Binding):
-        add(used, amounts(binding.spec.resources))
+    census = here.total(Node, "", _counted)
+    zones = _zones(census)
+    capacity: Amounts = {}
+    for zone in zones:
+        add(capacity, amounts(zone.capacity))
+    used = here.total(Binding, "", _taken)
     holds = [h for h in here.list(Hold) if is_kept(h)]
     for hold in holds:
         add(held, amounts(hold.spec.resources))
@@ -100,18 +106,18 @@ def region_report(
     guard = guarded(here.list(PolicyRevision), deciding)
     report = RegionReport(
         at=micro_text(now),
-        sequence=int(now * 1000),
+        sequence=sequence(now),
         incarnation=answering.incarnation(here),
-        nodes=len(nodes),
-        live_nodes=len(live),
+        nodes=census.get("nodes", 0),
+        live_nodes=census.get("live", 0),
         capacity=dict(amounts_text(capacity)),
         used=dict(amounts_text(used)),
         held=dict(amounts_text(held)),
-        pending=sum(r.status.pending for r in here.list(SchedulingRequest)),
+        pending=here.total(SchedulingRequest, "", _pending).get("replicas", 0),
         peers=peers,
         policy=deciding,
-        zones=_zones(nodes, live),
-        places=_places(holds, live),
+        zones=tuple(zone for zone in zones if zone.nodes),
+        places=_places(holds, here),
         answered=answering.answered(originals, here, region, fresh),
         strays=answering.strays(originals, here, region),
         trial=tally(deciding, guard, decisions, here.list(SchedulingRequest), now) if guard is not None else None,
@@ -119,32 +125,53 @@ def region_report(
     return (SetStatus("Region", known.key, known.uid, blocks={"report": report}),)
 
 
-def _zones(nodes: Sequence[Node], live: Sequence[Node]) -> tuple[ZoneReport, ...]:
-    heard: dict[str, Amounts] = {}
-    counts: dict[str, int] = {}
-    for node in live:
-        add(heard.setdefault(node.spec.zone, {}), node_capacity(node))
-        counts[node.spec.zone] = counts.get(node.spec.zone, 0) + 1
+def _pending(request: SchedulingRequest) -> Mapping[str, int]:
+    return {"replicas": request.status.pending} if request.status.pending else {}
+
+
+def _taken(binding: Binding) -> Mapping[str, int]:
+    return amounts(binding.spec.resources)
+
+
+def _counted(node: Node) -> Mapping[str | tuple[str, str] | tuple[str, str, str], int]:
+    """What one node adds to the report. Kept as a total: a region has thousands, and reports every few seconds."""
+    zone = node.spec.zone
+    found: dict[str | tuple[str, str] | tuple[str, str, str], int] = {"nodes": 1}
     # A node that was drained or cordoned on purpose is not lost: it counts for neither side.
-    meant = [n for n in nodes if not n.spec.unschedulable and not n.spec.drain and not n.metadata.terminating]
-    every = sorted({n.spec.zone for n in meant})
-    return tuple(
+    if not node.spec.unschedulable and not node.spec.drain and not node.metadata.terminating:
+        found[zone, "meant"] = 1
+    if not why_not_schedulable(node):
+        found["live"] = found[zone, "live"] = 1
+        for name, amount in node_capacity(node).items():
+            found[zone, "capacity", name] = amount
+    return found
+
+
+def _zones(census: Mapping[Any, int]) -> list[ZoneReport]:
+    """Every zone that has a node, by name."""
+    capacity: dict[str, Amounts] = {}
+    for key, amount in census.items():
+        if isinstance(key, tuple):
+            there = capacity.setdefault(key[0], {})
+            if len(key) == 3:
+                there[key[2]] = amount
+    return [
         ZoneReport(
             zone=zone,
-            nodes=sum(n.spec.zone == zone for n in meant),
-            live_nodes=counts.get(zone, 0),
-            capacity=dict(amounts_text(heard.get(zone, {}))),
+            nodes=census.get((zone, "meant"), 0),
+            live_nodes=census.get((zone, "live"), 0),
+            capacity=dict(sorted(amounts_text(there).items())),
         )
-        for zone in every
-    )
+        for zone, there in sorted(capacity.items())
+    ]
 
 
-def _places(holds: Sequence[Hold], live: Sequence[Node]) -> tuple[HeldPlaces, ...]:
+def _places(holds: Sequence[Hold], here: View) -> tuple[HeldPlaces, ...]:
     """Recovery places by budget, shape and zone; a place on a node that is not heard is no place."""
-    up = {n.metadata.name for n in live}
     groups: dict[tuple[str, int, str], list[Hold]] = {}
     for hold in holds:
-        if hold.spec.node in up:
+        node = here.get(Node, hold.spec.node)
+        if node is not None and not why_not_schedulable(node):
             groups.setdefault((hold.spec.budget, hold.spec.slot, hold.spec.zone), []).append(hold)
     return tuple(
         HeldPlaces(

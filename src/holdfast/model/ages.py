@@ -48,7 +48,8 @@ OVERRIDE = MaxAge(
     limits.GRANT_LEASE_S,
     "the same call as for grants",
     "repair",
-    "an approval of repairs no longer acts, as its end may have been missed; what forbids goes on to its own end",
+    "an approval of repairs no longer acts, as its end may have been missed; what forbids goes on to its own end, "
+    "which is counted on a clock that only passes (link/countdown)",
 )
 
 AGES: dict[str, MaxAge] = {

@@ -49,6 +49,8 @@ class AssignmentSpec(Part, frozen=True):
     disruption: Disruption = msgspec.field(default_factory=Disruption)
     away_share: int | None = None
     """This region's part of `disruption.maxUnavailable`, which is one count over all regions; absent: all of it."""
+    away_peak: int = 0
+    """The most the region may still act on from an earlier `awayShare`, until it has acknowledged this epoch."""
     rollout: Rollout = msgspec.field(default_factory=Rollout)
     exclusive: Exclusivity | None = None
     batch: Batch | None = None
@@ -85,7 +87,8 @@ class AssignmentStatus(Part, frozen=True):
     updated_serving: int = shown(0)
     unknown: int = 0
     held_back: int = 0
-    """Replicas that serve on draining nodes and stay because as many are away as this region may have."""
+    """Replicas that are to leave, for a drain or for someone stronger, and stay because as many are away as this
+    region may have."""
     succeeded: int = 0
     failed: int = 0
     pending: tuple[PendingReason, ...] = ()

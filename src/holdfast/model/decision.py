@@ -52,6 +52,11 @@ class Asked(Part, frozen=True):
     may_preempt: bool = False
     max_unavailable: int = 0
     evictions: int = 0
+    limited: bool = False
+    granted: bool = False
+    room: dict[str, Amount] = {}
+    """What the tenant could still spend, if that was known (`limited`) and there was a grant at all (`granted`)."""
+    spared: tuple[str, ...] = ()
     keeps_off: tuple[AffinityRule, ...] = ()
 
 

@@ -3,7 +3,7 @@
 Fault
 ├─ Retryable            the same call may work later
 │  ├─ Unavailable       the other side is not there, or not ready
-│  ├─ Overloaded        429: come back after `retry_after_s`
+│  ├─ Overloaded        429: come back after `retry_after_s`; 0 leaves it to the caller
 │  ├─ Conflict          someone else wrote first: read again, decide again
 │  └─ Ambiguous         no answer: the write may or may not have happened; read back before anything else
 └─ Final                repeating it as it is cannot help

@@ -2,7 +2,8 @@
 
 What always holds: a token is kept as its hash and counts its uses; the certificates of a node carry the generation of
 its identity, each join raises that, and what is not of the newest generation, or of a revoked one, is refused.
-Renewing a certificate keeps the generation. Generations never fall.
+Renewing a certificate keeps the generation. Generations never fall, and none is given twice to a name, not even when
+its identity was removed in between: they are taken from the revisions of the region's store.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def validate_join_token(token: JoinToken, old: JoinToken | None) -> Causes:
 
 def validate_node_identity(identity: NodeIdentity, old: NodeIdentity | None) -> Causes:
     spec = identity.spec
-    yield from check_range("spec.generation", spec.generation, 1, 2**31)
+    yield from check_range("spec.generation", spec.generation, 1, limits.NODE_GENERATION_MAX)
     yield from check_range("spec.revokedGeneration", spec.revoked_generation, 0, spec.generation)
     if old is not None and spec.generation < old.spec.generation:
         yield forbidden("spec.generation", f"generations never fall; the stored one is {old.spec.generation}")

@@ -73,6 +73,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.SERVING, _S.RUNNING, "agent", "the readiness probe failed", "Replica.status.execution"),
     Transition(_S.SERVING, _S.STARTING, "agent", "restarted after an exit", "Replica.status.execution"),
     Transition(_S.SERVING, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
+    Transition(_S.SERVING, _S.SUCCEEDED, "agent", "exit code 0", "Replica.status.execution"),
     *(
         Transition(stage, _S.UNKNOWN, "node-health", "the node's lease lapsed", "Replica.status.contact")
         for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING, _S.FAILED, _S.SUCCEEDED)
@@ -100,8 +101,6 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.STOPPING, _S.FAILED, "authority", "claims freed of work that failed for good", "Binding"),
     Transition(_S.STOPPING, _S.SUCCEEDED, "authority", "claims freed of work that is done", "Binding"),
     Transition(_S.QUEUED, _S.RELEASED, "release", "withdrawn before it was placed", "Replica"),
-    Transition(_S.FAILED, _S.RELEASED, "release", "a finished replica is to go", "Replica"),
-    Transition(_S.SUCCEEDED, _S.RELEASED, "release", "a finished replica is to go", "Replica"),
 )
 
 

@@ -30,6 +30,10 @@ WRITE_ATTEMPTS = 8
 
 # How many shapes of managedFields are kept once for all objects that have them.
 OWNED_FIELDS_SHARED = 4096
+# How many templates' hashes are remembered.
+TEMPLATE_HASHES_KEPT = 4096
+# How many labels that were found sound are remembered.
+LABELS_REMEMBERED = 16_384
 
 # The HTTP server
 HEADER_TIMEOUT_S = 10.0
@@ -62,6 +66,9 @@ BATCHES_PER_ORDER = 8
 PREEMPTION_NODES_TRIED = 64
 VICTIM_SETS_TRIED = 512
 VICTIMS_PER_REPLICA = 16
+# A victim the authority would not let go is not named again so soon, so that others are found.
+SPARED_S = 30.0
+SPARED_VICTIMS = 64
 UNPLACED_DECISIONS_PER_S = 20.0
 UNPLACED_DECISIONS_BURST = 100
 UNPLACED_DECISION_AGAIN_S = 600.0
@@ -81,6 +88,8 @@ WAKE_PAUSE_MAX_S = 2.0
 
 # Leases and fencing
 NODE_LEASE_TTL_S = 15.0
+# Each node is looked at when its lease would lapse, by a timer; this is for what no timer and no event told of.
+NODE_HEALTH_LOOK_EVERY_S = NODE_LEASE_TTL_S
 NODE_RENEW_EVERY_S = 5.0
 LEASE_PAGE_NODES = 500
 LEADER_TTL_S = 15.0
@@ -117,6 +126,8 @@ QUEUE_BACKOFF_FIRST_S = 1.0
 # How soon a request looks again at room that others were planned into before it.
 CONTESTED_AGAIN_S = 2.0
 QUEUE_BACKOFF_MAX_S = 60.0
+# A request behind another that asks for the same is tried by itself only so often: what that one is told holds for it.
+BEHIND_AGAIN_S = 300.0
 TRIES_REMEMBERED = 1_000
 READ_BACK_ATTEMPTS = 8
 
@@ -182,6 +193,9 @@ RESTORE_GAP_REVISIONS = 1 << 32
 BACKUP_PAGE_RECORDS = 10_000
 STORE_BUSY_TIMEOUT_S = 5.0
 STORE_WAL_BYTES = 64 * 1024 * 1024
+# The log is copied into the file from so many pages on, beside the commits; from the second on by the writer itself.
+STORE_CHECKPOINT_PAGES = 1_000
+STORE_CHECKPOINT_PAGES_MOST = 8_000
 
 # The store on etcd
 ETCD_TXN_OPERATIONS = 128
@@ -238,23 +252,43 @@ UNKNOWN_FINALIZER_S = 3600.0
 RECOVERY_STARTS_PER_S = 20.0
 RECOVERY_BURST_S = 1.0
 RECOVERY_STABLE_S = 30.0
+# A target that shows no progress for this part of the promise's deadline, and never sooner, is left for another region;
+# so many times at most for one workload in one incident.
+RECOVERY_STUCK_PART = 0.25
+RECOVERY_STUCK_MIN_S = 20.0
+RECOVERY_TARGETS_LEFT = 4
 CAPACITY_LOST_FOR_S = 10.0
 HOLDS_PER_PASS = 64
 HOLD_REFUSED_KEPT_S = 5.0
 BACKING_STEPS = 20_000
-BACKING_ITEMS = 200
+BACKING_CLASSES = 200
 OVERRIDES_KEPT_S = 7 * 24 * 3600.0
+# An override that a region takes while the global cell is out of reach lasts at most so long.
+BREAK_GLASS_MAX_S = 1800.0
+# How often the ends of overrides are looked at by the clock that only passes, and how far a stored end may be off it.
+COUNTDOWN_EVERY_S = 1.0
+COUNTDOWN_OFF_S = 1.0
+# After so many reports in a row without an answer the global cell counts as out of reach.
+REACH_FAILURES = 2
+# How often a region looks whether the certificate it shows to the global cell was replaced.
+LINK_CERTIFICATE_LOOK_EVERY_S = 2.0
+# Reports that are remembered until the global cell says when it heard them.
+REPORTS_UNHEARD = 64
 
 # How nodes join
 JOIN_TTL_S = 3600.0
 JOIN_TTL_MAX_S = 7 * 86400.0
 JOIN_USES_MAX = 256
+NODE_GENERATION_MAX = 10**15
 NODE_CERTIFICATE_S = 30 * 86400.0
 NODE_CERTIFICATE_MIN_S = 10.0
 NODE_CERTIFICATE_MAX_S = 366 * 86400.0
 # A certificate is renewed when this much of its life is over, give or take the jitter of every period.
 NODE_CERTIFICATE_RENEW_AT = 0.6
 JOIN_LOOK_EVERY_S = 2.0
+# The journal of revocations: lines beyond two per node before it is written anew, and when a failed write is repeated.
+NODE_JOURNAL_SPARE_LINES = 1000
+NODE_JOURNAL_RETRY_S = 5.0
 STREAMS_CHECKED_EVERY_S = 5.0
 
 # Autoscaling

@@ -1,4 +1,8 @@
-"""Override: a person's scoped, expiring instruction. What it does, where, why, who asked, and when it ends."""
+"""Override: a person's scoped, expiring instruction. What it does, where, why, who asked, and when it ends.
+
+Its home is the global cell. One whose name begins with `break-glass-REGION-` has its home in that region instead: it is
+given there while the global cell is out of reach, and the link carries a record of it to the global cell afterwards.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ import msgspec
 
 from holdfast.model.meta import Condition, Object, Part, shown
 from holdfast.model.quantity import Amount
+from holdfast.model.times import parse_time
 from holdfast.model.validation import Causes, check_range, required
 
 MAX_TTL_S = 24 * 3600.0
+PENDING, ACTIVE, EXPIRED, REVOKED = "Pending", "Active", "Expired", "Revoked"
+BREAK_GLASS = "break-glass-"
 
 
 class OverrideKind(enum.StrEnum):
@@ -33,6 +40,16 @@ class OverrideScope(Part, frozen=True):
     workload: str = ""
 
 
+class BreakGlass(Part, frozen=True):
+    """Where an override was given without the global cell. In the record that the global cell is sent: also which one
+    it was, when it was asked for, and for how long; `ttlSeconds` is then what was left of it."""
+
+    region: str
+    uid: str = ""
+    asked_at: str = ""
+    asked_seconds: float = 0.0
+
+
 class OverrideSpec(Part, frozen=True):
     kind: OverrideKind
     scope: OverrideScope = msgspec.field(default_factory=OverrideScope)
@@ -44,6 +61,7 @@ class OverrideSpec(Part, frozen=True):
     quota: dict[str, Amount] = {}
     rank: int = 0
     policy_revision: str = ""
+    break_glass: BreakGlass | None = None
 
 
 class OverrideStatus(Part, frozen=True):
@@ -56,6 +74,30 @@ class OverrideStatus(Part, frozen=True):
 class Override(Object, frozen=True):
     spec: OverrideSpec
     status: OverrideStatus = msgspec.field(default_factory=OverrideStatus)
+
+
+def break_glass_prefix(region: str) -> str:
+    return f"{BREAK_GLASS}{region}-"
+
+
+def is_break_glass(name: str) -> bool:
+    """Whether the home of an override of this name is a region."""
+    return name.startswith(BREAK_GLASS)
+
+
+def acts(override: Override, now: float) -> bool:
+    """Whether an override is in force: accepted, approved where that is needed, and not past its deadline (S8)."""
+    if override.metadata.terminating or override.status.phase != ACTIVE or override.spec.revoked:
+        return False
+    return bool(override.status.expires_at) and now < parse_time(override.status.expires_at)
+
+
+def is_about(override: Override, *, region: str, tenant: str = "", workload: str = "") -> bool:
+    """Whether its scope covers this work here; what the scope leaves out covers everything. Copies of every override
+    are in every region: whoever acts on one asks this as well."""
+    scope = override.spec.scope
+    inside = scope.region in ("", region) and scope.tenant in ("", tenant)
+    return inside and scope.workload in ("", workload)
 
 
 def validate_override(override: Override, old: Override | None) -> Causes:

@@ -7,6 +7,7 @@ changes a group its writer does not own is refused as a whole.
 from __future__ import annotations
 
 from holdfast.model.kinds import ALL, Home
+from holdfast.model.override import break_glass_prefix
 
 OPERATOR = "operator"
 USER = "user"
@@ -49,7 +50,13 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status.backing": _one("backing"),
     },
     "Assignment": {"metadata": _one("assign", "recover"), "spec": _one("assign", "recover"), "status": _one(REGION)},
-    "Override": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one("override")},
+    "Override": {
+        "metadata": _one(OPERATOR, REGION),
+        "spec": _one(OPERATOR, REGION),
+        # One that was given in a region is ended there by the link, when its record is revoked at the global cell.
+        "spec.revoked": _one(OPERATOR, REGION, LINK),
+        "status": _one("override"),
+    },
     "Recovery": {"metadata": _one("recover"), "spec": _one("recover"), "status": _one("recover")},
     "GrantCopy": {"metadata": _one("grant-sync"), "spec": _one("grant-sync"), "status": _one(AUTHORITY)},
     "Node": {
@@ -164,6 +171,9 @@ def deleters(kind: str, *, mirrored_here: bool = False) -> frozenset[str]:
     return DELETERS.get(kind, frozenset()) | {OPERATOR, COLLECT}
 
 
-def is_mirrored_here(kind_name: str, cell: str) -> bool:
-    """Whether objects of this kind in this cell are copies of what the global cell holds."""
+def is_mirrored_here(kind_name: str, cell: str, name: str = "") -> bool:
+    """Whether objects of this kind in this cell are copies of what the global cell holds; those that were given in a
+    region are not."""
+    if kind_name == "Override" and name.startswith(break_glass_prefix(cell)):
+        return False
     return cell != "global" and any(k.name == kind_name and k.home is Home.GLOBAL for k in ALL)

@@ -58,10 +58,16 @@ def parse_amount(resource: str, value: Amount) -> int:
 
 def amounts(values: Mapping[str, Amount]) -> Amounts:
     """All of a resource list in base units; zero amounts are dropped."""
-    parsed = {name: parse_amount(name, value) for name, value in values.items()}
-    return {name: amount for name, amount in sorted(parsed.items()) if amount}
+    found: Amounts = {}
+    for name in sorted(values):
+        value = values[name]
+        amount = _parse(name, value) if type(value) is str else parse_amount(name, value)
+        if amount:
+            found[name] = amount
+    return found
 
 
+@lru_cache(maxsize=65536)
 def amount_text(resource: str, amount: int) -> str:
     """The shortest exact text of an amount, the way people write it."""
     if resource in BYTE_RESOURCES:

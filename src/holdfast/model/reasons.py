@@ -47,7 +47,7 @@ class Reason(enum.StrEnum):
     INSUFFICIENT_RESOURCE = "InsufficientResource", "Not enough of a resource on the node; the facts name it."
     DEVICE_TAKEN = "DeviceTaken", "The device has an owner; the facts name its claim."
     INSUFFICIENT_DEVICES = "InsufficientDevices", "Not enough free devices of the wanted kind and model on the node."
-    PORT_TAKEN = "PortTaken", "A fixed port is in use on the node."
+    PORT_TAKEN = "PortTaken", "A port that the work needs is in use on the node."
     PORTS_EXHAUSTED = "PortsExhausted", "The node has no free port left in its range."
     NO_GRANT = "NoGrant", "This region holds no grant for the tenant; an operator sets a Quota."
     QUOTA_EXCEEDED = "QuotaExceeded", "The tenant's limit in this region would be exceeded."
@@ -95,7 +95,6 @@ class Reason(enum.StrEnum):
     # Assignment
     NO_REGION_ALLOWED = "NoRegionAllowed", "No known region satisfies the workload's placement rules."
     REGION_NOT_HEALTHY = "RegionNotHealthy", "Regions that would be allowed are not healthy at the moment."
-    PRIORITY_CLASS_MISSING = "PriorityClassMissing", "The workload names a priority class that does not exist."
     ASSIGNED = "Assigned", "Every replica has a region."
     PARTLY_ASSIGNED = "PartlyAssigned", "Some replicas have no region yet."
 
@@ -115,7 +114,6 @@ class Reason(enum.StrEnum):
     ROLLOUT_FAILED = "RolloutFailed", "The rollout made no progress in its time, and nothing was rolled back."
     CONFINED = "Confined", "Work is held to what it asked for by control groups."
     WEAKLY_CONFINED = "WeaklyConfined", "The node has no control groups; the message says what that means."
-    TERMINATING = "Terminating", "The object is being deleted and waits for its finalizers."
 
     # Execution, from the agent
     STARTED = "Started", "The process was started."
@@ -158,15 +156,12 @@ class Reason(enum.StrEnum):
         "The region is in touch again, and its grant does not cover what it placed while it was cut off.",
     )
     NODE_RETURNED = "NodeReturned", "The node came back without the work."
-    REBALANCED = "Rebalanced", "The replica was replaced by one elsewhere."
     ADDED_TO_ENDPOINT = "AddedToEndpoint", "The replica receives traffic."
     WITHDRAWN_FROM_ENDPOINT = "WithdrawnFromEndpoint", "The replica receives no more traffic."
 
     # The path
     REPLICA_CREATED = "ReplicaCreated", "A replica was created and queued."
-    PLACED = "Placed", "The replica was bound to a node."
     CANNOT_PLACE = "CannotPlace", "No node fits at the moment; the message counts why."
-    CLAIM_FREED = "ClaimFreed", "The replica's place was given back."
     WAITING = "Waiting", "Waiting; the message says for what and until when."
     GRANTED = "Granted", "Every region holds what it was meant to."
     SHRINK_PENDING = "ShrinkPending", "A region has not yet acknowledged a smaller limit."
@@ -174,7 +169,6 @@ class Reason(enum.StrEnum):
     OVER_QUOTA = "OverQuota", "More is in use than the quota allows, after an emergency ended; the excess is drained."
     WITHIN_QUOTA = "WithinQuota", "Use is within the quota."
     FENCED = "Fenced", "The node's lease epoch was fenced."
-    REGISTERED = "Registered", "The node registered."
     PUBLISHED = "Published", "The policy has an immutable revision that regions use."
     HEARD = "Heard", "The region reports."
     SILENT = "Silent", "The region has not reported for a while."
@@ -197,7 +191,7 @@ class Reason(enum.StrEnum):
         "CapacityLost",
         "The region reports less live capacity than it was given work for, or a whole zone gone.",
     )
-    CAPACITY_PRESENT = "CapacityPresent", "The region has the capacity for what it was given."
+    CAPACITY_PRESENT = "CapacityPresent", "The region, or the node, has the capacity for what it was given."
 
     # Recovery
     RECOVERY_OPENED = "RecoveryOpened", "A region's loss is being recovered from; the clock runs."
@@ -207,6 +201,7 @@ class Reason(enum.StrEnum):
     RECOVERY_CLOSED = "RecoveryClosed", "Everything that the recovery used was given back."
     WAITING_FOR_TURN = "WaitingForTurn", "The workload's wave has not begun; starts are paced."
     NO_TARGET = "NoTarget", "No healthy region may hold the workload; it stays short until one does."
+    TARGET_STUCK = "TargetStuck", "The target region took the workload and did not get on with it in the time allowed."
     PROMISE_MISSED = "PromiseMissed", "The recovery took longer than the promise allows."
     PLACE_KEPT = "PlaceKept", "The recovery place is kept on its node."
     PLACES_KEPT = "PlacesKept", "Every recovery place of the budget is kept."

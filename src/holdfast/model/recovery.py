@@ -17,8 +17,21 @@ class RecoveryPhase(enum.StrEnum):
     CLOSED = "Closed"
 
 
+class LeftTarget(Part, frozen=True):
+    """A region that took the workload and did not bring it to serve: when another one was asked, and the evidence."""
+
+    region: str
+    at: str = ""
+    reason: str = ""
+    message: str = ""
+
+
 class WorkloadProgress(Part, frozen=True):
-    """One critical workload's way back: counts are of everything it has in the target region."""
+    """One critical workload's way back: counts are of everything it has in the target region.
+
+    `best` is the most that was reached there, in stages of replicas, and `progressAt` when; both are empty while it
+    waits for its turn and once it serves.
+    """
 
     tenant: str
     workload: str
@@ -32,6 +45,9 @@ class WorkloadProgress(Part, frozen=True):
     serving: int = shown(0)
     reason: str = ""
     message: str = ""
+    best: int = 0
+    progress_at: str = ""
+    left: tuple[LeftTarget, ...] = ()
 
 
 class StageClock(Part, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from functools import lru_cache
 
 import msgspec
 
@@ -113,9 +114,14 @@ CHECKPOINT_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGQUIT", "SIGT
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
+@lru_cache(limits.TEMPLATE_HASHES_KEPT)
+def _digest(canonical: bytes) -> str:
+    return hashlib.sha256(canonical).hexdigest()[:10]
+
+
 def template_hash(template: Template) -> str:
-    """Ten hex digits over the canonical JSON."""
-    return hashlib.sha256(_encoder.encode(template)).hexdigest()[:10]
+    """Ten hex digits over the canonical JSON. Replicas by the thousand share a template: each is digested once."""
+    return _digest(_encoder.encode(template))
 
 
 def requests(template: Template) -> Amounts:

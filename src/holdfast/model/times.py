@@ -30,6 +30,7 @@ def _second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
+@lru_cache(maxsize=4096)
 def parse_time(text: str) -> float:
     """Seconds since the epoch of an RFC 3339 time; raises ValueError on anything else."""
     moment = datetime.fromisoformat(text)

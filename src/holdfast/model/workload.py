@@ -249,6 +249,8 @@ def default_workload(workload: Workload) -> Workload:
 
 def validate_workload(workload: Workload, old: Workload | None) -> Causes:
     spec = workload.spec
+    if old is not None and old.spec == spec:
+        return
     if len(workload.metadata.name) > 40:
         yield invalid(
             "metadata.name",

@@ -28,32 +28,39 @@ class Changed(NamedTuple, Generic[O]):
 class _Ordered:
     """Objects in key order. An unchanged list is handed out again as it is."""
 
-    __slots__ = ("_keys", "_listed", "items")
+    __slots__ = ("_keys", "_listed", "_sorted", "items")
 
     def __init__(self) -> None:
         self.items: dict[Key, Any] = {}
         self._keys: list[Key] = []
-        """Sorted at all times, and exactly the keys of `items`."""
+        """Exactly the keys of `items`, in order when `_sorted`: a burst of new ones is sorted once, when it is read."""
+        self._sorted = True
         self._listed: tuple[Any, ...] | None = ()
 
     def put(self, key: Key, item: Any) -> None:
         if key not in self.items:
-            if not self._keys or self._keys[-1] < key:
-                self._keys.append(key)
-            else:
-                self._keys.insert(bisect_left(self._keys, key), key)
+            if self._sorted and self._keys and key < self._keys[-1]:
+                self._sorted = False
+            self._keys.append(key)
         self.items[key] = item
         self._listed = None
 
     def remove(self, key: Key) -> None:
         del self.items[key]
+        self._sort()
         del self._keys[bisect_left(self._keys, key)]
         self._listed = None
 
     def list(self) -> tuple[Any, ...]:
         if self._listed is None:
+            self._sort()
             self._listed = tuple(map(self.items.__getitem__, self._keys))
         return self._listed
+
+    def _sort(self) -> None:
+        if not self._sorted:
+            self._keys.sort()
+            self._sorted = True
 
 
 class _Kind:
@@ -61,50 +68,62 @@ class _Kind:
 
     def __init__(self, kind: type[Any]) -> None:
         self.all = _Ordered()
-        self.namespaces: dict[str, _Ordered] = {}
-        self.indexes: dict[str, Index] = indexes_of(kind)
-        self.indexed: dict[tuple[str, str], _Ordered] = {}
+        self.indexes: dict[str, Index] = {_NAMESPACE: lambda item: (item.metadata.namespace,), **indexes_of(kind)}
+        self._indexed: dict[str, dict[str, _Ordered]] = {}
+        """Index → value → objects. An index is kept from when it is first asked for: most never are."""
         self.totals = Totals()
         self.totals_of_all = Totals()
+        self.summed = False
+        """Whether a total was ever asked for."""
         self.gone: dict[Key, int] = {}
         """Removed keys and the revision of their removal, kept until a list is past it: an older state that is still
         on its way, or is delivered twice, must not bring the object back."""
 
     def place(self, key: Key, item: Any, old: Any | None) -> None:
         self.all.put(key, item)
-        self.totals.change(old, item)
-        self.totals_of_all.change(old, item)
-        _bucket(self.namespaces, key.namespace).put(key, item)
-        for name, index in self.indexes.items():
+        if self.summed:
+            self.totals.change(old, item)
+            self.totals_of_all.change(old, item)
+        for name, buckets in self._indexed.items():
+            index = self.indexes[name]
             values = tuple(index(item))
             if old is not None:
                 for value in index(old):
                     if value not in values:
-                        _take(self.indexed, (name, value), key)
-            for value in values:
-                _bucket(self.indexed, (name, value)).put(key, item)
+                        _take(buckets, value, key)
+            _put(buckets, values, key, item)
 
     def take(self, key: Key, old: Any) -> None:
         self.all.remove(key)
         self.totals.change(old, None)
         self.totals_of_all.change(old, None)
-        _take(self.namespaces, key.namespace, key)
-        for name, index in self.indexes.items():
-            for value in index(old):
-                _take(self.indexed, (name, value), key)
+        for name, buckets in self._indexed.items():
+            for value in self.indexes[name](old):
+                _take(buckets, value, key)
+
+    def by(self, name: str, value: str) -> Sequence[Any]:
+        buckets = self._indexed.get(name)
+        if buckets is None:
+            index = self.indexes[name]
+            buckets = self._indexed[name] = {}
+            for key, item in self.all.items.items():
+                _put(buckets, index(item), key, item)
+        bucket = buckets.get(value)
+        return () if bucket is None else bucket.list()
 
 
-_B = TypeVar("_B")
+_NAMESPACE = "metadata.namespace"
 
 
-def _bucket(buckets: dict[_B, _Ordered], name: _B) -> _Ordered:
-    found = buckets.get(name)
-    if found is None:
-        found = buckets[name] = _Ordered()
-    return found
+def _put(buckets: dict[str, _Ordered], values: Iterable[str], key: Key, item: Any) -> None:
+    for value in values:
+        bucket = buckets.get(value)
+        if bucket is None:
+            bucket = buckets[value] = _Ordered()
+        bucket.put(key, item)
 
 
-def _take(buckets: dict[_B, _Ordered], name: _B, key: Key) -> None:
+def _take(buckets: dict[str, _Ordered], name: str, key: Key) -> None:
     bucket = buckets.get(name)
     if bucket is None or key not in bucket.items:
         return  # An index may name one value twice.
@@ -134,23 +153,20 @@ class Cache:
 
     def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
         known = self._of(kind)
-        if not namespace:
-            return known.all.list()
-        bucket = known.namespaces.get(namespace)
-        return () if bucket is None else bucket.list()
+        return known.by(_NAMESPACE, namespace) if namespace else known.all.list()
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
         """Objects by an index of `model.indexes`; an unknown index is a mistake and raises."""
         known = self._of(kind)
         if index not in known.indexes:
             raise KeyError(f"{kind.__name__} has no index {index!r}; it has {', '.join(known.indexes)}")
-        bucket = known.indexed.get((index, value))
-        return () if bucket is None else bucket.list()
+        return known.by(index, value)
 
     def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
         known = self._of(kind)
         totals = known.totals if namespace else known.totals_of_all
         if not totals.knows(measure):
+            known.summed = True
             totals.keep(measure, namespace_of if namespace else all_alike, known.all.list())
         return totals.of(measure, namespace)
 

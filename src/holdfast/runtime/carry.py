@@ -7,6 +7,7 @@ one that is wrong or late costs the others little. Nothing here decides what to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import structlog
@@ -140,15 +141,18 @@ class Carrier:
 
     def _see_own(self, writes: Sequence[Write], committed: Committed) -> None:
         """What we wrote is in the cache before anything is decided again, however late the watch is."""
+        kept: dict[type[Any], list[Any]] = {}
+        gone: dict[type[Any], list[Key]] = {}
         for write, item in zip(writes, committed.objects, strict=True):
             kind, key = named(write)
-            informer = self._informers.find(kind.type)
-            if informer is None:
-                continue
             if item is not None:
-                informer.absorb(item)
+                kept.setdefault(kind.type, []).append(item)
             else:
-                informer.absorb_removal(key, committed.revision)
+                gone.setdefault(kind.type, []).append(key)
+        for type_ in {**kept, **gone}:
+            informer = self._informers.find(type_)
+            if informer is not None:
+                informer.absorb(kept.get(type_, ()), gone.get(type_, ()), revision=committed.revision)
 
     def _after_refusal(self, made: Decided, fault: Fault) -> None:
         self._count(fault)

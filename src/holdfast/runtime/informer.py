@@ -16,7 +16,7 @@ being refused as well was the cell restored from a backup: then, and then alone,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -102,18 +102,21 @@ class Informer(Generic[O]):
         """Lists now: afterwards the cache holds everything that was acknowledged before the call. Raises Faults."""
         await self._list("refresh")
 
-    def absorb(self, item: O) -> None:
-        """Takes in an object its writer was handed by a commit, ahead of the watch."""
-        if self._matches(item):
-            change = self.cache.put(item)
-        else:
-            change = self.cache.remove(self.kind, item.key, item.revision, item)
-        self._hand_out([] if change is None else [change])
-
-    def absorb_removal(self, key: Key, revision: int) -> None:
-        """The same for an object that a commit removed for good."""
-        change = self.cache.remove(self.kind, key, revision)
-        self._hand_out([] if change is None else [change])
+    def absorb(self, items: Iterable[O], removed: Iterable[Key] = (), *, revision: int = 0) -> None:
+        """Takes in what a commit answered its writer, ahead of the watch; `removed` are gone for good at `revision`."""
+        changes: list[Changed[O]] = []
+        for item in items:
+            if not self.fields or self._matches(item):
+                change = self.cache.put(item)
+            else:
+                change = self.cache.remove(self.kind, item.key, item.revision, item)
+            if change is not None:
+                changes.append(change)
+        for key in removed:
+            gone = self.cache.remove(self.kind, key, revision)
+            if gone is not None:
+                changes.append(gone)
+        self._hand_out(changes)
 
     # List and watch
 
@@ -192,15 +195,18 @@ class Informer(Generic[O]):
     def _take_in(self, batch: Sequence[Seen[O]]) -> None:
         changes: list[Changed[O]] = []
         self._heard_s = self._ports.clock.monotonic()
+        floor, reached = self._floor, self.revision
         for seen in batch:
-            if seen.object is not None and seen.revision > self._floor:
+            revision = seen.revision
+            if seen.object is not None and revision > floor:
                 if seen.deleted:
-                    change = self.cache.remove(self.kind, seen.object.key, seen.revision, seen.object)
+                    change = self.cache.remove(self.kind, seen.object.key, revision, seen.object)
                 else:
                     change = self.cache.put(seen.object)
                 if change is not None:
                     changes.append(change)
-            self.revision = max(self.revision, seen.revision)
+            reached = max(reached, revision)
+        self.revision = reached
         self._hand_out(changes)
 
     # Handing out
@@ -235,9 +241,10 @@ class Informers:
 
     def __init__(self, client: Client, ports: Ports, *, resync_s: float = limits.RESYNC_S) -> None:
         self.cache = Cache()
+        self.resync_s = resync_s
+        """How often everything is compared as a whole, here and by whoever builds on this, whatever was heard."""
         self._client = client
         self._ports = ports
-        self._resync_s = resync_s
         self._informers: dict[type[Any], Informer[Any]] = {}
         self._started = False
 
@@ -245,7 +252,7 @@ class Informers:
         """The informer of a kind, made on first use. All users of a kind share one set of `fields`."""
         found = self._informers.get(kind)
         if found is None:
-            found = Informer(self._client, kind, self.cache, self._ports, fields, resync_s=self._resync_s)
+            found = Informer(self._client, kind, self.cache, self._ports, fields, resync_s=self.resync_s)
             self._informers[kind] = found
             if self._started:
                 found.start()

@@ -14,6 +14,7 @@ What always holds:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable
 from types import TracebackType
@@ -38,6 +39,9 @@ NAMESPACE = "holdfast-system"
 
 _MARGIN = 0.1
 """The part of the TTL, besides drift, by which a leader stops before others may start."""
+
+_MOMENT_S = 0.001
+"""Sleeps are not shorter than this: of what is left of a lease, rounding may leave less than any clock can tell."""
 
 Listener = Callable[[Token | None], None]
 
@@ -159,7 +163,7 @@ class Election:
                 left_s = self._valid_until - self._clock.monotonic()
                 if left_s <= 0.0:
                     self._lose("ran out")
-                pause_s = min(pause_s, max(left_s, 0.0))
+                pause_s = min(pause_s, max(left_s, _MOMENT_S))
             await self._clock.sleep(pause_s)
 
     async def _step(self) -> float:
@@ -170,9 +174,12 @@ class Election:
                 self._lose("ran out")
                 return 0.0
             try:
-                await asyncio.wait_for(self._renew(self._lease, token), min(self._left_s(), self._renew_every_s))
+                async with asyncio.timeout(min(self._left_s(), self._renew_every_s)):
+                    await self._renew(self._lease, token)
             except (TimeoutError, Conflict, Ambiguous):
-                await self._look_again(token)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, self._left_s())):
+                        await self._look_again(token)
                 return self._renew_every_s / 5
             return self._renew_every_s
         if await self._may_take_over():
@@ -271,12 +278,5 @@ class Election:
                 self._log.exception("listener_failed")
 
     async def _next_change(self) -> None:
-        """Waits until the election is won or lost, or until the lease we hold has run out."""
-        changed = self._changed
-        if self.token is None:
-            await changed.wait()
-            return
-        try:
-            await asyncio.wait_for(changed.wait(), max(0.0, self._left_s()))
-        except TimeoutError:
-            return
+        """Waits until the election is won or lost. A lease that runs out is told of in time: no step outlasts it."""
+        await self._changed.wait()

@@ -122,7 +122,8 @@ class Lifetime:
 
     async def _stop(self, member: _Member) -> None:
         try:
-            await asyncio.wait_for(member.part.stop(), self._stop_deadline_s)
+            async with asyncio.timeout(self._stop_deadline_s):
+                await member.part.stop()
         except TimeoutError:
             self._log.warning("part_stopped_late", part=member.name, deadline_s=self._stop_deadline_s)
         except Exception:

@@ -105,6 +105,10 @@ AGENT_REPORTS = Counter("holdfast_agent_reports_total", "Status writes, by what 
 AGENT_CERTIFICATE_LEFT = Gauge(
     "holdfast_agent_certificate_left_seconds", "How long the certificate this agent shows is still good."
 )
+LINK_CERTIFICATE_ENDS = Gauge(
+    "holdfast_link_certificate_ends_timestamp_seconds",
+    "Until when the certificate is good that this region shows to the global cell.",
+)
 AGENT_LEASE_LEFT = Gauge("holdfast_agent_lease_left_seconds", "What was left of the lease when it was last renewed.")
 
 # The scheduler

@@ -126,7 +126,7 @@ class Proposals:
             waiting = self._queue.of_member(self._member_of.get(key, ""))
             self._forget(key)
             if waiting is not None:
-                waiting.due_at = min(waiting.due_at, now)
+                self._queue.hasten(waiting, now)
             metrics.SCHEDULER_ASSUMED_EXPIRED.inc()
             self._log.warning("assumption_expired", claim=f"{key.namespace}/{key.name}")
 
@@ -183,6 +183,9 @@ class Proposals:
                     stale.append(proposal.member)
                 else:
                     refusals.setdefault(answer.reason, []).append((proposal, answer))
+                    if answer.reason == Reason.VICTIM_NOT_ALLOWED:
+                        victim = str(answer.facts.get("victim", ""))
+                        self._queue.spare(sent.waiting, victim, self._ports.clock.monotonic())
         if refusals:
             self._refused(sent.waiting, _counted(refusals))
         # Only now, as this takes time: while it lasts nothing of this request may count that was not accepted.
@@ -229,12 +232,12 @@ class Proposals:
             return
         waiting.hints[member.uid] = replica.status.placement.attempt
         if waiting.request.spec.gang is None:  # a gang keeps its pause: none of it is placed before the others
-            waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
+            self._queue.hasten(waiting, self._ports.clock.monotonic())
 
     def _leave_out(self, waiting: Waiting, member: Member) -> None:
         """The member needs no place. Its mates went without what was planned for it, so they are planned again now."""
         waiting.gone[member.uid] = None
-        waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
+        self._queue.hasten(waiting, self._ports.clock.monotonic())
 
     async def _read_back(self, sent: Sent) -> None:
         """No answer: each claim is looked up by the name its intent gives it.

@@ -47,6 +47,9 @@ class Runner:
         if not 1 <= controller.workers <= limits.WORKERS_MAX:
             raise ValueError(f"{controller.name}: {controller.workers} workers; 1 to {limits.WORKERS_MAX} are possible")
         self.controller = controller
+        self._resync_s = controller.resync_s
+        if controller.resync_s >= limits.RESYNC_S:  # what looks more often does so for the sake of time
+            self._resync_s = max(controller.resync_s, informers.resync_s)
         self.queue = Workqueue(controller.name, ports, pace_s=controller.pace_s, calm_s=controller.calm_s)
         self._ports = ports
         self._election = election if controller.singleton else None
@@ -131,7 +134,7 @@ class Runner:
         ]
         try:
             while True:
-                await self._ports.clock.sleep(jittered_s(self.controller.resync_s, self._ports.random))
+                await self._ports.clock.sleep(jittered_s(self._resync_s, self._ports.random))
                 self._add_all_keys()
         finally:
             await end(*workers)

@@ -20,17 +20,21 @@ import structlog
 
 from holdfast.client.contract import Client
 from holdfast.flow.active_policy import ActivePolicy, active_policy
+from holdfast.flow.alike import alike_key
 from holdfast.flow.explain import wake_on
 from holdfast.flow.plan import Ask, AskPlan, ask_of, plan
 from holdfast.flow.plan.record import Basis, Setting, decision, place_items
+from holdfast.flow.purse import room_of
 from holdfast.flow.queue_order import deadline_turns_in_s, dominant_shares, fair_turns, in_order, raised_ranks
-from holdfast.flow.scratch import override_active
 from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
 from holdfast.model import limits
 from holdfast.model.binding import claim_name
 from holdfast.model.decision import QueueState
 from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.meta import Key
+from holdfast.model.override import acts
 from holdfast.model.placement import ReserveRequest
+from holdfast.model.quantity import Amounts
 from holdfast.model.quota import GrantClass
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import Member, RefusalCount
@@ -137,13 +141,15 @@ class Scheduler:
         now = self._ports.clock.monotonic()
         self._proposals.expire(now)
         due = self._queue.due(now)
+        left = self._left(due, now)
         self._waiting_gauge.set(len(self._queue) - len(due))
         self._due_gauge.set(len(due))
-        if not due:
+        if not left:
             return True
         policy = self._policy()
         planned = 0
-        for parts in self._batches(self._ordered(due, policy), policy, now):
+        ordered = self._ordered([waiting for waiting in due if waiting.key in left], policy)
+        for parts in self._batches(ordered, left, policy, now):
             await self._slots.acquire()
             self._launch(parts, policy)
             planned += 1
@@ -153,11 +159,24 @@ class Scheduler:
         await self._ports.clock.sleep(0)
         return not planned
 
+    def _left(self, due: Sequence[Waiting], now: float) -> dict[Key, list[Member]]:
+        """Who needs a place of what is due. What needs none is left alone, and said so if it waited."""
+        left = {}
+        for waiting in due:
+            members = self._without_place(waiting)
+            if members:
+                left[waiting.key] = members
+                continue
+            self._queue.rest(waiting, now)
+            if waiting.request.status.pending:
+                self._reporter.mark(waiting.key)
+        return left
+
     def _ordered(self, due: Sequence[Waiting], policy: ActivePolicy) -> list[Waiting]:
         by_key = {waiting.key: waiting for waiting in due}
         total = self._builder.total_capacity()
         shares = self._shares = dominant_shares(self._builder.tenant_use(), total)
-        ranks = raised_ranks(self._builder.overrides(), self._ports.clock.now())
+        ranks = raised_ranks(self._builder.overrides(), self._ports.clock.now(), self._region)
         ordered = in_order((w.request for w in due), policy.rules.queue, shares, ranks)
         for position, request in enumerate(ordered, 1):
             waiting = by_key[request.key]
@@ -166,15 +185,11 @@ class Scheduler:
             waiting.rank = max(spec.rank, ranks.get((request.metadata.namespace, spec.workload), spec.rank))
         return [by_key[request.key] for request in ordered]
 
-    def _batches(self, ordered: Sequence[Waiting], policy: ActivePolicy, now: float) -> Iterator[list[_Part]]:
+    def _batches(
+        self, ordered: Sequence[Waiting], left: dict[Key, list[Member]], policy: ActivePolicy, now: float
+    ) -> Iterator[list[_Part]]:
         """Cuts the queue into batches. A gang is never cut; what a failed part has left waits for its own turn."""
         by_key = {waiting.key: waiting for waiting in ordered}
-        left = {waiting.key: self._without_place(waiting) for waiting in ordered}
-        for waiting in ordered:
-            if not left[waiting.key]:
-                waiting.due_at = NEVER
-                if waiting.request.status.pending:
-                    self._reporter.mark(waiting.key)
         counts = {key: len(members) for key, members in left.items()}
         requests = [waiting.request for waiting in ordered]
         turns = fair_turns(requests, counts, policy.rules.queue, self._shares, self._builder.total_capacity())
@@ -203,7 +218,7 @@ class Scheduler:
             self._log.exception("planning_failed", requests=[str(part.waiting.key) for part in parts])
             now = self._ports.clock.monotonic()
             for part in parts:
-                self._queue.in_vain(part.waiting, part.waiting.refusals, now)
+                self._queue.in_vain(part.waiting, part.waiting.refusals, now, wake_on=part.waiting.wake_on)
             self._slots.release()
             return
         if not sent:
@@ -221,7 +236,8 @@ class Scheduler:
     def _plan(self, parts: list[_Part], policy: ActivePolicy) -> list[Sent]:
         # The very moment that is recorded, so that a replay judges overrides by the same one.
         now = parse_time(micro_text(self._ports.clock.now()))
-        asks = [self._ask(part, policy) for part in parts]
+        rooms = {tenant: self._room(tenant) for tenant in {part.waiting.key.namespace: None for part in parts}}
+        asks = [self._ask(part, policy, rooms[part.waiting.key.namespace]) for part in parts]
         basis = self._basis()
         snapshot = self._builder.freeze(max(basis.revisions.values()))
         with metrics.SCHEDULER_PLAN.time():
@@ -251,16 +267,23 @@ class Scheduler:
             asked = ReserveRequest(items, decision=recorded, record_refused=kept)
             sent.append(self._assume(part.waiting, outcome, asked, basis.batch))
             ordinal += bool(items)
-            self._spent.add(outcome.ask.namespace, sum(len(item.victims) for item in items))
+            self._spent.add(outcome.ask.namespace, outcome.evicted)
         return sent
 
-    def _ask(self, part: _Part, policy: ActivePolicy) -> Ask:
+    def _ask(self, part: _Part, policy: ActivePolicy, room: Amounts | None) -> Ask:
         request = part.waiting.request
         left = 0
         if request.spec.may_preempt and policy.rules.preemption.enabled:
             allowed = policy.rules.preemption.per_tenant_per_minute
             left = self._spent.left(request.metadata.namespace, allowed, self._ports.clock.monotonic())
-        return ask_of(request, part.members, bound=self._bound(part.waiting), evictions=left)
+        now = self._ports.clock.monotonic()
+        spared = tuple(sorted(victim for victim, until in part.waiting.spared.items() if until > now))
+        return ask_of(request, part.members, bound=self._bound(part.waiting), evictions=left, room=room, spared=spared)
+
+    def _room(self, tenant: str) -> Amounts | None:
+        """What a tenant may still spend here, everything counted that is on its way."""
+        copies = self._informers.cache.list(GrantCopy, tenant)
+        return room_of(copies, self._builder.ordinary_use(tenant), self._ports.clock.now())
 
     def _basis(self) -> Basis:
         """What the snapshot about to be frozen is made of."""
@@ -275,7 +298,7 @@ class Scheduler:
         )
 
     def _overrides_in_force(self, now: float) -> tuple[str, ...]:
-        return tuple(o.metadata.name for o in self._builder.overrides() if override_active(o, now))
+        return tuple(o.metadata.name for o in self._builder.overrides() if acts(o, now))
 
     def _worth_recording(self, waiting: Waiting, outcome: AskPlan) -> bool:
         """Whether a try in vain leaves a Decision: its reasons are new, or the last is old; at a bounded rate."""
@@ -320,7 +343,7 @@ class Scheduler:
             return None
         waiting.found_room = False
         self._unplaced.inc(len(outcome.unplaced))
-        pause_s = self._vain(waiting, outcome.refusals)
+        pause_s = self._vain(waiting, outcome.refusals, alike=alike_key(waiting.request))
         return now + pause_s
 
     def _assume(self, waiting: Waiting, outcome: AskPlan, request: ReserveRequest, batch: str) -> Sent:
@@ -339,16 +362,18 @@ class Scheduler:
     def _refused(self, waiting: Waiting, refusals: tuple[RefusalCount, ...]) -> None:
         """The authority said no to some of the proposals, or did not answer."""
         waiting.refused_at = self._ports.clock.monotonic()
-        self._vain(waiting, refusals)
+        self._vain(waiting, refusals, alike=b"")
         waiting.found_room = True
         self._work.set()
 
-    def _vain(self, waiting: Waiting, refusals: tuple[RefusalCount, ...]) -> float:
+    def _vain(self, waiting: Waiting, refusals: tuple[RefusalCount, ...], *, alike: bytes) -> float:
         clock = self._ports.clock
         # A deadline that comes near, or passes, is told when it does.
         within_s = deadline_turns_in_s(waiting.request, clock.now())
-        pause_s = self._queue.in_vain(waiting, refusals, clock.monotonic(), within_s=within_s)
-        waiting.wake_on = wake_on(refusal.reason for refusal in refusals)
+        cures = wake_on(refusal.reason for refusal in refusals)
+        pause_s = self._queue.in_vain(
+            waiting, refusals, clock.monotonic(), wake_on=cures, alike=alike, within_s=within_s
+        )
         waiting.next_try_at = micro_text(clock.now() + pause_s)
         self._reporter.mark(waiting.key)
         return pause_s
@@ -379,7 +404,7 @@ class Scheduler:
         """Looks at every request from time to time, whatever was or was not heard."""
         await self._informers.synced()
         while True:
-            await self._ports.clock.sleep(jittered_s(limits.RESYNC_S, self._ports.random))
+            await self._ports.clock.sleep(jittered_s(self._informers.resync_s, self._ports.random))
             now = self._ports.clock.monotonic()
             self._queue.resync(now)
             self._proposals.expire(now)

@@ -104,7 +104,7 @@ class SchedulerWatch:
     def _member_lost_place(self, uid: str) -> None:
         waiting = self._queue.of_member(uid)
         if waiting is not None and not self._builder.has_claim(uid):
-            waiting.due_at = min(waiting.due_at, self._ports.clock.monotonic())
+            self._queue.hasten(waiting, self._ports.clock.monotonic())
             self._changed()
 
     def _on_holds(self, changes: Sequence[Changed[Hold]]) -> None:
@@ -119,7 +119,7 @@ class SchedulerWatch:
             if new is not None:
                 due |= self._queue.put(new, now)
             elif old is not None:
-                self._queue.drop(old)
+                self._queue.drop(old, now)
         if due:
             self._changed()
 

@@ -355,7 +355,7 @@ def _refusal(request: Request | None, fault: Fault) -> Response:
     if target.resource is NAMESPACES:
         said = _as_namespace(said)
     response = Response(status.encode(said), fault.code)
-    if isinstance(fault, Overloaded):
+    if isinstance(fault, Overloaded) and fault.retry_after_s > 0:
         response.headers.append((b"retry-after", str(max(1, round(fault.retry_after_s))).encode()))
     return response
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from holdfast.server.app import Application
 
 _NODE, _REPLICA, _ASSIGNMENT = BY_NAME["Node"], BY_NAME["Replica"], BY_NAME["Assignment"]
-ASK_AGAIN_S = 5.0
+ASK_WHEN_YOU_LIKE_S = 0.0
+"""No Retry-After: clients of Kubernetes would wait and ask ten times within one request, past their own deadline."""
 
 
 async def evict(app: Application, request: Request) -> Response:
@@ -45,7 +46,7 @@ async def evict(app: Application, request: Request) -> Response:
     why = _why_it_stays(app, binding)
     if why:
         said = f"Cannot evict pod as it would violate the pod's disruption budget: {why}"
-        raise Overloaded(said, retry_after_s=ASK_AGAIN_S)
+        raise Overloaded(said, retry_after_s=ASK_WHEN_YOU_LIKE_S)
     return _accepted()
 
 

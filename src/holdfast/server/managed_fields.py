@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -80,7 +81,9 @@ def _unfold(fields: Any, at: Path = ()) -> Iterator[Path]:
         yield from _unfold(fields[key], (*at, key))
 
 
+@lru_cache(limits.OWNED_FIELDS_SHARED)
 def _fold(paths: Paths) -> dict[str, Any]:
+    """Shared by all who own the same fields; nobody changes it."""
     tree: dict[str, Any] = {}
     for path in sorted(paths):
         node = tree

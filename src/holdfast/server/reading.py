@@ -161,16 +161,25 @@ async def _first_page(app: Application, request: Request, wanted: Selection, lim
         if asked.revision > app.objects.head(resource.stored):
             raise status.future_revision(asked.revision, app.objects.head(resource.stored))
         return await _collect(app, request, wanted, limit, at=asked.revision, after="")
+    if limit and wanted.everything:
+        # A page costs what it holds, not what there is.
+        page = await app.objects.page(resource.stored, namespace, at=None, after="", limit=limit)
+        if not page.more:
+            return page.items, ListMeta(str(page.revision))
+        token = _continue(page.items[-1], page.revision, resource, namespace)
+        return page.items, ListMeta(str(page.revision), token, page.remaining)
     found, revision = app.objects.list(resource.stored, namespace, fields=wanted.indexed(resource.stored.type) or None)
     if not wanted.everything:
         found = [item for item in found if wanted.matches(resource.shown(item))]
     if not limit or len(found) <= limit:
         return found, ListMeta(str(revision))
     kept = found[:limit]
-    remaining = len(found) - limit if wanted.everything else 0
-    after = resource.stored.store_key(kept[-1].metadata.namespace, kept[-1].metadata.name)
-    token = _encode_continue(Continue(revision, after, resource.kind.resource, namespace))
-    return kept, ListMeta(str(revision), token, remaining)
+    return kept, ListMeta(str(revision), _continue(kept[-1], revision, resource, namespace), 0)
+
+
+def _continue(last: Object, revision: int, resource: Resource, namespace: str) -> str:
+    after = resource.stored.store_key(last.metadata.namespace, last.metadata.name)
+    return _encode_continue(Continue(revision, after, resource.kind.resource, namespace))
 
 
 async def _next_page(app: Application, request: Request, wanted: Selection, limit: int, token: str) -> Page:

@@ -82,7 +82,7 @@ def status_dict(fault: errors.Fault, *, kind: Kind | None = None, name: str = ""
     causes: tuple[Cause, ...] = getattr(fault, "causes", ()) or tuple(fault.facts.get("causes", ()))
     if causes:
         details["causes"] = [_cause(c) for c in causes]
-    if isinstance(fault, errors.Overloaded):
+    if isinstance(fault, errors.Overloaded) and fault.retry_after_s > 0:
         details["retryAfterSeconds"] = max(1, round(fault.retry_after_s))
     answer = {
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

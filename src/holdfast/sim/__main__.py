@@ -6,6 +6,7 @@ import argparse
 import itertools
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,11 +14,12 @@ from pathlib import Path
 import structlog
 
 from holdfast.sim import runs, story
-from holdfast.sim.shrink import shrink
+from holdfast.sim.remembered import recall, remember
 from holdfast.sim.world import World
 
 STATE = Path(".sim/hours.json")
 """Where a run of hours keeps what it has done, to go on there."""
+PROGRESS_EVERY_S = 60.0
 
 
 def main() -> int:
@@ -30,14 +32,23 @@ def main() -> int:
     runs.quiet()
     if options.check:
         return _check(options.check)
-    if options.plant:
+    if options.plant and options.seed is None and not options.scenario:
         from holdfast.sim.planting import plant
 
-        return plant(options.plant, seeds=options.seeds, first=options.first, told=_say)
+        page = options.page.write_text if options.page is not None else None
+        return plant(options.plant, seeds=options.seeds, first=options.first, told=_say, page=page)
     if options.scenario:
-        from holdfast.sim.scenario import run_scenarios
+        from holdfast.sim import scenario
 
-        return run_scenarios(options.scenario, first=options.first, told=_say)
+        asked = scenario.Asked(
+            options.scenario, options.first, options.plant or "", every=options.every,
+            shrink_s=0.0 if options.whole else options.minutes * 60,
+        )  # fmt: skip
+        return scenario.run_scenarios(asked, _say)
+    if options.digests:
+        for digest in runs.answer_digests(iter(sys.stdin.readline, "")):
+            _say(digest)
+        return 0
     if options.seed is not None and options.digest:
         print(World(options.seed).run().digest)
         return 0
@@ -61,81 +72,65 @@ def _say(text: str) -> None:
 
 
 def _one(options: argparse.Namespace) -> int:
-    if options.shrink:
-        return _shrunk(options.seed)
-    world = World(options.seed)
-    outcome = world.run()
-    telling = world.telling()
-    print(story.headline(outcome))
-    print(f"  faults: {outcome.faults}")
-    for line in story.complaints(outcome):
-        print(f"  {line}")
-    if options.about or not outcome.ok:
-        print("timeline: when, in which cell, who wrote, what object, what changed; * marks a fault that struck")
-        for line in story.timeline(outcome, telling, options.about):
-            print(line)
-    if options.twice:
-        why = runs.why_not_determined(outcome)
-        print(why or "the same again in another process with another hash seed")
-        if why:
-            return 1
-    if not outcome.ok:
-        print(f"the fewest faults with which it fails: make sim SEED={outcome.seed} ARGS=--shrink")
-    return 0 if outcome.ok else 1
+    from holdfast.sim.single import Asked, tell
 
-
-def _shrunk(seed: int) -> int:
-    found = shrink(seed, told=lambda text: print(f"  {text}", flush=True))
-    if found is None:
-        print(f"seed {seed} does not fail")
-        return 0
-    print(f"seed {seed} fails with these {len(found.faults)} faults ({found.runs} runs):")
-    for name in found.faults:
-        print(f"  {name}")
-    for line in story.complaints(found.outcome):
-        print(f"  {line}")
-    for line in story.timeline(found.outcome, found.telling):
-        print(line)
-    return 1
+    shrink_s = 0.0 if options.whole else options.minutes * 60
+    asked = Asked(
+        options.seed, only=tuple(options.only), about=tuple(options.about), bug=options.plant or "",
+        twice=options.twice, shrink_s=shrink_s,
+    )  # fmt: skip
+    return tell(asked, _say)
 
 
 def _many(options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     hours = options.hours
-    total = runs.recall(STATE) if hours else runs.Total(failed=[])
-    first = max(options.first, total.next_seed) if hours else options.first
-    seeds = itertools.count(first) if hours else iter(range(first, first + options.seeds))
-    if hours and first > 1:
-        print(f"going on at seed {first}; remove {STATE} to begin anew")
+    total = recall(STATE) if hours else runs.Total(next_seed=options.first)
+    if hours and total.seeds:
+        print(f"going on at seed {total.next_seed} after {total.summary()}; remove {STATE} to begin anew", flush=True)
+    seeds = total.left() if hours else iter(range(options.first, options.first + options.seeds))
+    told_s = began_s
 
     def told(done: runs.Done) -> None:
+        nonlocal told_s
         total.add(done)
-        total.next_seed = max(total.next_seed, done.outcome.seed + 1)
-        _tell(done)
-        if hours and total.seeds % 20 == 0:
-            runs.remember(STATE, total)
+        if hours:
+            remember(STATE, total)
+        _tell(done, total)
+        if time.monotonic() - told_s > PROGRESS_EVERY_S:
+            told_s = time.monotonic()
+            _say(f"after {(told_s - began_s) / 60:.0f} min: {total.summary()}")
 
     def enough() -> bool:
         return bool(hours) and time.monotonic() - began_s > hours * 3600
 
-    runs.run_many(seeds, workers=options.workers, told=told, until=enough)
-    if hours:
-        runs.remember(STATE, total)
+    interrupted = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        runs.run_many(seeds, workers=options.workers, told=told, until=enough)
+    except KeyboardInterrupt:
+        interrupted = True
     if os.isatty(sys.stdout.fileno()):
         print("\r", end="")
+    if interrupted:
+        print(f"stopped; {'the same command goes on at' if hours else 'not run: seeds from'} {total.next_seed} on")
     if options.coverage or hours or total.seeds >= 100:
         for line in total.coverage.lines():
             print(line)
+    if total.failed:
+        print(f"failed: {' '.join(map(str, sorted(total.failed)))}; see one: make sim SEED={min(total.failed)}")
     for line in total.lines(time.monotonic() - began_s):
         print(line)
-    return 1 if total.violations else 0
+    if total.violations:
+        return 1
+    return 130 if interrupted else 0
 
 
-def _tell(done: runs.Done) -> None:
+def _tell(done: runs.Done, total: runs.Total) -> None:
     outcome = done.outcome
     if outcome.ok and not done.unseed:
         if os.isatty(sys.stdout.fileno()):
-            print(f"\rseed {outcome.seed} ok ", end="", flush=True)
+            print(f"\r{total.summary()} ", end="", flush=True)
         return
     print(story.headline(outcome), flush=True)
     for line in itertools.islice(story.complaints(outcome), 6):
@@ -154,11 +149,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="how many processes run worlds")
     parser.add_argument("--twice", action="store_true", help="with --seed: again in a process with another hash seed")
     parser.add_argument("--digest", action="store_true", help="with --seed: print only the digest of the run")
-    parser.add_argument("--shrink", action="store_true", help="with --seed: find the fewest faults that make it fail")
+    parser.add_argument("--digests", action="store_true", help="read seeds from the input and print their digests")
+    parser.add_argument("--minutes", type=float, default=2.0, help="for how long a failing world is made smaller")
+    parser.add_argument("--whole", action="store_true", help="with --seed: tell everything, and shrink nothing")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FAULT", help="with --seed: only this fault or act of a user"
+    )
     parser.add_argument("--about", action="append", default=[], metavar="TEXT", help="tell of objects named like this")
     parser.add_argument("--coverage", action="store_true", help="list what was exercised, and what never was")
-    parser.add_argument("--plant", metavar="NAME", help="plant a bug ('all' for each in turn) and see it caught")
+    parser.add_argument("--plant", metavar="NAME", help="plant a bug, or 'all'; with --seed or --scenario: there")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="with --plant: write the table there as a page")
     parser.add_argument("--scenario", metavar="NAME", help="run a declared scenario ('all' for every one)")
+    parser.add_argument("--every", action="store_true", help="with --scenario: every value it sweeps in long runs too")
     parser.add_argument("--check", type=Path, metavar="DIR", help="judge the recorded history of a platform or a cell")
     parser.add_argument("--verbose", action="store_true", help="show the parts' own logs")
     return parser.parse_args()

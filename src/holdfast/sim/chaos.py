@@ -29,6 +29,7 @@ class Kind(enum.StrEnum):
     SLOW = "slow store"
     CRASH_BEFORE = "crash before commit"
     CRASH_AFTER = "crash after commit"
+    CRASH_LATE = "crash with a commit on its way"
     PAUSE_BEFORE = "pause before commit"
     PAUSE_AFTER = "pause after commit"
     # Riding on watches
@@ -40,6 +41,7 @@ class Kind(enum.StrEnum):
     # Riding on calls over the network, and on work
     CALL_LOST = "call lost"
     REPLY_LOST = "reply lost"
+    REPLY_SLOW = "reply slow"
     ANSWER_LOST = "authority's answer lost"
     CALL_REPEATED = "call delivered twice"
     WORK_EXIT = "work exits"
@@ -67,8 +69,11 @@ class Kind(enum.StrEnum):
     CLOCK_DRIFT = "clock drift"
     CLOCK_WILD = "clock drift beyond the bound"
     CRASH_AT_AWAIT = "crash at an await"
+    TIMEOUT_AT = "timeout at a commit"
+    CACHES_STALE = "caches stale"
     OVERLOAD = "overload"
     NODE_SHRINKS = "node shrinks"
+    NODE_BROKEN = "node starts nothing"
     BURST = "burst of load"
     # People doing the wrong thing at the wrong time
     CORDON = "cordon"
@@ -79,6 +84,7 @@ class Kind(enum.StrEnum):
     TENANT_DELETED = "tenant deleted"
     ZONE_AVOIDED = "zone avoided"
     POLICY_CHANGED = "policy changed"
+    BREAK_GLASS = "override given in a region"
     OVERRIDE_GIVEN = "override given"
     NODE_TAINTED = "node tainted"
 
@@ -91,6 +97,7 @@ RATES: dict[Kind, float] = {
     Kind.SLOW: 0.05,
     Kind.CRASH_BEFORE: 0.001,
     Kind.CRASH_AFTER: 0.001,
+    Kind.CRASH_LATE: 0.02,
     Kind.PAUSE_BEFORE: 0.001,
     Kind.PAUSE_AFTER: 0.001,
     Kind.WATCH_DROP: 0.02,
@@ -100,6 +107,7 @@ RATES: dict[Kind, float] = {
     Kind.WATCH_EXPIRED: 0.2,
     Kind.CALL_LOST: 0.02,
     Kind.REPLY_LOST: 0.03,
+    Kind.REPLY_SLOW: 0.35,
     Kind.ANSWER_LOST: 0.03,
     Kind.CALL_REPEATED: 0.25,
     Kind.WORK_EXIT: 0.05,
@@ -111,6 +119,8 @@ RATES: dict[Kind, float] = {
 
 RIDING = frozenset(RATES)
 COMING = tuple(kind for kind in Kind if kind not in RATES)
+MENDED_BY_RESYNC = frozenset({Kind.WATCH_STALL, Kind.CACHES_STALE})
+"""What leaves a part without news for long, unless it compares everything from time to time."""
 SHARE_ENABLED = 0.4
 """How many of the kinds a run has, about."""
 STRIKES_KEPT = 10_000
@@ -145,7 +155,7 @@ class _Occasions:
 
 
 class Chaos:
-    """`only` names the faults that may happen at all; None means whatever the seed draws."""
+    """`enabled` replaces the kinds that the seed draws, `also` adds to them; `only` names the faults that may be."""
 
     def __init__(
         self,
@@ -153,12 +163,15 @@ class Chaos:
         clock: Callable[[], float],
         *,
         enabled: Iterable[Kind] | None = None,
+        also: frozenset[Kind] = frozenset(),
         only: frozenset[str] | None = None,
     ) -> None:
         draw = stream(seed, "chaos/swarm")
         drawn = frozenset(k for k in Kind if draw.random() < SHARE_ENABLED)
-        self.enabled = frozenset(enabled) if enabled is not None else drawn
+        self.enabled = frozenset(enabled) if enabled is not None else drawn | also
         self.struck: list[Struck] = []
+        self.acts: list[Struck] = []
+        """What users did, by name and in order: told beside the faults, and left out like them."""
         self.fired: Counter[Kind] = Counter()
         self.healed = False
         self._only = only
@@ -166,6 +179,8 @@ class Chaos:
         self._clock = clock
         self._occasions: dict[tuple[Kind, str], _Occasions] = {}
         self._begun = False
+        self._stale_until_s: dict[str, float] = {}
+        """By cell, or by cell and kind: until when the watches inside it tell nothing."""
 
     def begin(self) -> None:
         """From here on things go wrong; until then the world is set up in peace."""
@@ -196,6 +211,21 @@ class Chaos:
         self.fired[kind] += 1
         if len(self.struck) < STRIKES_KEPT:
             self.struck.append(Struck(self._clock(), name, what))
+
+    def make_stale(self, where: str, for_s: float) -> None:
+        self._stale_until_s[where] = self._clock() + for_s
+
+    def stale_s(self, cell: str, kind: str) -> float:
+        """For how long the watches inside a cell still tell nothing; what they hold back comes afterwards, in order."""
+        if self.healed or not self._stale_until_s:
+            return 0.0
+        known = self._stale_until_s
+        return max(known.get(cell, 0.0), known.get(f"{cell}/{kind}", 0.0)) - self._clock()
+
+    def act(self, name: str, what: str) -> None:
+        """A user does something; whoever asks `allows` first leaves it out of a run that is being made small."""
+        if len(self.acts) < STRIKES_KEPT:
+            self.acts.append(Struck(self._clock(), name, what))
 
     def heal(self) -> None:
         self.healed = True

@@ -20,6 +20,8 @@ from holdfast.sim.network import DELAY_S, STALL_S, Host, Network
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 T = TypeVar("T")
 AGAIN_S = (0.05, 40.0)
+STALE_LOOK_S = 5.0
+"""How soon a watch that holds back notices that everything is well again."""
 
 
 class Ears(Protocol):
@@ -76,7 +78,7 @@ class RemoteClient:
     async def commit_once(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
         return await self._write(lambda client: client.commit(writes, token=token))
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
         committed = await readback.commit(self, writes, token=token, ports=self._ports)
         self._ears.acknowledged(self._host.name, committed.objects)
         return committed
@@ -146,12 +148,14 @@ class InsideClient:
                 raise Unavailable("the watch stalled and was dropped (simulated)")
             if (own := strikes(Kind.WATCH_DELAY, place)) is not None:
                 await asyncio.sleep(own.uniform(*DELAY_S))
+            while (left_s := self._chaos.stale_s(self._inner.cell, kind.__name__)) > 0:
+                await asyncio.sleep(min(left_s, STALE_LOOK_S))
             yield batch
             if strikes(Kind.WATCH_DUPLICATE, place) is not None:
                 yield batch
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
-        committed = await self._inner.commit(writes, token=token)
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
+        committed = await self._inner.commit(writes, token=token, brief=brief)
         self._ears.acknowledged(self._inner.cell, committed.objects)
         return committed
 
@@ -198,9 +202,10 @@ async def _overheard(
 ) -> AsyncIterator[Sequence[Seen[O]]]:
     whole = not namespace and not fields
     async for batch in client.watch(kind, namespace, after=after, fields=fields):
-        others = [str(seen.object.key) for seen in batch if seen.object is not None and _elsewhere(seen, namespace)]
-        if others:
-            ears.crossed(client.cell, kind.__name__, namespace, others)
+        if namespace:
+            others = [str(seen.object.key) for seen in batch if seen.object is not None and _elsewhere(seen, namespace)]
+            if others:
+                ears.crossed(client.cell, kind.__name__, namespace, others)
         if whole and batch:
             ears.watched(client.cell, kind.__name__, after, batch)
             after = batch[-1].revision

@@ -16,6 +16,7 @@ from holdfast.sim.unseen import ELSEWHERE
 from holdfast.store.contract import Put
 
 _REASON = re.compile(rb'[rR]eason":"(\w+)"')
+_SAYS_WHY = b'eason":"'
 TABLE = frozenset((str(t.source or ""), str(t.target)) for t in TRANSITIONS)
 REASONS = frozenset(reason.value for reason in Reason)
 
@@ -35,7 +36,7 @@ class Coverage(msgspec.Struct):
                 if before != after:
                     self.transitions[(str(before), str(after))] += 1
         for write in commit.txn.writes:
-            if isinstance(write, Put):
+            if isinstance(write, Put) and _SAYS_WHY in write.value:
                 self.reasons.update({text.decode() for text in _REASON.findall(write.value)})
 
     def add(self, other: Coverage) -> None:

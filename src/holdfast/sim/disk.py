@@ -22,8 +22,11 @@ Witness = Callable[[Txn, Committed], None]
 COMMIT_S = (0.001, 0.006)
 SLOW_S = (0.2, 2.0)
 LATE_S = (0.1, 5.0)
+VERY_LATE_S = (0.6, 25.0)
+"""What a dead process had handed over may arrive when its next life is already at work."""
 PAUSE_S = (1.0, 90.0)
 TIMEOUT_S = 1.0
+SIGNS_OF_LIFE = ("/leasepages/", "/leases/")
 
 
 class Disk:
@@ -37,6 +40,16 @@ class Disk:
         """Told of every commit that is asked for."""
         self.down = False
         self.full = False
+        self.trap = 0
+        """The commit, counted from here, whose answer is lost: before it takes effect when negative, else after."""
+
+    def sprung(self) -> int:
+        """-1 or 1 for the commit that the trap was set for, 0 for every other."""
+        if not self.trap:
+            return 0
+        side = 1 if self.trap > 0 else -1
+        self.trap -= side
+        return 0 if self.trap else side
 
     async def commit(self, txn: Txn) -> Committed:
         committed = await self.store.commit(txn)
@@ -109,7 +122,8 @@ class Mounted:
             await asyncio.sleep(own.uniform(*SLOW_S))
         if txn.writes and strikes(Kind.CONFLICT, cell) is not None:
             raise Conflict("another writer came first (simulated)")
-        if strikes(Kind.TIMEOUT_BEFORE, cell) is not None:
+        trapped = self._disk.sprung() if txn.writes else 0
+        if strikes(Kind.TIMEOUT_BEFORE, cell) is not None or trapped < 0:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not answer (simulated, not committed)")
         if (own := strikes(Kind.LATE_COMMIT, cell)) is not None:
@@ -117,11 +131,15 @@ class Mounted:
             self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*LATE_S)), name="late commit")
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not answer (simulated, still on its way)")
+        if _under_term(txn) and (own := strikes(Kind.CRASH_LATE, cell)) is not None:
+            self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*VERY_LATE_S)), name="late commit")
+            self._crash()
+            await asyncio.sleep(0)
         await self._at_the_seam(Kind.CRASH_BEFORE, Kind.PAUSE_BEFORE)
         self._check()
         committed = await self._disk.commit(txn)
         await self._at_the_seam(Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
-        if strikes(Kind.TIMEOUT_AFTER, cell) is not None:
+        if strikes(Kind.TIMEOUT_AFTER, cell) is not None or trapped > 0:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not answer (simulated, committed)")
         return committed
@@ -188,3 +206,9 @@ class Mounted:
 
     async def close(self) -> None:
         raise Unavailable("a simulated disk is not closed")
+
+
+def _under_term(txn: Txn) -> bool:
+    """Whether it is a leader's own decision, signs of life apart."""
+    decided = any(not write.key.startswith(SIGNS_OF_LIFE) for write in txn.writes)
+    return decided and any(compare.key.startswith("/terms/") for compare in txn.compares)

@@ -24,15 +24,49 @@ EXEMPT = ("prometheus_client", "structlog", "logging", "importlib", "coverage", 
 _FORBIDDEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         time,
-        ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "clock_gettime", "sleep"),
+        (
+            "time",
+            "time_ns",
+            "monotonic",
+            "monotonic_ns",
+            "perf_counter",
+            "perf_counter_ns",
+            "process_time",
+            "clock_gettime",
+            "clock_gettime_ns",
+            "sleep",
+        ),
     ),
-    (random, ("random", "randint", "randrange", "choice", "choices", "shuffle", "sample", "uniform", "getrandbits")),
+    (
+        random,
+        (
+            "random",
+            "randint",
+            "randrange",
+            "choice",
+            "choices",
+            "shuffle",
+            "sample",
+            "uniform",
+            "getrandbits",
+            "randbytes",
+            "triangular",
+            "gauss",
+            "normalvariate",
+            "expovariate",
+            "betavariate",
+            "_urandom",
+        ),
+    ),
     (uuid, ("uuid1", "uuid4")),
     (os, ("urandom", "getrandom")),
     (secrets, ("token_bytes", "token_hex", "token_urlsafe", "randbelow", "choice")),
-    (socket, ("socket", "create_connection", "getaddrinfo")),
+    (socket, ("socket", "socketpair", "create_connection", "create_server", "getaddrinfo", "gethostname")),
     (subprocess, ("Popen", "run")),
 )
+
+
+REACHES_KEPT = 5
 
 
 class RealWorld(RuntimeError):
@@ -40,40 +74,50 @@ class RealWorld(RuntimeError):
 
 
 @contextmanager
-def guarded() -> Iterator[None]:
-    """Inside, every reach for the real world raises `RealWorld`."""
+def guarded() -> Iterator[list[str]]:
+    """Inside, every reach for the real world raises `RealWorld`, and is in the list: code that catches everything, as a
+    loop that must go on does, would hide it."""
     saved: list[tuple[Any, str, Any]] = []
+    reached: list[str] = []
     for module, names in _FORBIDDEN:
         for name in names:
             if hasattr(module, name):
                 real = getattr(module, name)
                 saved.append((module, name, real))
-                setattr(module, name, _refusing(f"{module.__name__}.{name}", real))
+                setattr(module, name, _refusing(f"{module.__name__}.{name}", real, reached))
     saved.append((threading.Thread, "start", threading.Thread.start))
-    threading.Thread.start = _refusing("threading.Thread.start", threading.Thread.start)  # type: ignore[method-assign]
+    start = _refusing("threading.Thread.start", threading.Thread.start, reached)
+    threading.Thread.start = start  # type: ignore[method-assign]
     saved.append((random.Random, "seed", random.Random.seed))
-    random.Random.seed = _seeding(random.Random.seed)  # type: ignore[method-assign]
+    random.Random.seed = _seeding(random.Random.seed, reached)  # type: ignore[method-assign]
     try:
-        yield
+        yield reached
     finally:
         for owner, name, real in reversed(saved):
             setattr(owner, name, real)
 
 
-def _refusing(what: str, real: Callable[..., Any]) -> Callable[..., Any]:
+def _refused(reached: list[str], what: str) -> RealWorld:
+    if len(reached) < REACHES_KEPT:
+        reached.append(what)
+    return RealWorld(what)
+
+
+def _refusing(what: str, real: Callable[..., Any], reached: list[str]) -> Callable[..., Any]:
     def refuse(*args: Any, **options: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
         if caller.startswith(EXEMPT):
             return real(*args, **options)
-        raise RealWorld(f"{caller} used {what}: simulated code gets time, chance and the network through its ports")
+        message = f"{caller} used {what}: simulated code gets time, chance and the network through its ports"
+        raise _refused(reached, message)
 
     return refuse
 
 
-def _seeding(real: Callable[..., None]) -> Callable[..., None]:
+def _seeding(real: Callable[..., None], reached: list[str]) -> Callable[..., None]:
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
         if a is None:
-            raise RealWorld("a random.Random without a seed: simulated code gets chance through its ports")
+            raise _refused(reached, "a random.Random without a seed: simulated code gets chance through its ports")
         real(self, a, version)
 
     return seed

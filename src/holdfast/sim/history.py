@@ -52,7 +52,8 @@ def _told(old: Any, new: Any) -> str:
         return "removed"
     after = _plain(new)
     if old is None:
-        return "created"
+        node = after.get("spec", {}).get("node")
+        return f"created, on node {node}" if node else "created"
     rows = list(_differences(_plain(old), after))
     more = f" … {len(rows) - FIELDS_SHOWN} more" if len(rows) > FIELDS_SHOWN else ""
     return "; ".join(rows[:FIELDS_SHOWN]) + more

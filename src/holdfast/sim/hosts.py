@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from holdfast.agent.supervisor import Supervisor
 from holdfast.cell import Cell
 from holdfast.client.contract import Client
 from holdfast.gate.principal import NODES, OPERATORS, REGIONS, Principal, from_identity
+from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.node import Device
 from holdfast.model.quantity import amounts
@@ -24,12 +26,17 @@ from holdfast.sim.loop import Process, VirtualLoop
 from holdfast.sim.machine import Machine, SimDriver, SimMemory, SimProber, Work
 from holdfast.sim.network import Network
 from holdfast.sim.ports import SimClock, SimPorts, stream
+from holdfast.sim.sorts import SCARCE, SOLO
 from holdfast.store.memory import MemoryStore
 
 REBOOT_S = (0.5, 20.0)
 BOOT_RETRY_S = 1.0
+NEVER_S = 1e9
 MACHINES = 6
 """So many machines of a region are of a useful size; what comes after them takes one replica at most."""
+SOLO_MACHINES = (10, 11)
+"""These take the work of the tenant `SOLO` and of nobody else."""
+FEW_PORTS = (20007, 20008)
 
 
 class Setting(msgspec.Struct):
@@ -42,8 +49,10 @@ class Setting(msgspec.Struct):
     ears: Ears
     began: Callable[[Machine, Work], None]
     watching: bool = True
+    resync_s: float = limits.RESYNC_S
 
 
+@cache
 def principal_of(caller: str) -> Principal:
     """`region/NAME`, `node/REGION/NAME`, or a person."""
     parts = caller.split("/")
@@ -87,6 +96,8 @@ class CellHost:
         self._setting = setting
         self._mounted: Mounted | None = None
         self._serving = False
+        self._clients: dict[str, Client] = {}
+        """Of the cell that lives now, by caller."""
 
     @property
     def alive(self) -> bool:
@@ -97,7 +108,10 @@ class CellHost:
 
     def client_for(self, caller: str) -> Client:
         assert self.cell is not None
-        return self.cell.client(principal_of(caller))
+        known = self._clients.get(caller)
+        if known is None:
+            known = self._clients[caller] = self.cell.client(principal_of(caller))
+        return known
 
     def boot(self) -> None:
         if self.alive or self.kept_down:
@@ -123,6 +137,7 @@ class CellHost:
 
         async def main() -> None:
             while True:
+                self._clients.clear()
                 cell = self.cell = Cell(
                     self.name,
                     mounted,
@@ -132,6 +147,7 @@ class CellHost:
                     there=there,
                     probe=SidewaysProbe(shared.network, self.name, self.peers),
                     outlet=lambda client: InsideClient(client, shared.chaos, shared.ears, watching=shared.watching),
+                    resync_s=shared.resync_s,
                 )
                 try:
                     await cell.start()
@@ -184,6 +200,7 @@ class CellHost:
         """Nothing keeps it from running any more."""
         self.kept_down = self.overloaded = False
         self.disk.down = self.disk.full = False
+        self.disk.trap = 0
         if self.process is not None:
             self.process.fuse = 0
         if self.store_failed:
@@ -207,6 +224,8 @@ class AgentHost:
         self.region = region
         self.caller = f"node/{region.name}/{self.name}"
         self.kept_down = False
+        self.taken_away = False
+        """Whether its provider has taken it back: whoever has power to give again then has no such machine any more."""
         self._config = config
         self._setting = setting
 
@@ -215,7 +234,7 @@ class AgentHost:
         return self.process is not None and self.process.alive
 
     def boot(self) -> None:
-        if self.alive or self.kept_down:
+        if self.alive or self.kept_down or self.taken_away:
             return
         self.lives += 1
         self.machine.powered = True
@@ -268,20 +287,23 @@ class AgentHost:
             await asyncio.sleep(for_s if config is not whole else 0.0)
 
     def heal(self) -> None:
-        self.kept_down = False
+        self.kept_down = self.machine.broken = False
         self.boot()
         if self.process is not None:
             self._resume(self.process)
 
 
 def agent_config(region: str, number: int, zones: tuple[str, ...], chance: random.Random) -> AgentConfig:
-    """Machines differ: some have GPUs, some belong to another pool, many are tiny, none is large."""
+    """Machines differ: some have GPUs, few ports or something scarce, some belong to another pool or to one tenant
+    alone, many are tiny, none is large."""
     gpus = number < MACHINES and number % 3 == 1
     capacity: dict[str, Any] = {"cpu": chance.choice(("1", "2", "2")), "memory": chance.choice(("4Gi", "8Gi"))}
     if number >= MACHINES:
         capacity = {"cpu": "500m", "memory": "1Gi"}
     elif gpus:
         capacity = {"cpu": "2", "memory": "8Gi"}
+    elif number == 0:
+        capacity[SCARCE] = "1"
     return AgentConfig(
         name=f"{region}-n{number}",
         region=region,
@@ -291,5 +313,6 @@ def agent_config(region: str, number: int, zones: tuple[str, ...], chance: rando
         capacity=capacity,
         labels={"disk": "fast" if number % 2 else "slow"},
         devices=tuple(Device(id=f"gpu-{n}", model=("T4", "A100")[n % 2]) for n in range(2 if gpus else 0)),
-        port_range=(20000, 20040),
+        port_range=FEW_PORTS if number == 2 else (20000, 20040),
+        tenant=SOLO if number in SOLO_MACHINES else "",
     )

@@ -20,10 +20,37 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 CLOSE_ATTEMPTS = 20
-STEPS_MAX = 100_000_000
-"""Steps of one run; a run that needs more is going in circles."""
+STEPS_MAX = 3_000_000
+"""Steps of one run, thirty times what a long one takes; a run that needs more is going in circles."""
 RESOLUTION_S = 1e-6
 _MASK = 2**64 - 1
+
+
+class Call:
+    """A callback that is due or will be: as much of an asyncio handle as anyone here uses, without its costs."""
+
+    __slots__ = ("args", "callback", "context", "dropped", "when_s")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when_s: float) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.when_s = when_s
+        self.dropped = False
+
+    def cancel(self) -> None:
+        self.dropped = True
+        self.callback, self.args = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.dropped
+
+    def when(self) -> float:
+        return self.when_s
+
+
+def _nothing() -> None:
+    """What a cancelled call would do."""
 
 
 class Process:
@@ -40,9 +67,9 @@ class Process:
         self.fuse = 0
         """After so many more of its steps `blow` is called, between two of them; 0 for never."""
         self.blow: Callable[[], None] | None = None
-        self.queue: deque[asyncio.Handle] = deque()
+        self.queue: deque[Call] = deque()
         """Ready callbacks; while the process is paused they gather in `held`."""
-        self.held: list[asyncio.Handle] = []
+        self.held: list[Call] = []
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -63,6 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self._now = 0.0
+        self._now_us = 0
         self._draw = chance.random
         self._world = Process("world", 0)
         self.outside = copy_context()
@@ -70,7 +98,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.outside.run(current_process.set, WORLD)
         self._waiting: list[Process] = []
         """Processes with something ready, each once."""
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Call]] = []
         self._timer_number = 0
         self._buried: list[Any] = []
         self.steps = 0
@@ -85,51 +113,51 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # Scheduling
 
-    def _owner(self, context: Context) -> Process:
-        owner = context.get(current_process, WORLD)
-        return self._world if owner is WORLD else owner
-
-    def _enqueue(self, handle: asyncio.Handle) -> None:
-        owner = self._owner(handle._context)  # type: ignore[attr-defined]
+    def _enqueue(self, call: Call) -> None:
+        owner = call.context.get(current_process, WORLD)
+        if owner is WORLD:
+            owner = self._world
         if not owner.alive:
-            self._buried.append(handle)
+            self._buried.append(call)
         elif owner.paused:
-            owner.held.append(handle)
+            owner.held.append(call)
         else:
             if not owner.queue:
                 self._waiting.append(owner)
-            owner.queue.append(handle)
+            owner.queue.append(call)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._enqueue(handle)
-        return handle
+    ) -> Call:
+        call = Call(callback, args, copy_context() if context is None else context, 0.0)
+        self._enqueue(call)
+        return call
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    ) -> Call:
         raise RuntimeError("a simulated process has no threads")
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> Call:
         # Like a real clock's: a wait too short to be told from none must still let time pass.
-        when = self._now + (delay if delay <= 0 or delay > RESOLUTION_S else RESOLUTION_S)
-        return self.call_at(when, callback, *args, context=context)
+        when_s = self._now + (delay if delay <= 0 or delay > RESOLUTION_S else RESOLUTION_S)
+        return self._set_timer(Call(callback, args, copy_context() if context is None else context, when_s))
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._timer_number += 1
-        heapq.heappush(self._timers, (when, self._timer_number, timer))
-        return timer
+    ) -> Call:
+        return self._set_timer(Call(callback, args, copy_context() if context is None else context, when))
 
-    def arrive_later(self, delay: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+    def _set_timer(self, call: Call) -> Call:
+        self._timer_number += 1
+        heapq.heappush(self._timers, (call.when_s, self._timer_number, call))
+        return call
+
+    def arrive_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Call:
         """Like `call_later`, for what no crash and no pause of the process that sends it can stop."""
-        return self.call_at(self._now + delay, callback, *args, context=self.outside)
+        return self._set_timer(Call(callback, args, self.outside, self._now + delay))
 
     def _run_once(self) -> None:
         """Runs until someone asks the loop to stop."""
@@ -141,15 +169,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
             count = len(waiting)
             pick = int(draw() * count) if count > 1 else 0
             owner = waiting[pick]
-            handle = owner.queue.popleft()
+            call = owner.queue.popleft()
             if not owner.queue:
                 waiting[pick] = waiting[-1]
                 waiting.pop()
-            if handle._cancelled:
+            if call.dropped:
                 continue
             self.steps += 1
-            self.trace = (self.trace * 1_000_003 + owner.number + int(self._now * 1e6)) & _MASK
-            handle._run()
+            self.trace = (self.trace * 1_000_003 + owner.number + self._now_us) & _MASK
+            try:
+                call.context.run(call.callback, *call.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"exception in {call.callback!r}", "exception": error})
             if owner.fuse:
                 self._burn(owner)
             if self.steps > STEPS_MAX:
@@ -163,18 +196,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _advance(self) -> None:
         """Nobody is ready: move the clock to the next timer and make everything due then ready."""
         timers = self._timers
-        while timers and timers[0][2]._cancelled:
+        while timers and timers[0][2].dropped:
             heapq.heappop(timers)
         if not timers:
             raise NothingLeft("no process is ready and no timer is set: the world has stopped")
-        now = self._now = max(self._now, timers[0][0])
+        if timers[0][0] > self._now:
+            self._now = timers[0][0]
+            self._now_us = int(self._now * 1e6)
+        now = self._now
         while timers and timers[0][0] <= now:
-            timer = heapq.heappop(timers)[2]
-            if not timer._cancelled:
-                self._enqueue(timer)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes."""
+            call = heapq.heappop(timers)[2]
+            if not call.dropped:
+                self._enqueue(call)
 
     def note(self, number: int) -> None:
         """Mixes something that happened into the digest, such as a commit."""
@@ -219,8 +252,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def resume(self, process: Process) -> None:
         process.paused = False
         held, process.held = process.held, []
-        for handle in held:
-            self._enqueue(handle)
+        for call in held:
+            self._enqueue(call)
 
     def _stop_running(self, process: Process) -> None:
         if process in self._waiting:

@@ -22,13 +22,28 @@ from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit
 from holdfast.model.template import Probe
 from holdfast.sim.chaos import Chaos, Kind
-from holdfast.sim.loop import WORLD, VirtualLoop
+from holdfast.sim.loop import WORLD, Call, VirtualLoop
 from holdfast.sim.ports import SimClock
-from holdfast.sim.sorts import BEHAVES, FAILS, NEVER_READY, NEVER_UP, UNSTEADY, UNWELL
+from holdfast.sim.sorts import (
+    BEHAVES,
+    FAILS,
+    FAILS_AT_ONCE,
+    HALF_READY,
+    MORTAL,
+    NEVER_READY,
+    NEVER_UP,
+    QUICK,
+    UNSTEADY,
+    UNWELL,
+)
 
 START_S = (0.05, 0.5)
 SLOW_START_S = (5.0, 30.0)
 BATCH_RUNS_S = (5.0, 40.0)
+QUICK_RUNS_S = (0.0, 0.05)
+MORTAL_RUNS_S = (5.0, 60.0)
+MORTAL_SHARE = 0.6
+"""How many runs of work that may end by itself do so."""
 READY_AFTER_S = 0.5
 WELL_FOR_S = 25.0
 """For so long the work that becomes unwell is well."""
@@ -38,6 +53,7 @@ ENDS = (
     Exit(signal="SIGKILL", reason=Reason.OUT_OF_MEMORY),
     Exit(code=1, reason=Reason.TOO_MANY_PROCESSES),
 )
+MORTAL_ENDS = (Exit(code=1, reason=Reason.EXITED), Exit(code=0, reason=Reason.EXITED))
 REFUSALS = (
     Reason.START_ERROR,
     Reason.COMMAND_NOT_FOUND,
@@ -57,6 +73,8 @@ class Work(msgspec.Struct):
     exit: Exit | None = None
     ended_s: float = 0.0
     heard: bool = False
+    watchdog: Call | None = None
+    """What looks at its deadline next; one at a time."""
 
 
 class Machine:
@@ -77,6 +95,8 @@ class Machine:
         self.powered = True
         self.clock = SimClock(loop)
         self.facts = Facts()
+        self.broken = False
+        """Whether nothing can be started here, as on a machine whose disk or kernel has gone bad."""
         self.runs: dict[str, Work] = {}
         self.lease = (0, 0.0)
         """The epoch of the node's lease and its end, as the agent last wrote them for the watchdogs."""
@@ -101,15 +121,27 @@ class Machine:
         self.guard(work)
         if task.template.command[:1] == ("work",):
             how = Exit(code=int(self._fails(task)), reason=Reason.EXITED)
-            self.loop.spawn(WORLD, self._finish(work, self._chance.uniform(*BATCH_RUNS_S), how), name="batch ends")
+            quick = task.env.get(BEHAVES) in (QUICK, FAILS_AT_ONCE)
+            after_s = self._chance.uniform(*(QUICK_RUNS_S if quick else BATCH_RUNS_S))
+            self.loop.spawn(WORLD, self._finish(work, after_s, how), name="batch ends")
+        elif self._dies(task):
+            how = self._chance.choice(MORTAL_ENDS)
+            self.loop.spawn(WORLD, self._die(work, self._chance.uniform(*MORTAL_RUNS_S), how), name="work ends")
         elif (own := self._chaos.strikes(Kind.WORK_EXIT, self.name)) is not None:
-            self.loop.spawn(WORLD, self._finish(work, own.uniform(1.0, 60.0), own.choice(ENDS)), name="work exits")
+            self.loop.spawn(WORLD, self._die(work, own.uniform(1.0, 60.0), own.choice(ENDS)), name="work exits")
         return work
 
     def _fails(self, task: Task) -> bool:
         """Unsteady work fails as long as anything goes wrong in this world; some work fails always."""
         behaves = task.env.get(BEHAVES)
-        return behaves == FAILS or (behaves == UNSTEADY and not self._chaos.healed and self._chance.random() < 0.5)
+        return behaves in (FAILS, FAILS_AT_ONCE) or (
+            behaves == UNSTEADY and not self._chaos.healed and self._chance.random() < 0.5
+        )
+
+    def _dies(self, task: Task) -> bool:
+        """Mortal work ends by itself as long as anything goes wrong in this world."""
+        mortal = task.env.get(BEHAVES) == MORTAL and not self._chaos.healed
+        return mortal and self._chance.random() < MORTAL_SHARE
 
     # Watchdogs
 
@@ -126,6 +158,9 @@ class Machine:
 
     def guard(self, work: Work) -> None:
         """Ends the run in time, or looks again when its time is nearly over: a renewal may have moved it."""
+        if work.watchdog is not None:
+            work.watchdog.cancel()
+            work.watchdog = None
         if work.exit is not None or not self.powered or self.runs.get(work.task.id) is not work:
             return
         end_mono_s, why = self.deadline(work.task, work.until_mono_s)
@@ -136,7 +171,7 @@ class Machine:
         if left_s <= 0:
             self.end(work, Exit(signal="SIGKILL", reason=why))
             return
-        self.loop.arrive_later(self.clock.true_s(left_s), self.guard, work)
+        work.watchdog = self.loop.arrive_later(self.clock.true_s(left_s), self.guard, work)
 
     def permit(self, epoch: int, until_mono_s: float) -> None:
         shorter = epoch != self.lease[0] or until_mono_s < self.lease[1]
@@ -144,6 +179,12 @@ class Machine:
         if shorter:
             for work in self.running():
                 self.guard(work)
+
+    async def _die(self, work: Work, after_s: float, how: Exit) -> None:
+        """Ends what should have run on, unless by then nothing goes wrong any more."""
+        await asyncio.sleep(after_s)
+        if self.powered and not self._chaos.healed:
+            self.end(work, how)
 
     async def _finish(self, work: Work, after_s: float, how: Exit) -> None:
         await asyncio.sleep(after_s)
@@ -198,6 +239,8 @@ class SimDriver:
         place = self._machine.name
         slow = self._chaos.strikes(Kind.START_SLOW, place)
         await asyncio.sleep(slow.uniform(*SLOW_START_S) if slow is not None else self._chance.uniform(*START_S))
+        if self._machine.broken:
+            raise StartFailed(Reason.START_ERROR, "the machine starts nothing (simulated)")
         if (own := self._chaos.strikes(Kind.START_FAILS, place)) is not None:
             raise StartFailed(own.choice(REFUSALS), "the system refused to start it (simulated)")
         if self._stopped.get(task.id, 0) >= task.run:
@@ -270,6 +313,8 @@ class SimProber:
         ran_s, behaves = self._machine.loop.time() - work.started_s, work.task.env.get(BEHAVES)
         if behaves in (NEVER_READY, NEVER_UP) or (behaves == UNWELL and ran_s > WELL_FOR_S):
             return Checked(False, f"it answers with an error ({behaves}, simulated)")
+        if behaves == HALF_READY and int(work.task.replica.rpartition("-")[2]) % 2:
+            return Checked(False, "it answers with an error (simulated)")
         return Checked(ran_s >= READY_AFTER_S, "starting")
 
 

@@ -26,6 +26,7 @@ NOTICED_S = (0.5, 10.0)
 """How long it takes until a broken connection is noticed."""
 DELAY_S = (0.5, 20.0)
 STALL_S = (10.0, 120.0)
+SLOW_REPLY_S = (0.2, 6.0)
 TURNED_AWAY = 0.8
 """The share of calls that an overloaded cell turns away."""
 
@@ -176,7 +177,9 @@ class Network:
                 result = fault
             self._unregister(target, number)
             if self.chaos.strikes(Kind.REPLY_LOST, caller) is None:
-                self.loop.arrive_later(self._latency_s(), self._reply, caller, host.name, answer, result)
+                slow = self.chaos.strikes(Kind.REPLY_SLOW, caller)
+                late_s = slow.uniform(*SLOW_REPLY_S) if slow is not None else 0.0
+                self.loop.arrive_later(self._latency_s() + late_s, self._reply, caller, host.name, answer, result)
 
         self.loop.spawn(target, carry_out(), name=f"call from {caller}")
 

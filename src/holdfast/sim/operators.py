@@ -10,7 +10,7 @@ import msgspec
 from holdfast.client.contract import Client
 from holdfast.model.errors import Conflict, NotFound
 from holdfast.model.node import Node
-from holdfast.model.override import Override
+from holdfast.model.override import Override, break_glass_prefix
 from holdfast.model.placement_rules import Taint
 from holdfast.model.quantity import amounts, amounts_text
 from holdfast.model.quota import Quota
@@ -59,6 +59,8 @@ async def interfere(world: World, trouble: Trouble) -> None:
             await _change_policy(world.operator, trouble)
         case Kind.OVERRIDE_GIVEN:
             await overriding.give(world, trouble)
+        case Kind.BREAK_GLASS:
+            await overriding.break_glass(world, trouble)
         case Kind.NODE_TAINTED:
             await _taint(world, trouble)
         case Kind.BURST:
@@ -72,6 +74,9 @@ async def put_right(world: World) -> None:
         for node in (await client.list(Node)).items:
             if node.spec.unschedulable or node.spec.drain or node.spec.taints:
                 await people.edit(client, Node, node.metadata.name, "", unschedulable=False, drain=False, taints=())
+        for given in (await client.list(Override)).items:
+            if given.metadata.name.startswith(break_glass_prefix(region.name)):
+                await client.commit([Delete("Override", given.key, given.uid)])
     for override in (await world.operator.list(Override)).items:
         if not override.metadata.terminating:
             await world.operator.commit([Delete("Override", override.key, override.uid)])
@@ -84,7 +89,8 @@ async def put_right(world: World) -> None:
 async def _close_node(world: World, trouble: Trouble) -> None:
     client = world.operator_of(world.agent(trouble.target).region.name)
     field = "drain" if trouble.kind is Kind.DRAIN else "unschedulable"
-    await people.edit(client, Node, trouble.target, "", **{field: True})
+    limit_s = trouble.for_s / 2 if trouble.kind is Kind.DRAIN else 0.0
+    await people.edit(client, Node, trouble.target, "", **{field: True}, drain_seconds=limit_s)
     await asyncio.sleep(trouble.for_s)
     await people.edit(client, Node, trouble.target, "", **{field: False})
 
@@ -142,6 +148,8 @@ async def _change_policy(client: Client, trouble: Trouble) -> None:
     """Other rules in the middle of whatever goes on: an order of preference, a gate, thrift, or no policy at all."""
     plain, stage = Rules(), PromotionStage.ACTIVE
     match int(trouble.amount * 10):
+        case taken_back if taken_back < 0:
+            rules = plain
         case 0 | 1 | 2:
             rules = msgspec.structs.replace(plain, scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
         case 3 | 4:
@@ -158,6 +166,15 @@ async def _change_policy(client: Client, trouble: Trouble) -> None:
         case _:
             rules, stage = plain, PromotionStage.SHADOW
     await people.edit(client, SchedulerPolicy, "default", "", rules=rules, stage=stage)
+
+
+def policy_words(amount: float) -> str:
+    """Which rules `_change_policy` takes, in words."""
+    words = (
+        "fill nodes up", "fill nodes up", "fill nodes up", "balance nodes", "balance nodes", "slow disks only",
+        "no preemption", "provisional while cut off", "fair shares first", "none acts, only a shadow",
+    )  # fmt: skip
+    return "taken back: the plain rules" if amount < 0 else words[int(amount * 10)]
 
 
 async def _burst(world: World, trouble: Trouble) -> None:

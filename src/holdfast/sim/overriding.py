@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from holdfast.fleet.override_rules import RULES
 from holdfast.model.meta import ObjectMeta
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, break_glass_prefix
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.workload import Workload
 from holdfast.sim import people
@@ -52,6 +53,29 @@ async def give(world: World, trouble: Trouble) -> None:
     if chance.random() < 0.3:
         await asyncio.sleep(trouble.for_s / 2)
         await people.edit(world.operator, Override, name, "", revoked=True)
+
+
+async def break_glass(world: World, trouble: Trouble) -> None:
+    """One that is given in a region, which takes it only while it does not hear the global cell; some are revoked
+    there, or at the global cell once that knows of it."""
+    chance = stream(world.seed, f"override/{trouble.name}")
+    region = trouble.target
+    kind = chance.choice([k for k in RULES if RULES[k].break_glass and k is not OverrideKind.PIN_POLICY])
+    scope = OverrideScope(region=region)
+    more: dict[str, Any] = {}
+    if kind is OverrideKind.AVOID_ZONE:
+        scope = OverrideScope(region=region, zone=chance.choice(people.zones_of(region)))
+    elif kind is OverrideKind.RAISE_PRIORITY:
+        scope = OverrideScope(region=region, tenant=chance.choice(world.wanted.tenants), workload="any")
+        more = {"rank": 150}
+    name = f"{break_glass_prefix(region)}{trouble.name.rpartition('#')[2]}"
+    spec = OverrideSpec(kind=kind, scope=scope, reason="nobody answers", ttl_seconds=max(1.0, trouble.for_s), **more)
+    here = world.operator_of(region)
+    await people.create(here, Override(metadata=ObjectMeta(name=name), spec=spec))
+    await asyncio.sleep(trouble.for_s / 2)
+    if chance.random() < 0.5:
+        revoker = here if chance.random() < 0.5 else world.operator
+        await people.edit(revoker, Override, name, "", revoked=True)
 
 
 async def _ask(world: World, trouble: Trouble, kind: OverrideKind, scope: OverrideScope, **more: Any) -> str:

@@ -1,4 +1,4 @@
-"""Users of a simulated world: they set it up, keep changing their minds, and in the end calm down.
+"""The people of a simulated world set it up, and in the end say clearly what they want; `users.py` is between.
 
 A user whose call failed does not know whether it happened, as in life; `calm` says everything once more, and clearly.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.client.contract import Client
-from holdfast.model.errors import AlreadyExists, Conflict, Fault, Forbidden, NotFound
+from holdfast.model.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
@@ -21,19 +21,18 @@ from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
 from holdfast.model.region import Region, RegionSpec
 from holdfast.model.scheduler_policy import SchedulerPolicy
-from holdfast.model.tenant import Tenant
+from holdfast.model.tenant import Isolation, Tenant, TenantSpec
 from holdfast.model.workload import Workload, WorkloadType
 from holdfast.model.writes import Create, Delete, Update
 from holdfast.sim import sorts
 from holdfast.sim.chaos import Chaos
-from holdfast.sim.sorts import LEVELS, SORTS, respec
+from holdfast.sim.sorts import LEVELS, SCARCE, SOLO, SORTS, respec
 
-SERVICES_MAX = 9
-ENDING = frozenset({"batch", "dated", "failing", "gang"})
 SLOTS = 4
 """Places that each region keeps for critical work of others."""
 LOST_AFTER_S = 20.0
-CHANGE_EVERY_S = (2.0, 12.0)
+SOLO_NODES = 12
+"""A region must have so many nodes for some of them to be one tenant's own."""
 Name = tuple[str, str]
 
 
@@ -55,6 +54,8 @@ class Land(msgspec.Struct, frozen=True):
     tenants: tuple[str, ...]
     hard: dict[str, Any]
     sorts: tuple[str, ...]
+    solo: bool = False
+    """Whether one more tenant has machines of its own."""
 
 
 def land(regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, sorts: tuple[str, ...]) -> Land:
@@ -74,19 +75,19 @@ def land(regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, 
         for n, name in enumerate(regions)
     )
     cpu = max(4, len(regions) * min(nodes_per_region, 7) * 3 // 2 // len(tenants))
-    hard = {"cpu": str(cpu), "memory": f"{4 * cpu}Gi", "gpu": str(2 * len(regions))}
-    return Land(made, tuple(tenants), hard, sorts)
+    hard = {"cpu": str(cpu), "memory": f"{4 * cpu}Gi", "gpu": str(2 * len(regions)), SCARCE: str(len(regions))}
+    return Land(made, tuple(tenants), hard, sorts, "dedicated" in sorts and nodes_per_region >= SOLO_NODES)
 
 
 def zones_of(region: str) -> tuple[str, ...]:
     return (f"{region}-a", f"{region}-b")
 
 
-async def set_up(client: Client, land: Land, chance: random.Random) -> Wanted:
-    """Regions, priorities, tenants with quotas, and a first few workloads of every sort."""
-    wanted = Wanted(tenants=list(land.tenants))
+async def set_up(client: Client, land: Land, chance: random.Random, chaos: Chaos | None = None) -> Wanted:
+    """Regions, priorities, tenants with quotas, and a first few workloads of every sort; `chaos` may leave some out."""
+    wanted = Wanted(tenants=[*land.tenants, *([SOLO] if land.solo else [])])
     allowance: dict[str, Any] = {"cpu": "4", "memory": "4Gi"}
-    for name in land.tenants:
+    for name in wanted.tenants:
         spec = QuotaSpec(hard=land.hard, recovery_allowance=allowance)
         wanted.quotas[name] = Quota(metadata=ObjectMeta(name="quota", namespace=name), spec=spec)
     items: list[Object] = [
@@ -99,21 +100,34 @@ async def set_up(client: Client, land: Land, chance: random.Random) -> Wanted:
         ),
         SchedulerPolicy(metadata=ObjectMeta(name="default")),
         *(Tenant(metadata=ObjectMeta(name=name)) for name in land.tenants),
+        *([Tenant(metadata=ObjectMeta(name=SOLO), spec=TenantSpec(Isolation.DEDICATED))] if land.solo else []),
         *wanted.quotas.values(),
         *(_budget(region.metadata.name) for region in land.regions if "critical" in land.sorts),
     ]
     for item in items:
         await create(client, item)
-    for tenant in land.tenants:
-        for name, sort in (("api", "service"), ("web", "service"), ("ledger", "exclusive")):
-            await want(client, wanted, SORTS[sort](tenant, name, land.regions, chance))
-    first = land.tenants[0]
-    await want(client, wanted, sorts.resident(first, "records", land.regions[-1:], chance))
-    if "tenured" in land.sorts:
-        await want(client, wanted, sorts.tenured(first, "only", land.regions, chance))
-    if "critical" in land.sorts:
-        await want(client, wanted, sorts.critical(first, "vital", land.regions, chance))
+    for tenant, name, sort in _first_work(land):
+        regions = land.regions[-1:] if sort == "resident" else land.regions
+        made = SORTS[sort](tenant, name, regions, random.Random(chance.getrandbits(64)))
+        act = f"user brings {tenant}/{name}"
+        if chaos is None or chaos.allows(act):
+            await want(client, wanted, made)
+            if chaos is not None:
+                chaos.act(act, f"{made.spec.replicas} of sort {sort}")
     return wanted
+
+
+def _first_work(land: Land) -> Iterator[tuple[str, str, str]]:
+    """Tenant, name and sort of what is there from the beginning: plain work, and one of every other sort."""
+    first = land.tenants[0]
+    for tenant in land.tenants:
+        yield tenant, "api", "service"
+        yield tenant, "ledger", "exclusive"
+    yield first, "web", "service"
+    yield first, "records", "resident"
+    for number, sort in enumerate(sort for sort in land.sorts if sort not in sorts.PLAIN):
+        tenant = SOLO if sort == "dedicated" and land.solo else land.tenants[number % len(land.tenants)]
+        yield tenant, f"{sort}0", sort
 
 
 def _budget(region: str) -> RecoveryBudget:
@@ -133,79 +147,16 @@ async def want(client: Client, wanted: Wanted, workload: Workload) -> None:
     await create(client, workload)
 
 
-async def keep_changing(client: Client, wanted: Wanted, land: Land, chance: random.Random, chaos: Chaos) -> None:
-    """Scales, updates, deletes and creates until told that it is enough."""
-    while True:
-        await asyncio.sleep(chance.uniform(*CHANGE_EVERY_S))
-        if chaos.healed:
-            return
-        try:
-            await change_something(client, wanted, land, chance)
-        except Fault:
-            continue
-
-
-async def change_something(client: Client, wanted: Wanted, land: Land, chance: random.Random) -> None:
-    act = chance.choice(ACTS)
-    living = sorted(name for name, count in wanted.services.items() if count is not None)
-    if not wanted.tenants:
-        return
-    if act == "create" or not living:
-        if len(living) < SERVICES_MAX:
-            await want(client, wanted, something(wanted, land, chance, ends=False))
-        return
-    if act == "batch":
-        await want(client, wanted, something(wanted, land, chance, ends=True))
-        return
-    name = chance.choice(living)
-    stored = await client.get(Workload, name[1], name[0])
-    if stored is None:
-        return
-    if act == "delete":
-        wanted.services[name] = None
-        await client.commit([Delete("Workload", stored.key, stored.uid)])
-        return
-    changed = _changed(stored, act, chance)
-    wanted.services[name] = changed.spec.replicas
-    wanted.made[name] = sorts.repaired(changed)
-    await client.commit([Update(changed)])
-
-
-ACTS = ("scale", "scale", "scale", "update", "update", "break", "pause", "delete", "create", "create", "batch", "batch")
-
-
-def _changed(stored: Workload, act: str, chance: random.Random) -> Workload:
-    match act:
-        case "scale":
-            return respec(stored, replicas=chance.randint(0, 2 if stored.spec.exclusive is not None else 4))
-        case "break":
-            return sorts.broken(stored, chance)
-        case "pause":
-            rollout = msgspec.structs.replace(stored.spec.rollout, paused=not stored.spec.rollout.paused)
-            return respec(stored, rollout=rollout)
-        case _:
-            template = msgspec.structs.replace(stored.spec.template, env={"VERSION": str(chance.randint(1, 1000))})
-            return respec(stored, template=template)
-
-
-async def look_on(client: Client, tenant: str) -> None:
-    """Someone of the tenant keeps a window open: a watch of its own workloads, opened again whenever it breaks."""
-    while True:
-        try:
-            listed = await client.list(Workload, tenant)
-            async for _ in client.watch(Workload, tenant, after=listed.revision):
-                pass
-        except Fault:
-            await asyncio.sleep(1.0)
-
-
 async def calm(client: Client, wanted: Wanted) -> None:
     """Says once more, and clearly, what is wanted: whatever was lost on the way is asked for again."""
     for tenant, quota in sorted(wanted.quotas.items()):
         if tenant in wanted.tenants:
             stored_quota = await client.get(Quota, "quota", tenant)
             if stored_quota is not None and stored_quota.spec != quota.spec:
-                await client.commit([Update(msgspec.structs.replace(stored_quota, spec=quota.spec))])
+                try:
+                    await client.commit([Update(msgspec.structs.replace(stored_quota, spec=quota.spec))])
+                except Invalid:  # it was raised, and more than the former one is in use: it stays
+                    wanted.quotas[tenant] = stored_quota
             continue
         gone = await client.get(Tenant, tenant)
         if gone is not None and not gone.metadata.terminating:
@@ -225,6 +176,11 @@ async def calm(client: Client, wanted: Wanted) -> None:
             final = respec(sorts.repaired(stored), replicas=count)
             if final.spec != stored.spec:
                 await client.commit([Update(final)])
+
+    for name in sorted(wanted.batches):
+        stored = await client.get(Workload, name[1], name[0])
+        if stored is not None and sorts.hopeless(stored) and not stored.metadata.terminating:
+            await client.commit([Delete("Workload", stored.key, stored.uid)])
 
 
 async def create(client: Client, item: Object) -> None:
@@ -254,11 +210,3 @@ async def edit(client: Client, kind: type[Any], name: str, namespace: str, **cha
 def _fresh(workload: Workload, replicas: int) -> Workload:
     meta = ObjectMeta(name=workload.metadata.name, namespace=workload.metadata.namespace)
     return Workload(metadata=meta, spec=msgspec.structs.replace(workload.spec, replicas=replicas))
-
-
-def something(wanted: Wanted, land: Land, chance: random.Random, *, ends: bool) -> Workload:
-    """One more of the sorts of work that there are in this world."""
-    wanted.serial += 1
-    tenant = chance.choice(wanted.tenants)
-    sort = chance.choice([name for name in land.sorts if (name in ENDING) == ends])
-    return SORTS[sort](tenant, f"{sort}{wanted.serial}", land.regions, chance)

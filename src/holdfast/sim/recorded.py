@@ -18,8 +18,10 @@ from holdfast.gate.audit import LOG, Record, decode_record
 from holdfast.link.answering import HEARD
 from holdfast.model import codec, limits
 from holdfast.model.errors import StoreFailed
+from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.ownership import UNOWNED
+from holdfast.model.quantity import amounts, shortfall
 from holdfast.model.quota import Grant, grant_name
 from holdfast.model.term import Term
 from holdfast.model.times import parse_time
@@ -131,7 +133,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judge(pasts: Sequence[Past]) -> Verdict:
     """Every cell's whole past, the global one first."""
-    granted: dict[tuple[str, int], Grant] = {}
+    granted: dict[tuple[str, int], dict[str, Grant]] = {}
     ordered = sorted(pasts, key=lambda past: past.cell != GLOBAL)
     judges = []
     for past in ordered:
@@ -146,10 +148,17 @@ def judge(pasts: Sequence[Past]) -> Verdict:
     )
 
 
+def _meant(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
+    """The Grant that a limit follows. A tenant that was deleted and made again begins its epochs anew, and a limit does
+    not say which of them it is of: the first that explains it."""
+    wanted = amounts(copy.spec.limit)
+    return next((g for g in lives if not shortfall(wanted, amounts(g.spec.limit))), lives[-1])
+
+
 class _Judge:
     """One cell. `granted` collects every Grant by key and epoch, from the global cell for the regions."""
 
-    def __init__(self, past: Past, granted: dict[tuple[str, int], Grant], *, grants_known: bool) -> None:
+    def __init__(self, past: Past, granted: dict[tuple[str, int], dict[str, Grant]], *, grants_known: bool) -> None:
         self._past = past
         self._granted = granted
         self._grants_known = grants_known
@@ -232,17 +241,18 @@ class _Judge:
         if commit.cell == GLOBAL:
             for change in commit.changed:
                 if isinstance(change.new, Grant):
-                    self._granted[change.key, change.new.spec.epoch] = change.new
+                    lives = self._granted.setdefault((change.key, change.new.spec.epoch), {})
+                    lives[change.new.uid] = change.new
             return commit
         kept = []
         for change in commit.changed:
             if change.kind.name == "GrantCopy" and change.new is not None:
                 copy = change.new
                 key = f"/grants/{copy.metadata.namespace}/{grant_name(commit.cell, copy.spec.grant_class)}"
-                grant = self._granted.get((key, copy.spec.epoch))
-                if not self._grants_known or grant is None:
+                lives = self._granted.get((key, copy.spec.epoch), {})
+                if not self._grants_known or not lives:
                     continue
-                self._there[key] = grant
+                self._there[key] = _meant(copy, list(lives.values()))
             kept.append(change)
         return msgspec.structs.replace(commit, changed=tuple(kept))
 

@@ -1,28 +1,33 @@
 """Many worlds on several processors: seeds are handed out one by one, and what comes back is added up.
 
 A share of the seeds is run a second time in another process with another hash seed; if the digests differ, the run was
-not decided by its seed alone, and that is a failure like any other ("unseed" check).
+not decided by its seed alone, and that is a failure like any other ("unseed" check). A seed counts once everything
+about it is known, and then exactly once, however often a long run is stopped and goes on.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
 
 import msgspec
 
+from holdfast.flow import cel
 from holdfast.sim.coverage import Coverage
-from holdfast.sim.world import Outcome, Shape, World
+from holdfast.sim.declared import Shape
+from holdfast.sim.nursery import Ended, Nursery
+from holdfast.sim.world import Outcome, World
 
 UNSEED_EVERY = 25
 """One in so many seeds is run twice."""
+LOOK_EVERY_S = 1.0
+TINY = Shape(nodes_per_region=1, faults_s=2.0, settle_s=20.0, stable_s=5.0, sorts=())
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -35,7 +40,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct):
-    """What many seeds add up to."""
+    """What many seeds add up to. Every seed below `next_seed` is in it, and those of `ahead`, and no other."""
 
     seeds: int = 0
     node_hours: float = 0.0
@@ -44,78 +49,196 @@ class Total(msgspec.Struct):
     cpu_s: float = 0.0
     slowest_s: float = 0.0
     next_seed: int = 1
-    failed: list[int] = []
+    ahead: list[int] = msgspec.field(default_factory=list)
+    failed: list[int] = msgspec.field(default_factory=list)
     coverage: Coverage = msgspec.field(default_factory=Coverage)
 
     def add(self, done: Done) -> None:
         outcome = done.outcome
+        if outcome.seed < self.next_seed or outcome.seed in self.ahead:
+            raise ValueError(f"seed {outcome.seed} is counted already: next is {self.next_seed}, ahead {self.ahead}")
         self.seeds += 1
         self.node_hours += outcome.node_hours
         self.faults += sum(outcome.faults.values())
         self.cpu_s += done.cpu_s
         self.slowest_s = max(self.slowest_s, outcome.settled_in_s)
         self.coverage.add(done.coverage)
+        self.ahead.append(outcome.seed)
+        while self.next_seed in self.ahead:
+            self.ahead.remove(self.next_seed)
+            self.next_seed += 1
         if not outcome.ok or done.unseed:
             self.violations += 1
             self.failed.append(outcome.seed)
 
-    def lines(self, spent_s: float) -> Iterator[str]:
-        speed = self.node_hours / max(self.cpu_s, 1e-9) * 60
-        yield (f"{speed:.0f} node-hours per CPU-minute, {spent_s:.0f} s, slowest to settle {self.slowest_s:.0f} s")
-        yield (
+    def left(self) -> Iterator[int]:
+        """The seeds that are not in it, without end."""
+        done, seed = frozenset(self.ahead), self.next_seed
+        while True:
+            if seed not in done:
+                yield seed
+            seed += 1
+
+    def summary(self) -> str:
+        return (
             f"{self.seeds} seeds, {self.node_hours:.1f} simulated node-hours, {self.faults} faults, "
             f"{self.violations} violations"
         )
 
+    def lines(self, spent_s: float) -> Iterator[str]:
+        speed = self.node_hours / max(self.cpu_s, 1e-9) * 60
+        yield f"{speed:.0f} node-hours per CPU-minute, {spent_s:.0f} s, slowest to settle {self.slowest_s:.0f} s"
+        yield self.summary()
+
 
 def run_one(seed: int, shape: Shape | None = None) -> Done:
+    """In a process that ends afterwards: the world is left as it is."""
     quiet()
+    _count_nothing()
     began_s = time.process_time()
     world = World(seed, shape)
-    outcome = world.run()
-    unseed = ""
-    if seed % UNSEED_EVERY == 0:
-        unseed = why_not_determined(outcome)
-    return Done(outcome, world.telling().coverage, time.process_time() - began_s, unseed)
+    outcome = world.live()
+    return Done(outcome, world.telling().coverage, time.process_time() - began_s)
 
 
 def run_many(
-    seeds: Iterator[int], *, workers: int, told: Callable[[Done], None], until: Callable[[], bool] = lambda: False
+    seeds: Iterable[int], *, workers: int, told: Callable[[Done], None], until: Callable[[], bool] = lambda: False
 ) -> None:
-    """Runs seeds until they are used up, or `until` says that it is enough."""
-    if workers <= 1:
-        for seed in seeds:
-            told(run_one(seed))
-            if until():
-                return
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=50) as pool:
-        waiting: set[Future[Done]] = set()
-        for seed in seeds:
-            waiting.add(pool.submit(run_one, seed))
-            if len(waiting) < 2 * workers:
-                continue
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                told(future.result())
-            if until():
-                break
-        for future in waiting:
-            told(future.result())
+    """Runs seeds until they are used up, or `until` says that it is enough: then those begun are still ended."""
+    quiet()
+    _warm_up()
+    left = iter(seeds)
+    nursery: Nursery[Done] = Nursery(run_one)
+    twin = Twin()
+    more = True
+    try:
+        while more or len(nursery) or twin.asked:
+            while more and len(nursery) + bool(twin.asked) < max(1, workers):
+                seed = None if until() else next(left, None)
+                more = seed is not None
+                if seed is not None:
+                    nursery.begin(seed)
+            select.select([*nursery.files(), *twin.files()], (), (), LOOK_EVERY_S)
+            for end in nursery.ended(0.0):
+                done = end.result or _unrun(end)
+                if end.result is not None and end.number % UNSEED_EVERY == 0:
+                    twin.ask(done)
+                else:
+                    told(done)
+            for done in twin.answers():
+                told(done)
+    finally:
+        nursery.stop()
+        twin.stop()
+
+
+def _unrun(end: Ended[Done]) -> Done:
+    """A world that could not be run to its end has failed."""
+    outcome = Outcome(end.number, (), (), (end.why,), 0.0, 0.0, 0.0, 0, 0, {}, "")
+    return Done(outcome, Coverage(), 0.0)
+
+
+class Twin:
+    """Another interpreter with another hash seed, started when it is first needed, that runs seeds once more."""
+
+    def __init__(self) -> None:
+        self.asked: list[Done] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, done: Done) -> None:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.sim", "--digests"],
+                env={**os.environ, "PYTHONHASHSEED": _other_hash_seed()},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        self.asked.append(done)
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{done.outcome.seed}\n".encode())
+
+    def files(self) -> list[int]:
+        """What to wait for while an answer is due."""
+        return [self._stdout().fileno()] if self.asked else []
+
+    def _stdout(self) -> IO[bytes]:
+        assert self._process is not None and self._process.stdout is not None
+        return self._process.stdout
+
+    def answers(self) -> Iterator[Done]:
+        """What was asked for and is answered now, with the verdict."""
+        while (files := self.files()) and select.select(files, (), (), 0.0)[0]:
+            digest = self._stdout().readline().decode().strip()
+            done = self.asked.pop(0)
+            yield msgspec.structs.replace(done, unseed=difference(done.outcome, digest))
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def answer_digests(asked: Iterable[str]) -> Iterator[str]:
+    """The twin's side: seeds in, digests out, each world in a process of its own."""
+    nursery: Nursery[Done] = Nursery(run_one)
+    for line in asked:
+        nursery.begin(int(line))
+        ends: list[Ended[Done]] = []
+        while not ends:
+            ends = nursery.ended()
+        yield ends[0].result.outcome.digest if ends[0].result is not None else f"nothing ({ends[0].why[-200:]!r})"
+
+
+def difference(outcome: Outcome, digest: str) -> str:
+    """Empty when both runs were the same."""
+    if digest == outcome.digest:
+        return ""
+    there = digest or "no answer"
+    return f"seed {outcome.seed}: not determined by its seed: {outcome.digest} here, {there} there"
 
 
 def why_not_determined(outcome: Outcome) -> str:
     """Runs the seed again in a process of its own, with another hash seed; empty when both were the same."""
-    other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    command = [sys.executable, "-m", "holdfast.sim", "--seed", str(outcome.seed), "--digest"]
-    answer = subprocess.run(
-        command, env={**os.environ, "PYTHONHASHSEED": other}, capture_output=True, text=True, check=False
-    )
-    digest = answer.stdout.strip()
-    if digest == outcome.digest:
-        return ""
-    there = digest or answer.stderr[-300:]
-    return f"seed {outcome.seed}: not determined by its seed: {outcome.digest} here, {there} there"
+    twin = Twin()
+    try:
+        twin.ask(Done(outcome, Coverage(), 0.0))
+        while True:
+            select.select(twin.files(), (), ())
+            for done in twin.answers():
+                return done.unseed
+    finally:
+        twin.stop()
+
+
+def _other_hash_seed() -> str:
+    return "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+
+
+def _warm_up() -> None:
+    """What every world would load or compile for itself is made once, before the first is forked."""
+    cel.check("true", score=False)
+    with contextlib.suppress(Exception):  # whatever is wrong with it is told by the worlds that count
+        World(0, TINY).run()
+
+
+def _count_nothing() -> None:
+    """Nor does anybody ask this process for its metrics."""
+    from prometheus_client import Counter, Gauge, Histogram
+    from prometheus_client.metrics import MetricWrapperBase
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    def itself(metric: MetricWrapperBase, *_: Any, **__: Any) -> MetricWrapperBase:
+        return metric
+
+    for kind, names in ((Counter, ("inc",)), (Gauge, ("inc", "dec", "set")), (Histogram, ("observe",))):
+        for name in names:
+            setattr(kind, name, nothing)
+    setattr(MetricWrapperBase, "labels", itself)  # noqa: B010 - a plain assignment has the wrong type
 
 
 def quiet() -> None:
@@ -126,35 +249,3 @@ def quiet() -> None:
 
     if not structlog.is_configured():
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-
-
-def remember(path: Path, total: Total) -> None:
-    """What a long run has done so far, so that the next one goes on where it ended."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(
-        json.dumps(
-            {
-                **{
-                    name: getattr(total, name)
-                    for name in ("seeds", "node_hours", "faults", "violations", "cpu_s", "slowest_s", "next_seed")
-                },
-                "failed": total.failed,
-                "transitions": [[a, b, n] for (a, b), n in sorted(total.coverage.transitions.items())],
-                "fault_kinds": dict(total.coverage.faults),
-                "reasons": dict(total.coverage.reasons),
-            }
-        )
-    )
-    part.rename(path)
-
-
-def recall(path: Path) -> Total:
-    if not path.exists():
-        return Total(failed=[])
-    kept = json.loads(path.read_text())
-    coverage = Coverage()
-    coverage.transitions.update({(a, b): n for a, b, n in kept.pop("transitions")})
-    coverage.faults.update(kept.pop("fault_kinds"))
-    coverage.reasons.update(kept.pop("reasons"))
-    return Total(**kept, coverage=coverage)

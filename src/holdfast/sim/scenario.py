@@ -1,104 +1,91 @@
-"""Scenarios: worlds declared in a few lines of TOML (`sim/scenarios/*.toml`) instead of drawn from the seed.
-
-A declaration names the shape, the troubles with their times, the faults that ride along, and, where it sweeps, the
-values that one trouble's length takes in turn. The seed still decides everything else.
-"""
+"""Plays declared scenarios (`sim/declared.py`) with a few seeds each, and tells how they went."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator
-from importlib.resources import files
-from typing import Any
 
 import msgspec
 
 from holdfast.sim import story
-from holdfast.sim.chaos import Kind
-from holdfast.sim.troubles import Trouble
-from holdfast.sim.world import Outcome, Shape, World
+from holdfast.sim.declared import Scenario, load, names
+from holdfast.sim.expected import missed
+from holdfast.sim.shrink import Subject, lived
+from holdfast.sim.single import tell_small, with_bug
+from holdfast.sim.world import Outcome, Telling
 
 SEEDS = 2
 """How many seeds each scenario is run with."""
 
 
-class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One trouble as it is written down."""
+class Played(msgspec.Struct, frozen=True):
+    """One run of one variant; `missed` is what it should have shown and did not."""
 
-    kind: Kind
-    target: str
-    at_s: float = 10.0
-    for_s: float = 10.0
-    amount: float = 0.5
+    title: str
+    subject: Subject
+    outcome: Outcome
+    telling: Telling
+    missed: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome.ok and not self.missed
+
+    def complaints(self) -> list[str]:
+        broken = story.complaints(self.outcome, most=story.COMPLAINTS_SHOWN)
+        return [*broken, *(f"expected, and not seen: {text}" for text in self.missed)]
 
 
-class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`riding` are faults that come with calls and commits; `lasting_s` and `amounts` are the
-    lengths and the amounts that the first trouble takes in turn."""
+def play(scenario: Scenario, seed: int, *, every: bool = False) -> Iterator[Played]:
+    """Every variant with one seed."""
+    for title, planned in scenario.variants(every=every):
+        subject = Subject(seed, scenario.shape_for(planned), scenario.riding, planned)
+        outcome, telling = lived(subject.world())
+        yield Played(title, subject, outcome, telling, tuple(missed(scenario, planned, outcome, telling)))
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Which scenario, or all, from which seed on; `bug` is planted; `every` adds the values that only long runs sweep;
+    `shrink_s` is for how long a failed run is made smaller."""
 
     name: str
-    says: str
-    shape: Shape = msgspec.field(default_factory=Shape)
-    troubles: tuple[Declared, ...] = ()
-    riding: tuple[Kind, ...] = ()
-    lasting_s: tuple[float, ...] = ()
-    amounts: tuple[float, ...] = ()
-
-    def variants(self) -> Iterator[tuple[str, tuple[Trouble, ...]]]:
-        rows = self._rows()
-        if not rows:
-            yield self.name, ()
-            return
-        first, others = rows[0], rows[1:]
-        yield from (
-            (f"{self.name} ({for_s:g} s)", (msgspec.structs.replace(first, for_s=for_s), *others))
-            for for_s in self.lasting_s
-        )
-        yield from (
-            (f"{self.name} ({amount:g})", (msgspec.structs.replace(first, amount=amount), *others))
-            for amount in self.amounts
-        )
-        if not self.lasting_s and not self.amounts:
-            yield self.name, (first, *others)
-
-    def _rows(self) -> list[Trouble]:
-        return [
-            Trouble(f"{row.kind}#{number}", row.kind, row.at_s, row.target, row.for_s, row.amount)
-            for number, row in enumerate(self.troubles, 1)
-        ]
+    first: int = 1
+    bug: str = ""
+    every: bool = False
+    shrink_s: float = 0.0
 
 
-def load(name: str) -> Scenario:
-    text = (files("holdfast.sim") / "scenarios" / f"{name}.toml").read_text(encoding="utf-8")
-    settings: dict[str, Any] = tomllib.loads(text)
-    return msgspec.convert({"name": name, **settings}, Scenario)
-
-
-def names() -> list[str]:
-    folder = files("holdfast.sim") / "scenarios"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def play(scenario: Scenario, seed: int) -> Iterator[tuple[str, Outcome]]:
-    """Every variant with one seed."""
-    for title, planned in scenario.variants():
-        yield title, World(seed, scenario.shape, enabled=scenario.riding, planned=planned).run()
-
-
-def run_scenarios(name: str, *, first: int, told: Callable[[str], None]) -> int:
-    """The command: one scenario, or all; tells a line for each run. 0 when all are well."""
+def run_scenarios(asked: Asked, told: Callable[[str], None]) -> int:
+    """The command. A line for each run, and the story of a failed one. 0 when all is well."""
     known = names()
-    chosen = known if name == "all" else [name]
+    chosen = known if asked.name == "all" else [asked.name]
     if not set(chosen) <= set(known):
-        told(f"there is no scenario {name!r}; there are: {', '.join(known)}")
+        told(f"there is no scenario {asked.name!r}; there are: {', '.join(known)}")
         return 2
     failed = 0
-    for each in chosen:
-        for seed in range(first, first + SEEDS):
-            for title, outcome in play(load(each), seed):
-                told(f"{title}: {story.headline(outcome)}")
-                for line in story.complaints(outcome):
-                    told(f"  {line}")
-                failed += not outcome.ok
+    with with_bug(asked.bug):
+        for each in chosen:
+            for seed in range(asked.first, asked.first + (1 if asked.bug else SEEDS)):
+                for played in play(load(each), seed, every=asked.every):
+                    told(f"{played.title}: {story.headline(played.outcome)}")
+                    failed += not played.ok
+                    if not played.ok:
+                        _tell(played, asked, told)
     told(f"{failed} of the scenarios' runs failed" if failed else "all scenarios are well")
     return 1 if failed else 0
+
+
+def _tell(played: Played, asked: Asked, told: Callable[[str], None]) -> None:
+    for line in played.complaints():
+        told(f"  {line}")
+    first = (played.outcome, played.telling)
+    if played.outcome.ok:
+        return
+    if asked.shrink_s > 0:
+        tell_small(played.subject, first, asked.shrink_s, told)
+    else:
+        told(story.LEGEND)
+        for line in story.timeline(*first):
+            told(line)
+    bug, name = f" --plant {asked.bug}" if asked.bug else "", played.title.partition(" (")[0]
+    told("")
+    told(f"this again:      python -m holdfast.sim --scenario {name} --first {played.outcome.seed}{bug}")

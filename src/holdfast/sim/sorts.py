@@ -15,8 +15,9 @@ import msgspec
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_rules import AffinityRule, Expression, Operator, Placement, SpreadRule, Toleration
 from holdfast.model.region import Region
-from holdfast.model.template import Port, Probe, Probes, RestartPolicy, TcpProbe, Template
+from holdfast.model.template import Driver, Port, Probe, Probes, RestartPolicy, TcpProbe, Template
 from holdfast.model.workload import (
+    Autoscale,
     Batch,
     Disruption,
     ExclusiveScope,
@@ -24,6 +25,7 @@ from holdfast.model.workload import (
     Gang,
     RecoveryPromise,
     Rollout,
+    ScaleLimits,
     Workload,
     WorkloadSpec,
     WorkloadType,
@@ -38,9 +40,17 @@ LEVELS = (
 )
 BEHAVES = "BEHAVES"
 FAILS, UNSTEADY, NEVER_READY, UNWELL, NEVER_UP = "fails", "unsteady", "never-ready", "unwell", "never-up"
-BAD = frozenset({NEVER_READY, UNWELL, NEVER_UP})
+HALF_READY = "half-ready"
+"""Every second replica never gets ready."""
+QUICK, FAILS_AT_ONCE, MORTAL = "quick", "fails-at-once", "mortal"
+"""Over before anyone has looked, well or badly; a service that ends by itself now and then until all else is well."""
+BAD = frozenset({NEVER_READY, UNWELL, NEVER_UP, HALF_READY})
 """Behaviours of services that people repair in the end."""
 FIXED_PORT = 20_007
+SOLO = "solo"
+"""The tenant that has machines of its own, where there is one."""
+SCARCE = "fpga"
+"""A resource that few machines have."""
 SHARE_OF_SORTS = 0.4
 PROBE = Probe(tcp=TcpProbe(), period_seconds=10.0, failure_threshold=1)
 
@@ -102,8 +112,8 @@ def resident(tenant: str, name: str, regions: Sequence[Region], chance: random.R
 
 
 def critical(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that comes back elsewhere when a region is lost."""
-    promise = RecoveryPromise(min_serving=2, deadline_seconds=300.0)
+    """Work that comes back elsewhere when a region is lost; some promise it sooner than it can be."""
+    promise = RecoveryPromise(min_serving=2, deadline_seconds=chance.choice((300.0, 300.0, 30.0)))
     spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", recovery=promise)
     return _workload(tenant, name, spec)
 
@@ -115,8 +125,9 @@ def urgent(tenant: str, name: str, regions: Sequence[Region], chance: random.Ran
 
 
 def brittle(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A service that nobody starts again on the spot when it ends."""
-    once = template(restart_policy=chance.choice((RestartPolicy.NEVER, RestartPolicy.ON_FAILURE)))
+    """A service that nobody starts again on the spot when it ends, and that does end by itself."""
+    policy = chance.choice((RestartPolicy.NEVER, RestartPolicy.ON_FAILURE))
+    once = template(restart_policy=policy, env={BEHAVES: MORTAL})
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=once))
 
 
@@ -126,6 +137,43 @@ def probed(tenant: str, name: str, regions: Sequence[Region], chance: random.Ran
     probes = Probes(startup=startup, readiness=PROBE, liveness=PROBE)
     behaves = {BEHAVES: chance.choice((UNWELL, NEVER_UP))} if chance.random() < 0.5 else {}
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(probes=probes, env=behaves)))
+
+
+def bare(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """A service without any probe: it is ready because it runs, and it ends by itself now and then."""
+    return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(probes=Probes(), env={BEHAVES: MORTAL})))
+
+
+def scaled(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """A service whose number follows the load that people push for it."""
+    rules = Autoscale(
+        max_replicas=4, scale_up=ScaleLimits(), scale_down=ScaleLimits(stabilization_seconds=chance.choice((0.0, 30.0)))
+    )
+    return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(), autoscale=rules))
+
+
+def wavering(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """The same, and only half of its replicas ever get ready: more of them would not help."""
+    made = scaled(tenant, name, regions, chance)
+    return respec(made, template=template(env={BEHAVES: HALF_READY}))
+
+
+def hungry(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """Work that needs little of the processors and much of something else."""
+    much = chance.choice(({"memory": "3Gi"}, {SCARCE: "1"}))
+    asks = template(resources={"cpu": "50m", "memory": "128Mi", **much})
+    return _workload(tenant, name, WorkloadSpec(replicas=2, template=asks))
+
+
+def dedicated(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """A plain service; where there is this sort, one tenant has machines of its own (`SOLO`)."""
+    return _workload(tenant, name, WorkloadSpec(replicas=2, template=template()))
+
+
+def pooled(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """Work for machines that exist only while they are needed: the pools that are named after their regions."""
+    pools = tuple(region.metadata.name for region in regions)
+    return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(), placement=Placement(pools=pools)))
 
 
 def fixed(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
@@ -153,7 +201,8 @@ def picky(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
         Placement(tolerations=(Toleration(key="reserved", exists=True),), node_selector={"disk": "reserved"}),
         Placement(regions=("nowhere",)),
     )
-    spec = WorkloadSpec(replicas=1, template=template(), placement=chance.choice(choices))
+    made = template(driver=Driver.OCI, bundle="bundle") if chance.random() < 0.15 else template()
+    spec = WorkloadSpec(replicas=1, template=made, placement=chance.choice(choices))
     return _workload(tenant, name, spec)
 
 
@@ -191,6 +240,23 @@ def failing(tenant: str, name: str, regions: Sequence[Region], chance: random.Ra
     )
     limit = Batch(completions=2, parallelism=2, backoff_limit=chance.randint(0, 2), ttl_after_finished_seconds=20.0)
     return _batch(tenant, name, made, limit, chance)
+
+
+def hopeless(workload: Workload) -> bool:
+    """Work that fails at every start and is started again for many minutes: whoever runs it takes it back."""
+    made = workload.spec.template
+    return made.env.get(BEHAVES) == FAILS and made.restart_policy is RestartPolicy.ON_FAILURE
+
+
+def quick(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """Work that is over as soon as it has begun, well or badly."""
+    badly = chance.random() < 0.5
+    made = _ends(
+        env={BEHAVES: FAILS_AT_ONCE if badly else QUICK},
+        restart_policy=RestartPolicy.NEVER if badly else RestartPolicy.ON_FAILURE,
+    )
+    many = Batch(completions=4, parallelism=2, backoff_limit=chance.randint(1, 4), ttl_after_finished_seconds=20.0)
+    return _batch(tenant, name, made, many, chance)
 
 
 def gang(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
@@ -235,11 +301,18 @@ SORTS: dict[str, Make] = {
     "urgent": urgent,
     "brittle": brittle,
     "probed": probed,
+    "bare": bare,
+    "scaled": scaled,
+    "wavering": wavering,
+    "hungry": hungry,
+    "dedicated": dedicated,
+    "pooled": pooled,
     "fixed": fixed,
     "sociable": sociable,
     "picky": picky,
     "dated": dated,
     "failing": failing,
+    "quick": quick,
     "gang": gang,
     "tenured": tenured,
 }

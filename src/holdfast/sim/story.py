@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator
 
+from holdfast.sim.chaos import Struck
 from holdfast.sim.world import Outcome, Telling
 
-EVENTS_SHOWN = 80
-FAULTS_SHOWN = 60
-LINE_CHARS = 260
+EVENTS_SHOWN = 40
+FAULTS_SHOWN = 40
+ACTS_SHOWN = 12
+COMPLAINTS_SHOWN = 3
+LINE_CHARS = 320
+LEGEND = (
+    "timeline: * a fault strikes (kind@where#occasion, or kind#number), > a user acts, ! a promise is broken; "
+    "all else: in which cell, who wrote, what object, what changed"
+)
+_NAME = re.compile(r"[a-z0-9]+/[a-z0-9]+")
 
 
 def headline(outcome: Outcome) -> str:
     verdict = "ok" if outcome.ok else "FAILED"
+    base = f", from scenario {outcome.base}" if outcome.base else ""
     return (
-        f"seed {outcome.seed}: {verdict}; {outcome.simulated_s:.0f} s simulated, settled in "
+        f"seed {outcome.seed}{base}: {verdict}; {outcome.simulated_s:.0f} s simulated, settled in "
         f"{outcome.settled_in_s:.0f} s, {outcome.commits} commits, {outcome.steps} steps, "
         f"{sum(outcome.faults.values())} faults, digest {outcome.digest}"
     )
@@ -40,14 +51,16 @@ NEVER = {
 """What each check says must never be, for whoever reads a story without the rest."""
 
 
-def complaints(outcome: Outcome) -> Iterator[str]:
+def complaints(outcome: Outcome, most: int = 1000) -> Iterator[str]:
     """What is wrong, most serious first; a promise is explained where it is first named."""
     told: set[str] = set()
-    for violation in outcome.violations:
+    for violation in outcome.violations[:most]:
         yield str(violation)
         if violation.promise not in told and violation.promise in NEVER:
             yield f"  ({violation.promise} means: never {NEVER[violation.promise]})"
         told.add(violation.promise)
+    if len(outcome.violations) > most:
+        yield f"… and {len(outcome.violations) - most} more, which follow"
     for line in outcome.unsettled:
         yield f"not settled after {outcome.settled_in_s:.0f} s: {line}"
     for line in outcome.failures:
@@ -55,18 +68,41 @@ def complaints(outcome: Outcome) -> Iterator[str]:
 
 
 def timeline(outcome: Outcome, telling: Telling, matching: Iterable[str] = ()) -> Iterator[str]:
-    """Faults and the changes of the objects at stake, in one order of time. `matching` adds objects by name."""
+    """Faults, users' acts and the changes of the objects at stake, in one order of time, up to the first breach.
+
+    `matching` adds objects by name, and then everything about them is told.
+    """
+    wanted = tuple(matching)
     about = list(outcome.objects)
-    for text in matching:
+    for text in wanted:
         about += [event.key for event in telling.history.matching(text)]
-    events = telling.history.of(about)
-    faults = [(f.at_s, f"{f}"[:LINE_CHARS]) for f in telling.struck]
-    if not tuple(matching) and len(events) > EVENTS_SHOWN:
+    ends_s = math.inf if wanted or not outcome.violations else outcome.violations[0].at_s
+    events = [event for event in telling.history.of(about) if event.at_s <= ends_s]
+    if not wanted and len(events) > EVENTS_SHOWN:
+        left_out = len(events) - EVENTS_SHOWN
         events = events[-EVENTS_SHOWN:]
-        yield f"… (the last {EVENTS_SHOWN} changes; --about TEXT shows all of some object)"
+        yield f"… ({left_out} earlier changes of these objects are left out; --about TEXT shows all of some object)"
+    faults, acts = [f for f in telling.struck if f.at_s <= ends_s], _acts_about(telling, about, ends_s)
     if len(faults) > FAULTS_SHOWN and events:
-        first_s = events[0].at_s
-        faults = [row for row in faults if row[0] >= first_s - 5.0][:FAULTS_SHOWN]
-    rows = [*((at_s, f"* {text}") for at_s, text in faults), *((e.at_s, f"  {e}"[:LINE_CHARS]) for e in events)]
+        faults = [fault for fault in faults if fault.at_s >= events[0].at_s - 5.0][-FAULTS_SHOWN:]
+    rows = [
+        *((f.at_s, f"* {f}") for f in faults),
+        *((a.at_s, f"> {a}") for a in acts),
+        *((e.at_s, f"  {e}") for e in events),
+    ]
     for _, text in sorted(rows, key=lambda row: row[0]):
-        yield text
+        yield text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]}…"
+    for violation in outcome.violations[:1]:
+        yield f"! {violation.at_s:9.3f} s  {violation.promise}: {violation.what}"
+
+
+def _acts_about(telling: Telling, keys: list[str], ends_s: float) -> list[Struck]:
+    """What users did to what is at stake; everything they did when that is little."""
+    acts = [act for act in telling.acts if act.at_s <= ends_s]
+    if len(acts) <= ACTS_SHOWN:
+        return acts
+    return [
+        act
+        for act in acts
+        if any(f"/{name}" in key for name in _NAME.findall(f"{act.name} {act.what}") for key in keys)
+    ]

@@ -59,6 +59,7 @@ _NODES = frozenset(
         Kind.DRAIN,
         Kind.NODE_DELETED,
         Kind.NODE_SHRINKS,
+        Kind.NODE_BROKEN,
         Kind.NODE_TAINTED,
     }
 )
@@ -70,6 +71,7 @@ _REGIONS = frozenset(
         Kind.REGION_LOSS,
         Kind.REPLICA_DELETED,
         Kind.OVERRIDE_GIVEN,
+        Kind.BREAK_GLASS,
     }
 )
 _ZONES = frozenset({Kind.ZONE_LOSS, Kind.ZONE_AVOIDED})
@@ -118,6 +120,8 @@ def _targets(kind: Kind, where: Map) -> tuple[str, ...]:
         return where.zones
     if kind in _TENANTS:
         return where.tenants
+    if kind is Kind.CACHES_STALE:
+        return (GLOBAL, *where.regions, *(f"{region}/Replica" for region in where.regions))
     if kind in (Kind.CLOCK_STEP, Kind.CLOCK_DRIFT, Kind.CLOCK_WILD):
         return (GLOBAL, *where.regions, *where.nodes)
     return (GLOBAL, *where.regions)
@@ -133,6 +137,8 @@ def _amount(kind: Kind, chance: random.Random) -> float:
         return 1.0 + chance.choice((-1.0, 1.0)) * chance.uniform(0.03, 0.3)
     if kind is Kind.CRASH_AT_AWAIT:
         return float(chance.randint(1, 400))
+    if kind is Kind.TIMEOUT_AT:
+        return float(chance.choice((-1, 1)) * chance.randint(1, 60))
     if kind is Kind.QUOTA_CHANGED:
         return chance.choice((0.5, 0.75, 1.25))
     return chance.random()
@@ -143,12 +149,29 @@ async def suffer(world: World, trouble: Trouble) -> None:
     await asyncio.sleep(trouble.at_s)
     if world.chaos.healed or not world.chaos.allows(trouble.name):
         return
-    what = f"{trouble.target}, {trouble.for_s:.1f} s" + (f", {trouble.amount:.3f}" if trouble.amount else "")
-    world.chaos.note(trouble.kind, trouble.name, what)
+    world.chaos.note(trouble.kind, trouble.name, _told(trouble))
     try:
         await _happen(world, trouble)
     except Fault:
         return  # a person's wish that was refused, or whose answer was lost, is a wish that was not granted
+
+
+def _told(trouble: Trouble) -> str:
+    """What it does, for whoever reads the story: where, and for how long or by how much where that matters."""
+    if trouble.kind is Kind.POLICY_CHANGED:
+        return operators.policy_words(trouble.amount)
+    if trouble.kind in _BY_AMOUNT:
+        return f"{trouble.target}, {trouble.amount:.4g}"
+    return trouble.target if trouble.kind in _AT_ONCE else f"{trouble.target}, for {trouble.for_s:.1f} s"
+
+
+_BY_AMOUNT = frozenset(
+    {
+        Kind.CLOCK_STEP, Kind.CLOCK_DRIFT, Kind.CLOCK_WILD, Kind.CRASH_AT_AWAIT, Kind.TIMEOUT_AT, Kind.QUOTA_CHANGED,
+        Kind.REPLICA_DELETED,
+    }
+)  # fmt: skip
+_AT_ONCE = frozenset({Kind.BURST, Kind.NODE_DELETED, Kind.TENANT_DELETED, Kind.COMPACTION})
 
 
 async def _happen(world: World, trouble: Trouble) -> None:
@@ -157,6 +180,7 @@ async def _happen(world: World, trouble: Trouble) -> None:
             Kind.CELL_CRASH
             | Kind.CELL_PAUSE
             | Kind.CRASH_AT_AWAIT
+            | Kind.TIMEOUT_AT
             | Kind.STORE_DOWN
             | Kind.DISK_FULL
             | Kind.COMPACTION
@@ -186,6 +210,12 @@ async def _happen(world: World, trouble: Trouble) -> None:
             # The promises are for clocks within the bound: S7 is not judged for what this clock counts.
             world.court.distrust(trouble.target)
             world.clock(trouble.target).drift(trouble.amount)
+        case Kind.CACHES_STALE:
+            world.chaos.make_stale(trouble.target, trouble.for_s)
+        case Kind.NODE_BROKEN:
+            world.agent(trouble.target).machine.broken = True
+            await asyncio.sleep(trouble.for_s)
+            world.agent(trouble.target).machine.broken = False
         case Kind.NODE_SHRINKS:
             await world.agent(trouble.target).shrink(trouble.for_s)
         case _:
@@ -202,6 +232,8 @@ async def _to_cell(cell: CellHost, trouble: Trouble) -> None:
             cell.pause(trouble.for_s)
         case Kind.CRASH_AT_AWAIT:
             cell.stumble_after(int(trouble.amount))
+        case Kind.TIMEOUT_AT:
+            cell.disk.trap = int(trouble.amount)
         case Kind.OVERLOAD:
             cell.overloaded = True
             await asyncio.sleep(trouble.for_s)

@@ -1,27 +1,73 @@
-"""Reasons that no simulated world gives, each with why, and the test that does. Whatever is in neither is a gap.
+"""Reasons that no simulated world gives, each with why it cannot, and the test that sees it given.
 
-A reason that worlds do give must not be listed here: `tests/sim/test_coverage.py` holds the table to what exists.
+Whatever is neither seen nor listed here is a gap, and `make sim` says so. `tests/sim/test_coverage.py` holds the table
+to what exists.
 """
 
 from __future__ import annotations
 
-ELSEWHERE: dict[str, str] = {
-    "Confined": "needs a kernel's control groups: tests/agent",
-    "WeaklyConfined": "needs a node without control groups: tests/agent",
-    "GuardBreached": "needs a canary that does worse by its own figures: tests/fleet/test_policy_guard.py",
-    "DriverMissing": "every simulated node has the process driver: tests/flow/test_filters.py",
-    "Rejoining": "needs a cell that was restored from a backup: tests/fleet/test_rejoin.py",
-    "NotLeader": "a simulated cell is one process: tests/authority/test_release.py",
-    "NoNodes": "every simulated region has nodes: tests/flow/test_filters.py",
-    "PortsExhausted": "a simulated node has more ports than room for work: tests/flow/test_filters.py",
-    "InsufficientResource": "worlds have processors, memory and GPUs only: tests/authority/test_reserve.py",
-    "InsufficientMemory": "processors run out before memory in every world: tests/authority/test_reserve.py",
-    "TenancyViolated": "no tenant of a world has nodes of its own: tests/flow/test_filters.py",
-    "IntentMismatch": "one scheduler per region never proposes one intent twice: tests/authority/test_reserve.py",
-    "FinalizerStuck": "takes an hour, and worlds last minutes",
-    "PriorityClassMissing": "given by nothing: admission refuses such a workload, and a class in use is not deleted",
-    "Rebalanced": "given by nothing yet",
-    "Terminating": "given by nothing yet",
-    "Overcommitted": "given by nothing yet",
-    "Registered": "given by nothing yet",
+from typing import NamedTuple
+
+
+class Elsewhere(NamedTuple):
+    """`test` is written as pytest takes it: the file and the function."""
+
+    why: str
+    test: str
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.test}"
+
+
+ELSEWHERE: dict[str, Elsewhere] = {
+    "Confined": Elsewhere(
+        "needs a kernel's control groups", "tests/agent/test_words.py::test_a_node_says_whether_work_is_confined"
+    ),
+    "WeaklyConfined": Elsewhere(
+        "needs a kernel without control groups", "tests/agent/test_words.py::test_a_node_says_whether_work_is_confined"
+    ),
+    "BackingOff": Elsewhere(
+        "simulated work always ends for a reason",
+        "tests/agent/test_words.py::test_work_that_ended_without_a_reason_is_backing_off",
+    ),
+    "GuardBreached": Elsewhere(
+        "needs a canary that does worse by its own figures, over minutes",
+        "tests/fleet/test_policy_guard.py::test_a_revision_that_does_badly_is_taken_back_and_the_sequence_still_rises",
+    ),
+    "Rejoining": Elsewhere(
+        "needs a cell that was restored from a backup",
+        "tests/fleet/test_rejoin.py::test_a_share_that_moved_since_the_backup_is_not_given_twice",
+    ),
+    "NotLeader": Elsewhere(
+        "a simulated cell is one process, and asks itself only while it leads",
+        "tests/authority/test_release.py::test_nothing_is_accepted_before_start_after_stop_or_on_a_stale_token",
+    ),
+    "NoNodes": Elsewhere(
+        "every simulated region has nodes",
+        "tests/flow/test_filters.py::test_the_histogram_names_nodes_needs_and_the_nearest_miss",
+    ),
+    "IntentMismatch": Elsewhere(
+        "one scheduler per region never proposes one intent with two payloads",
+        "tests/authority/test_reserve.py::test_repeating_an_intent_finds_the_first_claim",
+    ),
+    "TemplateChanged": Elsewhere(
+        "a replica's template never changes; only a proposal made up by hand names another",
+        "tests/authority/test_reserve.py::test_replica_gone_terminating_changed_and_stale",
+    ),
+    "ResidencyViolated": Elsewhere(
+        "work is assigned only to regions whose tags allow it, and nobody changes those of a simulated region",
+        "tests/authority/test_reserve.py::test_placement_rules_hold_at_commit",
+    ),
+    "FinalizerStuck": Elsewhere(
+        "takes an hour, and worlds last minutes",
+        "tests/flow/test_finalizers.py::test_every_kind_is_looked_at_and_told_with_whom_to_ask",
+    ),
+    "WaitingForTurn": Elsewhere(
+        "a simulated region recovers few replicas, and starts that are paced come at once",
+        "tests/fleet/test_recovery_targets.py::test_waiting_for_its_turn_is_not_being_stuck",
+    ),
+    "NodeTerminating": Elsewhere(
+        "nobody puts a finalizer on a node, so that one which is deleted is gone at once",
+        "tests/flow/test_explain.py::test_each_reason_of_the_planner_is_explained",
+    ),
 }

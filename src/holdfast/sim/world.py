@@ -10,41 +10,32 @@ from typing import Any
 
 import msgspec
 
+from holdfast.agent.config import AgentConfig
+from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.scheduler_policy import PartitionMode, Rules, SchedulerPolicy
-from holdfast.sim import operators, people, sorts, troubles
-from holdfast.sim.chaos import Chaos, Kind, Struck
+from holdfast.sim import operators, people, sorts, troubles, users
+from holdfast.sim.chaos import MENDED_BY_RESYNC, Chaos, Kind, Struck
 from holdfast.sim.checkers import Violation
 from holdfast.sim.checkers.convergence import Unsettled
 from holdfast.sim.checkers.court import Court
 from holdfast.sim.clients import RemoteClient
 from holdfast.sim.coverage import Coverage
+from holdfast.sim.declared import Shape, base_of, shape_of
 from holdfast.sim.disk import Disk
 from holdfast.sim.guards import guarded
 from holdfast.sim.history import History
-from holdfast.sim.hosts import AgentHost, CellHost, Setting, agent_config
+from holdfast.sim.hosts import NEVER_S, AgentHost, CellHost, Setting, agent_config
 from holdfast.sim.loop import VirtualLoop
 from holdfast.sim.network import Network
 from holdfast.sim.ports import SimClock, SimPorts, stream
+from holdfast.sim.provider import Provider
 
 LOOK_EVERY_S = 5.0
+TRIES_MAX = 600
 GLOBAL = "global"
-
-
-class Shape(msgspec.Struct, frozen=True):
-    """How large the world is, for how long things go wrong in it, and how long it may take to come right."""
-
-    regions: tuple[str, ...] = ("east", "west")
-    tenants: tuple[str, ...] = ("acme", "globex")
-    nodes_per_region: int = 12
-    faults_s: float = 150.0
-    settle_s: float = 600.0
-    stable_s: float = 300.0
-    sorts: tuple[str, ...] | None = None
-    """What users run (`sim/sorts.py`); None leaves it to the seed."""
-    partition_mode: PartitionMode = PartitionMode.WAIT
-    watching: bool = True
-    """Whether watches say anything; without them everything must be found by listing from time to time."""
+FAILURES_KEPT = 5
+PERSIST_S = 600.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -62,6 +53,8 @@ class Outcome(msgspec.Struct, frozen=True):
     faults: dict[str, int]
     digest: str
     objects: tuple[str, ...] = ()
+    base: str = ""
+    """The scenario it began from, where it did."""
 
     @property
     def ok(self) -> bool:
@@ -74,10 +67,13 @@ class Telling(msgspec.Struct, frozen=True):
     struck: tuple[Struck, ...]
     history: History
     coverage: Coverage
+    acts: tuple[Struck, ...] = ()
+    """What users did."""
 
 
 class World:
-    """`only` limits the faults to those named; `planned` replaces the drawn troubles by a list of one's own."""
+    """`only` limits the faults and the users' acts to those named; `planned` replaces the drawn troubles by a list of
+    one's own; with `breach_by_s` a world ends at the first broken promise, or then."""
 
     def __init__(
         self,
@@ -87,16 +83,31 @@ class World:
         enabled: Iterable[Kind] | None = None,
         only: frozenset[str] | None = None,
         planned: tuple[troubles.Trouble, ...] | None = None,
+        breach_by_s: float | None = None,
     ) -> None:
         self.seed = seed
-        self.shape = shape or Shape()
+        self._breach_by_s = breach_by_s
+        self._reached: list[str] = []
+        as_drawn = shape is None and planned is None and enabled is None
+        base = self.base = base_of(seed) if as_drawn else None
+        self.shape = shape or (base.shape if base is not None else shape_of(seed) if as_drawn else Shape())
         self.loop = VirtualLoop(stream(seed, "schedule"))
-        self.chaos = Chaos(seed, self.loop.time, enabled=enabled, only=only)
+        also = base.riding if base is not None else frozenset()
+        self.chaos = Chaos(seed, self.loop.time, enabled=enabled, also=also, only=only)
+        if not self.shape.resyncing:
+            self.chaos.enabled -= MENDED_BY_RESYNC
         self.court = Court(self.loop)
         self.network = Network(self.loop, self.chaos, stream(seed, "network"))
         self.wanted = people.Wanted()
         self._setting = Setting(
-            seed, self.loop, self.chaos, self.network, self.court, self.court.began, self.shape.watching
+            seed,
+            self.loop,
+            self.chaos,
+            self.network,
+            self.court,
+            self.court.began,
+            watching=self.shape.watching,
+            resync_s=limits.RESYNC_S if self.shape.resyncing else NEVER_S,
         )
         self.global_cell = self._cell(GLOBAL)
         self.regions = [self._cell(name) for name in self.shape.regions]
@@ -113,7 +124,9 @@ class World:
         ]  # fmt: skip
         self._people_clock = SimClock(self.loop)
         self.operator = self.operator_of(GLOBAL)
-        self.troubles = planned if planned is not None else self._drawn()
+        self.troubles = (
+            planned if planned is not None else (*(base.troubles if base is not None else ()), *self._drawn())
+        )
 
     def _cell(self, name: str) -> CellHost:
         disk = Disk(name)
@@ -141,6 +154,9 @@ class World:
     def agent(self, name: str) -> AgentHost:
         return next(agent for agent in self.agents if agent.name == name)
 
+    def new_machine(self, region: CellHost, config: AgentConfig) -> AgentHost:
+        return AgentHost(region, config, self._setting)
+
     def clock(self, name: str) -> SimClock:
         cell = next((cell for cell in self.cells() if cell.name == name), None)
         return cell.clock if cell is not None else self.agent(name).machine.clock
@@ -153,20 +169,30 @@ class World:
     # The story
 
     def run(self) -> Outcome:
-        """Lives through the story once. A world is used up afterwards."""
+        """Lives through the story once. A world is used up afterwards, and nothing of it is left."""
+        with _no_collecting():
+            try:
+                return self.live()
+            finally:
+                self._dismantle()
+
+    def live(self) -> Outcome:
+        """The story alone, for a process that ends with its world and so need not take it apart."""
         asyncio.set_event_loop(self.loop)
         try:
-            with guarded(), _no_collecting():
-                settled_in_s, left = self.loop.run_until_complete(self._story())
+            with guarded() as reached, _no_collecting():
+                self._reached = reached
+                by_s = self._breach_by_s
+                story = self._story() if by_s is None else self._until_broken(by_s)
+                settled_in_s, left = self.loop.run_until_complete(story)
             return self._outcome(settled_in_s, left)
         finally:
             asyncio.set_event_loop(None)
-            self._dismantle()
 
     def telling(self) -> Telling:
         coverage = self.court.coverage
         coverage.faults.update({kind.value: count for kind, count in self.chaos.fired.items()})
-        return Telling(tuple(self.chaos.struck), self.court.history, coverage)
+        return Telling(tuple(self.chaos.struck), self.court.history, coverage, tuple(self.chaos.acts))
 
     def _outcome(self, settled_in_s: float, left: Unsettled | None) -> Outcome:
         objects = dict.fromkeys(key for violation in self.court.violations for key in violation.objects)
@@ -176,7 +202,7 @@ class World:
             seed=self.seed,
             violations=tuple(self.court.violations),
             unsettled=tuple(left.found) if left is not None else (),
-            failures=tuple(_failure(f) for f in self.loop.failures if f.get("exception") is not None)[:5],
+            failures=(*self._reached, *_failures(self.loop.failures))[:FAILURES_KEPT],
             simulated_s=self.loop.time(),
             settled_in_s=settled_in_s,
             node_hours=self.loop.time() * self.shape.nodes_per_region * len(self.shape.regions) / 3600,
@@ -185,6 +211,7 @@ class World:
             faults={kind.value: count for kind, count in sorted(self.chaos.fired.items())},
             digest=f"{self.loop.trace:016x}",
             objects=tuple(objects),
+            base=self.base.title if self.base is not None else "",
         )
 
     def _dismantle(self) -> None:
@@ -193,6 +220,12 @@ class World:
         self.agents.clear()
         del self.global_cell, self.operator, self.network, self._setting
         self.loop.end()
+
+    async def _until_broken(self, by_s: float) -> tuple[float, Unsettled | None]:
+        story = self.loop.create_task(self._story())
+        while not story.done() and not self.court.violations and self.loop.time() < by_s:
+            await asyncio.sleep(1.0)
+        return story.result() if story.done() else (0.0, None)
 
     async def _story(self) -> tuple[float, Unsettled | None]:
         for host in self.cells():
@@ -203,16 +236,18 @@ class World:
         chance = stream(self.seed, "people")
         brought = sorts.drawn(stream(self.seed, "sorts")) if self.shape.sorts is None else self.shape.sorts
         land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region, brought)
-        self.wanted = await self._persist(lambda: people.set_up(self.operator, land, chance))
+        self.wanted = await self._persist(lambda: people.set_up(self.operator, land, chance, self.chaos))
         if self.shape.partition_mode is not PartitionMode.WAIT:
             rules = Rules(partition_mode=self.shape.partition_mode)
             await self._persist(lambda: people.edit(self.operator, SchedulerPolicy, "default", "", rules=rules))
+        if "pooled" in brought:
+            self.loop.create_task(Provider(self).run())
         self.chaos.begin()
         going_on = [
-            self.loop.create_task(people.keep_changing(self.operator, self.wanted, land, chance, self.chaos)),
+            self.loop.create_task(users.keep_changing(self.operator, self.wanted, land, chance, self.chaos)),
             *(self.loop.create_task(troubles.suffer(self, trouble)) for trouble in self.troubles),
         ]
-        looking = [self.loop.create_task(people.look_on(self.operator, tenant)) for tenant in self.shape.tenants]
+        looking = [self.loop.create_task(users.look_on(self.operator, tenant)) for tenant in self.shape.tenants]
         await asyncio.sleep(self.shape.faults_s)
         self.chaos.heal()
         await self._heal()
@@ -223,12 +258,14 @@ class World:
         return await self._settle()
 
     async def _persist(self, act: Callable[[], Awaitable[Any]]) -> Any:
-        """People try again until it works."""
-        while True:
+        """People try again until it works, within reason: a wish that is refused for so long is a failure."""
+        for _ in range(TRIES_MAX):
             try:
                 return await act()
-            except Fault:
+            except Fault as fault:
+                refusal = fault
                 await asyncio.sleep(1.0)
+        raise RuntimeError(f"people tried {TRIES_MAX} times and were refused: {refusal}")
 
     async def _heal(self) -> None:
         self.network.heal()
@@ -266,13 +303,17 @@ class World:
 @contextmanager
 def _no_collecting() -> Iterator[None]:
     """When a cycle is collected depends on everything the interpreter ever did; so none is while a world runs."""
+    collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if collecting:
+            gc.enable()
 
 
-def _failure(context: dict[str, Any]) -> str:
-    error = context.get("exception")
-    return f"{context.get('message', '')}: {type(error).__name__}: {error}"
+def _failures(contexts: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for context in contexts:
+        error = context.get("exception")
+        if error is not None:
+            yield f"{context.get('message', '')}: {type(error).__name__}: {error}"

@@ -35,8 +35,9 @@ class KindCache:
         self._index = indexes_of(kind.type)
         self._tally = TALLIES.get(kind.type, {})
         self._tallies: dict[tuple[str, str], int] = {}
-        # index → value → keys; a dict as a set keeps the order reproducible.
-        self._indexed: dict[str, dict[str, dict[str, None]]] = {name: {} for name in self._index}
+        # index → value → keys; a dict as a set keeps the order reproducible. An index is kept from when it is first
+        # asked for: most never are, and each would cost something with every change.
+        self._indexed: dict[str, dict[str, dict[str, None]]] = {}
 
     def load(self, entries: Sequence[Entry], revision: int) -> None:
         """Starts over from a full list. Streams end: what lies between the old state and this one is not known."""
@@ -46,7 +47,7 @@ class KindCache:
         self.keys = OrderedKeys(self.objects)
         self.changed_at = revision
         self.recent = Ring(revision, limits.OBJECT_RING_EVENTS)
-        self._indexed = {name: {} for name in self._index}
+        self._indexed = {}
         self._tallies = {}
         for key, item in self.objects.items():
             self._reindex(key, None, item)
@@ -122,12 +123,23 @@ class KindCache:
         field, value = wanted.fields[0]
         if value.endswith(ANY_END):
             return self.keys.walk(self.kind.range_prefix(wanted.namespace))
-        if field in self._indexed:
-            return sorted(self._indexed[field].get(value, ()))
+        if field in self._index:
+            return sorted(self._by(field).get(value, ()))
         if field == NAME and (wanted.namespace or not self.kind.namespaced):
             key = self.kind.store_key(wanted.namespace, value)
             return (key,) if key in self.objects else ()
         return self.keys.walk(self.kind.range_prefix(value if field == NAMESPACE else wanted.namespace))
+
+    def _by(self, field: str) -> dict[str, dict[str, None]]:
+        """The keys by their values of an index."""
+        found = self._indexed.get(field)
+        if found is None:
+            found, index = {}, self._index[field]
+            for key, item in self.objects.items():
+                for value in index(item):
+                    found.setdefault(value, {})[key] = None
+            self._indexed[field] = found
+        return found
 
     def tally(self, name: str, namespace: str) -> int:
         """The sum of a tally of `model.indexes` over one namespace."""
@@ -139,12 +151,12 @@ class KindCache:
                 if item is not None:
                     at = (name, item.metadata.namespace)
                     self._tallies[at] = self._tallies.get(at, 0) + sign * count(item)
-        for name, index in self._index.items():
+        for name, by_value in self._indexed.items():
+            index = self._index[name]
             before: Iterable[str] = index(old) if old is not None else ()
             after: Iterable[str] = index(new) if new is not None else ()
             if before == after:
                 continue
-            by_value = self._indexed[name]
             for value in before:
                 keys = by_value.get(value)
                 if keys is not None:

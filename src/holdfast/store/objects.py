@@ -124,7 +124,9 @@ class Objects:
     async def wait_for(self, kind: Kind, revision: int, *, timeout_s: float) -> bool:
         """Whether this revision was reached in time (lists that ask for "at least N")."""
         try:
-            await asyncio.wait_for(self._follower(kind).reach(revision), timeout_s)
+            # Not asyncio.wait_for: before Python 3.12 that loses a cancellation which comes with the result.
+            async with asyncio.timeout(timeout_s):
+                await self._follower(kind).reach(revision)
         except TimeoutError:
             return False
         return True

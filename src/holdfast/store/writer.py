@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 import apsw
 
 from holdfast.model import limits
+from holdfast.store.checkpoint import Checkpointer
 from holdfast.store.head import Staged
 
 Job = Callable[[apsw.Connection], object]
@@ -41,6 +42,10 @@ class GroupWriter:
         self._queue: SimpleQueue[Staged | tuple[Job, JobDone] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None
+        self._log_pages = 0
+        self._checkpointer = Checkpointer(connection.filename, name)
+        connection.wal_autocheckpoint(0)
+        connection.set_wal_hook(self._grown)
         self._thread = threading.Thread(target=self._work, name=f"store-writer {name}", daemon=True)
         self._thread.start()
 
@@ -54,6 +59,7 @@ class GroupWriter:
 
     def stop(self) -> None:
         """Writes what is queued, and ends. Blocks until then."""
+        self._checkpointer.stop()
         self._queue.put(None)
         self._thread.join()
 
@@ -110,7 +116,16 @@ class GroupWriter:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
             return None
+        if self._log_pages >= limits.STORE_CHECKPOINT_PAGES_MOST:
+            with contextlib.suppress(apsw.Error):  # the commit stands; the next one tries again
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         return result
+
+    def _grown(self, connection: apsw.Connection, database: str, pages: int) -> int:
+        """SQLite calls this after every commit with the pages its log has."""
+        self._log_pages = pages
+        self._checkpointer.grown(pages)
+        return apsw.SQLITE_OK
 
     def _report(self, callback: Callable[..., None], *facts: object) -> None:
         # A loop that is gone has nobody left to tell.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -21,9 +20,18 @@ import structlog
 
 from holdfast.agent.artifacts import Artifacts
 from holdfast.agent.drivers.contract import Driver, Ended, ExecResult, Found, Started, StartFailed, Task
-from holdfast.agent.drivers.records import MARK, StartedRecord, TaskDir, TaskRecord, kill_marked
+from holdfast.agent.drivers.records import (
+    MARK,
+    NO_ROOM,
+    StartedRecord,
+    TaskDir,
+    TaskRecord,
+    kill_marked,
+    write_in_place,
+)
 from holdfast.agent.groups import Confinement, Unconfined, Usage
 from holdfast.agent.shim_guard import lease_text
+from holdfast.agent.taken_ports import taken_port
 from holdfast.model import limits, times
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit
@@ -32,7 +40,6 @@ from holdfast.runtime.ports import Clock
 _SHIM = str(Path(__file__).resolve().parent.parent / "shim.py")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
 _POLL_S = 0.02
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger()
 
@@ -165,8 +172,12 @@ class ProcessDriver(Driver):
         live = self._live.get(task.id)
         if live is not None:
             return self._already(folder, live, task)
+        taken = taken_port(task.ports)
+        if taken is not None:
+            what = f"port {taken[1]} ({taken[0]}) is in use by a program that is none of the work here"
+            raise StartFailed(Reason.PORT_TAKEN, f"{what}: end that, or leave the port out of the agent's --ports")
         try:
-            await asyncio.to_thread(self._prepare, folder, task)
+            await asyncio.to_thread(self._prepare_or_make_room, folder, task)
         except OSError as error:
             raise StartFailed(reason_of(error), f"cannot prepare {folder.path}: {error}") from error
         heard_r, heard_w = os.pipe()
@@ -188,6 +199,16 @@ class ProcessDriver(Driver):
             return Started(pid=int(work_pid), started_at_s=float(at))
         return await self._not_started(folder, live, words)
 
+    def _prepare_or_make_room(self, folder: TaskDir, task: Task) -> None:
+        """On a full disk the logs of work that has ended go first."""
+        try:
+            self._prepare(folder, task)
+        except (OSError, StartFailed) as failure:
+            full = failure.reason == Reason.DISK_FULL if isinstance(failure, StartFailed) else failure.errno in NO_ROOM
+            if not full or not self._drop_ended(0):
+                raise
+            self._prepare(folder, task)
+
     def _prepare(self, folder: TaskDir, task: Task) -> None:
         """Everything the run needs, in a thread: artifacts, control groups, records."""
         settings = self._confinement.prepare(task.id, task.resources)
@@ -206,11 +227,7 @@ class ProcessDriver(Driver):
 
     def permit(self, epoch: int, until_mono_s: float) -> None:
         """Written in place: no renewal may fail for want of room, and none needs to outlive the machine's power."""
-        fd = os.open(self._lease, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.pwrite(fd, lease_text(epoch, until_mono_s), 0)
-        finally:
-            os.close(fd)
+        write_in_place(self._lease, lease_text(epoch, until_mono_s))
 
     def run_until(self, task_id: str, until_mono_s: float | None) -> None:
         live = self._live.get(task_id)
@@ -238,7 +255,10 @@ class ProcessDriver(Driver):
             raise StartFailed(ended.reason, ended.message)
         if words.startswith("refused"):
             _, number, message = words.split(" ", 2)
-            raise StartFailed(Reason.DISK_FULL if int(number) in _NO_ROOM else Reason.START_ERROR, message)
+            if int(number) not in NO_ROOM:
+                raise StartFailed(Reason.START_ERROR, message)
+            await asyncio.to_thread(self._drop_ended, 0)  # there was room for the records, and no more
+            raise StartFailed(Reason.DISK_FULL, message)
         raise StartFailed(Reason.START_ERROR, f"the shim of task {task.id} did not start it: {words or ended.message}")
 
     def _environment(self, folder: TaskDir, task: Task) -> dict[str, str]:
@@ -349,14 +369,24 @@ class ProcessDriver(Driver):
             self._confinement.forget(task_id)
             if self._artifacts is not None:
                 self._artifacts.let_go(task_id)
-            folder.write(TaskRecord(task=record.task, forgotten=True))
+            try:
+                folder.write(TaskRecord(task=record.task, forgotten=True))
+            except OSError as error:
+                log.warning("logs_dropped", task=task_id, error=str(error))
+                shutil.rmtree(folder.path, ignore_errors=True)
+        self._drop_ended(limits.AGENT_ENDED_TASKS_KEPT)
+
+    def _drop_ended(self, kept_tasks: int) -> int:
+        """Removes what is left of tasks that were forgotten, except the newest; how many."""
         ended = []
         for path in self._root.iterdir():
             kept = TaskDir(path).read()
             if kept is not None and kept.forgotten:
                 ended.append(((path / "task.json").stat().st_mtime, path))
-        for _, path in sorted(ended)[: -limits.AGENT_ENDED_TASKS_KEPT]:
+        going = sorted(ended)[: max(0, len(ended) - kept_tasks)]
+        for _, path in going:
             shutil.rmtree(path, ignore_errors=True)
+        return len(going)
 
     # --- beside the work ---------------------------------------------------------------------------------------
 
@@ -396,7 +426,7 @@ class ProcessDriver(Driver):
 
 
 def reason_of(error: OSError) -> Reason:
-    return Reason.DISK_FULL if error.errno in _NO_ROOM else Reason.START_ERROR
+    return Reason.DISK_FULL if error.errno in NO_ROOM else Reason.START_ERROR
 
 
 async def _outcome(process: subprocess.Popen[bytes], timeout_s: float, output_bytes: int) -> ExecResult:

@@ -6,6 +6,7 @@ lock it holds, never from a pid alone; whether a pid is still the same process, 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -17,12 +18,15 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.drivers.contract import Task
-from holdfast.agent.shim import boot_id, read_record, start_ticks, write_record
+from holdfast.agent.shim import boot_id, read_record, reserve_record, start_ticks, write_record
+from holdfast.agent.shim_guard import lease_text
 from holdfast.model import limits, times
 from holdfast.model.replica import Exit
 
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux
 MARK = "HOLDFAST_TASK"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+STOP_RECORD_BYTES = 64
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -74,6 +78,8 @@ class TaskDir:
                 # behind says nothing about this run, and goes with the next one or with the task.
                 shutil.rmtree(old, ignore_errors=True)
         self.run_dir(task.run).mkdir(exist_ok=True)
+        # Work that fills the disk must be stoppable: what asks it to end has its room from the start.
+        reserve_record(str(self.run_dir(task.run) / "stop"), STOP_RECORD_BYTES)
         argv = [*task.template.command, *task.template.args]
         pairs = [f"{key}={value}" for key, value in env.items()]
         every: tuple[tuple[str, object], ...] = (
@@ -106,17 +112,25 @@ class TaskDir:
 
     def ask_to_stop(self, run: int, grace_s: float) -> None:
         """From here on no shim can start this run any more, and a living one knows how long it may take."""
-        self.run_dir(run).mkdir(exist_ok=True)
-        write_record(str(self.run_dir(run) / "stop"), {"grace": repr(grace_s)})
+        path = self.run_dir(run) / "stop"
+        path.parent.mkdir(exist_ok=True)
+        try:
+            write_record(str(path), {"grace": repr(grace_s)})
+        except OSError as error:
+            # The room for one request was reserved: it stands, with its own grace.
+            if error.errno not in NO_ROOM or not path.exists():
+                raise
 
     def run_until(self, run: int, until_mono_s: float | None) -> None:
         """When the run must be over, on CLOCK_BOOTTIME; None takes the end away."""
         path = self.run_dir(run) / "until"
         if until_mono_s is None:
             path.unlink(missing_ok=True)
+        elif path.exists():
+            write_in_place(path, lease_text(0, until_mono_s))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, repr(until_mono_s).encode())
+            write_whole(path, lease_text(0, until_mono_s))
 
     def take_back_stop(self, run: int) -> None:
         (self.run_dir(run) / "stop").unlink(missing_ok=True)
@@ -148,6 +162,16 @@ class TaskDir:
                 return fd
             os.close(fd)
         return None
+
+
+def write_in_place(path: Path, data: bytes) -> None:
+    """For text of one length that says itself whether it was read whole: it needs no room once it is there, and
+    nothing of it needs to outlive the machine's power."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(fd, data, 0)
+    finally:
+        os.close(fd)
 
 
 def write_whole(path: Path, data: bytes) -> None:

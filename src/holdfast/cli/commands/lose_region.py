@@ -10,11 +10,15 @@ from holdfast.cli.exits import Exit
 from holdfast.cli.output import print_json, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.cli.drills.world import Watcher
+    from holdfast.cli.platform.foresight import Placing
+    from holdfast.cli.platform.regions import Regions
     from holdfast.fleet.backing import Foreseen
     from holdfast.runtime.cache import Cache
 
-READS = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "PriorityClass")
+READS = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "PriorityClass", "Tenant")
 
 
 def lose(state: str, region: str, zone: str, output: str) -> int:
@@ -23,6 +27,7 @@ def lose(state: str, region: str, zone: str, output: str) -> int:
     from holdfast.cli.drills.world import Watcher
     from holdfast.cli.exits import Stop
     from holdfast.cli.platform.layout import Layout
+    from holdfast.cli.platform.regions import Regions
     from holdfast.fleet.backing import Loss, foresee
     from holdfast.model.recovery_budget import RecoveryBudget
 
@@ -37,13 +42,14 @@ def lose(state: str, region: str, zone: str, output: str) -> int:
         view = _view(watcher)
         seen = foresee(Loss(region, zone), view, view.list(RecoveryBudget))
         told = _told(seen, watcher, region, zone)
+        told |= _placed(_placings(Regions(state), seen, view))
     finally:
         watcher.close()
     if output == "json":
         print_json(told)
     else:
         click.echo(_as_text(told))
-    return Exit.PLAN_NOT_PLACEABLE if told["short"] else Exit.OK
+    return Exit.PLAN_NOT_PLACEABLE if told["short"] or told["waits"] else Exit.OK
 
 
 def _view(watcher: Watcher) -> Cache:
@@ -65,7 +71,6 @@ def _told(seen: Foreseen, watcher: Watcher, region: str, zone: str) -> dict[str,
         {"tenant": item.tenant, "workload": item.name, "region": target, "replicas": count}
         for item, target, count in seen.fit.chosen
     ]
-    targets = sorted({row["region"] for row in recovers})
     lost = [a for a in watcher.list("assignments") if a["spec"]["region"] == region and a["spec"].get("replicas")]
     promised = {(w["metadata"]["namespace"], w["metadata"]["name"]) for w in watcher.critical()}
     return {
@@ -76,7 +81,6 @@ def _told(seen: Foreseen, watcher: Watcher, region: str, zone: str) -> dict[str,
             {"tenant": s.item.tenant, "workload": s.item.name, "why": s.message} for s in seen.fit.short
         ],
         "decided": seen.fit.decided,
-        "evicts": [line for target in targets for line in _evicts(watcher, target)],
         "unprotected": [
             {
                 "tenant": a["metadata"]["namespace"],
@@ -89,21 +93,45 @@ def _told(seen: Foreseen, watcher: Watcher, region: str, zone: str) -> dict[str,
     }  # fmt: skip
 
 
-def _evicts(watcher: Watcher, target: str) -> list[dict[str, str]]:
-    """Reclaimable work on nodes that keep recovery places: the first to make way when those are drawn."""
-    holds = watcher.try_list("holds", target) or []
-    bindings = watcher.try_list("bindings", target) or []
-    nodes = {h["spec"]["node"] for h in holds}
-    return [
-        {
-            "region": target,
-            "node": b["spec"]["node"],
-            "tenant": b["metadata"]["namespace"],
-            "replica": b["spec"]["replica"],
-        }
-        for b in bindings
-        if b["spec"].get("capacityClass") == "Reclaimable" and b["spec"]["node"] in nodes
-    ]
+def _placings(regions: Regions, seen: Foreseen, view: Cache) -> list[Placing]:
+    """What the regions' own planner would do with it, on copies of what they hold now."""
+    from holdfast.cli.platform.foresight import placings_of_recovery
+    from holdfast.model.workload import Workload
+
+    found: list[Placing] = []
+    for target in sorted({region for _, region, _ in seen.fit.chosen}):
+        there = next((r for r in regions.all if r.name == target), None)
+        if there is None:
+            continue
+        mine = [(item, count) for item, region, count in seen.fit.chosen if region == target]
+        known = [(view.get(Workload, item.name, item.tenant), count) for item, count in mine]
+        wanted = [(workload, count) for workload, count in known if workload is not None]
+        zone = seen.loss.zone if target == seen.loss.region else ""
+        found += placings_of_recovery(there, wanted, view, lost_zone=zone)
+    return found
+
+
+def _placed(placings: Sequence[Placing]) -> dict[str, Any]:
+    """Which node each replica would take, who makes way for it, and which of them a region could not place now."""
+    return {
+        "places": [{"region": p.region, "replica": p.replica, "node": p.node} for p in placings if p.node],
+        "evicts": [
+            {
+                "region": p.region,
+                "node": p.node,
+                "tenant": victim.partition("/")[0],
+                "replica": victim.partition("/")[2].rpartition(".")[0],
+                "for": p.replica,
+            }
+            for p in placings
+            for victim in p.victims
+        ],
+        "waits": [
+            {"region": p.region, "replica": p.replica, "reason": p.reason, "message": p.message, "toFit": p.to_fit}
+            for p in placings
+            if not p.node
+        ],
+    }
 
 
 def _as_text(told: dict[str, Any]) -> str:
@@ -112,13 +140,18 @@ def _as_text(told: dict[str, Any]) -> str:
     if told["recovers"]:
         rows = [(r["tenant"], r["workload"], r["region"], r["replicas"]) for r in told["recovers"]]
         parts.append(table(("TENANT", "RECOVERS", "IN", "REPLICAS"), rows))
+        nodes = [(p["replica"], p["region"], p["node"]) for p in told["places"]]
+        parts.append(table(("REPLICA", "REGION", "NODE"), nodes))
     for row in told["safe"]:
         parts.append(f"{row['tenant']}/{row['workload']} still serves enough elsewhere")
     for row in told["short"]:
         parts.append(f"STAYS SHORT: {row['tenant']}/{row['workload']}: {row['why']}")
     if told["evicts"]:
-        rows = [(e["region"], e["node"], e["tenant"], e["replica"]) for e in told["evicts"]]
-        parts.append(table(("REGION", "NODE", "TENANT", "MAKES WAY IF THE PLACE IS NEEDED"), rows))
+        leaving = [(e["region"], e["node"], e["tenant"], e["replica"], e["for"]) for e in told["evicts"]]
+        parts.append(table(("REGION", "NODE", "TENANT", "MAKES WAY", "FOR"), leaving))
+    for row in told["waits"]:
+        cure = f" (to fit: {row['toFit']})" if row["toFit"] else ""
+        parts.append(f"WOULD WAIT: {row['replica']} in {row['region']}: {row['reason']}: {row['message']}{cure}")
     if told["unprotected"]:
         waiting = [(u["tenant"], u["workload"], u["replicas"]) for u in told["unprotected"]]
         parts.append(table(("TENANT", "WAITS FOR THE REGION (NO PROMISE)", "REPLICAS"), waiting))

@@ -18,6 +18,7 @@ KINDS = (
 )  # fmt: skip
 PATH = "/apis/holdfast.dev/v1/overrides"
 MERGE = "application/merge-patch+json"
+BREAK_GLASS_TTL_S = 900.0
 
 
 @click.group()
@@ -46,7 +47,9 @@ def _watcher(state: str) -> Watcher:
 @click.argument("kind", type=click.Choice(KINDS))
 @click.option("--name", default="", help="Its name; made up when left out.")
 @click.option("--reason", required=True, help="Why, for whoever reads this after the incident.")
-@click.option("--ttl", "ttl_s", type=float, default=3600.0, show_default=True, help="Seconds it lasts.")
+@click.option(
+    "--ttl", "ttl_s", type=float, default=3600.0, show_default=True, help="Seconds it lasts; 900 with --break-glass."
+)
 @click.option("--region", default="", help="The region it is about.")
 @click.option("--zone", default="", help="The zone it is about.")
 @click.option("--tenant", default="", help="The tenant it is about.")
@@ -54,23 +57,36 @@ def _watcher(state: str) -> Watcher:
 @click.option("--quota", multiple=True, metavar="RESOURCE=AMOUNT", help="EmergencyQuota: how much is added.")
 @click.option("--rank", type=int, default=0, help="RaisePriority: the rank to queue with.")
 @click.option("--policy-revision", default="", help="PinPolicy: the revision to stay on.")
+@click.option("--break-glass", is_flag=True, help="Ask the region itself, while the global cell is out of reach.")
 @click.option("--yes", is_flag=True, help="Do not ask after showing what it would touch.")
 @state_option
 @output_option
-def create(kind: str, *, state: str, output: str, yes: bool, **given: Any) -> None:
+def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, **given: Any) -> None:
     """Ask for an override. Shows what it would touch before it is accepted.
+
+    With --break-glass the region of --region is asked, which takes it only while it does not hear the global cell:
+    half an hour at most, no quota, no declared loss. It is reported to the global cell as soon as that is back.
 
     \b
     Examples:
       holdfast override create AvoidZone --region eu-west --zone eu-west-a --reason "cooling failed" --ttl 1800
       holdfast override create EmergencyQuota --tenant payments --quota cpu=4 --reason "sale" --yes
+      holdfast override create PauseRepair --break-glass --region eu-west --ttl 900 --reason "cut off, flapping"
     """
     import uuid
 
+    if break_glass and not given["region"]:
+        raise Stop("--break-glass asks one region", next_step="name it with --region", code=Exit.USAGE)
+    cell = given["region"] if break_glass else "global"
+    if break_glass and click.get_current_context().get_parameter_source("ttl_s") is click.core.ParameterSource.DEFAULT:
+        given["ttl_s"] = BREAK_GLASS_TTL_S
     watcher = _watcher(state)
     try:
+        if cell != "global" and cell not in watcher.regions:
+            raise Stop(f"there is no region {cell!r}", next_step=f"choose one of {', '.join(watcher.regions)}",
+                       code=Exit.USAGE)  # fmt: skip
         scope = {key: given[key] for key in ("region", "zone", "tenant", "workload") if given[key]}
-        touched = _blast_radius(watcher, kind, scope)
+        touched = _blast_radius(watcher, kind, scope, cell)
         for line in touched:
             note(line)
         if not yes and not click.confirm(f"Create this {kind} for {given['ttl_s']:g} s?", default=False, err=True):
@@ -82,12 +98,13 @@ def create(kind: str, *, state: str, output: str, yes: bool, **given: Any) -> No
             spec["rank"] = given["rank"]
         if given["policy_revision"]:
             spec["policyRevision"] = given["policy_revision"]
-        name = given["name"] or f"{kind.lower()}-{uuid.uuid4().hex[:8]}"
+        made_up = f"{kind.lower()}-{uuid.uuid4().hex[:8]}"
+        name = given["name"] or (f"break-glass-{cell}-{made_up}" if break_glass else made_up)
         body = {
             "apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": name}, "spec": spec,
         }  # fmt: skip
-        made = watcher.api().request("POST", PATH, body)
-        made = _until_seen(watcher, made)
+        made = watcher.api(cell).request("POST", PATH, body)
+        made = _until_seen(watcher, made, cell)
     finally:
         watcher.close()
     if output == "json":
@@ -106,7 +123,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, amount
 
 
-def _until_seen(watcher: Watcher, made: dict[str, Any]) -> dict[str, Any]:
+def _until_seen(watcher: Watcher, made: dict[str, Any], cell: str) -> dict[str, Any]:
     """A moment later the platform has said whether it acts."""
     import time
 
@@ -114,14 +131,14 @@ def _until_seen(watcher: Watcher, made: dict[str, Any]) -> dict[str, Any]:
         if made.get("status", {}).get("phase"):
             break
         time.sleep(0.1)
-        made = watcher.get("overrides", made["metadata"]["name"])
+        made = watcher.get("overrides", made["metadata"]["name"], cell=cell)
     return made
 
 
-def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str]) -> list[str]:
+def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str], cell: str) -> list[str]:
     """What the override would touch, in words, from the state at this moment."""
     held = []
-    for item in watcher.list("assignments"):
+    for item in watcher.list("assignments", cell):
         spec = item["spec"]
         if scope.get("region") and spec["region"] != scope["region"]:
             continue
@@ -133,12 +150,22 @@ def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str]) -> list[st
     workloads = sorted({f"{a['metadata']['namespace']}/{a['spec']['workload']}" for a in held})
     replicas = sum(a["spec"].get("replicas", 0) for a in held)
     serving = sum(a.get("status", {}).get("serving", 0) for a in held)
+    if cell != "global":  # its copies say what is wanted; how that goes, its own replicas do
+        serving = _serving(watcher, cell, {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held})
     where = " ".join(f"{name}={value}" for name, value in scope.items()) or "everything"
     lines = [f"{kind} on {where} touches {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"]
     lines += [f"  {name}" for name in workloads[:10]]
     if len(workloads) > 10:
         lines.append(f"  and {len(workloads) - 10} more")
     return lines
+
+
+def _serving(watcher: Watcher, region: str, assignments: set[tuple[str, str]]) -> int:
+    from holdfast.cli.drills.world import serves
+
+    found = watcher.list("replicas", region)
+    mine = [r for r in found if (r["metadata"]["namespace"], r["spec"]["assignment"]) in assignments]
+    return sum(serves(r) for r in mine)
 
 
 @override.command("approve")
@@ -159,20 +186,22 @@ def approve(name: str, token: str, state: str, output: str) -> None:
 
 @override.command("revoke")
 @click.argument("name")
+@click.option("--region", default="", help="Where it was given with --break-glass; the global cell when left out.")
 @state_option
 @output_option
-def revoke(name: str, state: str, output: str) -> None:
+def revoke(name: str, region: str, state: str, output: str) -> None:
     """End an override before its time. It stays on record.
 
     \b
     Examples:
       holdfast override revoke avoidzone-1a2b3c4d
+      holdfast override revoke break-glass-eu-west-pauserepair-1a2b3c4d --region eu-west
     """
-    done = _patch(state, name, {"revoked": True})
+    done = _patch(state, name, {"revoked": True}, cell=region or "global")
     print_json(done) if output == "json" else click.echo(f"override {name}: revoked")
 
 
-def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "") -> dict[str, Any]:
+def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell: str = "global") -> dict[str, Any]:
     from holdfast.cli.http import Api
     from holdfast.cli.platform.credentials import Credentials
     from holdfast.cli.platform.layout import Layout
@@ -183,12 +212,25 @@ def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "") -> d
     if token:
         api = Api(platform.global_url, name="global", ca=Credentials(layout).operator().ca, token=token)
     else:
-        api = connect(layout, platform, "global")
+        api = connect(layout, platform, cell)
     try:
         done: dict[str, Any] = api.request("PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE)
         return done
     finally:
         api.close()
+
+
+def _everywhere(watcher: Watcher) -> list[dict[str, Any]]:
+    """Those of the global cell, and what regions were told that it does not know of yet."""
+    found = watcher.try_list("overrides", "global")
+    if found is None:
+        note("the global cell does not answer: these are the copies and the break-glass overrides of the regions")
+    known = {o["metadata"]["name"]: o for o in found or ()}
+    for region in watcher.regions:
+        for item in watcher.try_list("overrides", region) or ():
+            if found is None or item["metadata"]["name"].startswith(f"break-glass-{region}-"):
+                known.setdefault(item["metadata"]["name"], item)
+    return [known[name] for name in sorted(known)]
 
 
 @override.command("list")
@@ -209,7 +251,7 @@ def list_overrides(everything: bool, state: str, output: str) -> None:
 
     watcher = _watcher(state)
     try:
-        found = watcher.list("overrides")
+        found = _everywhere(watcher)
     finally:
         watcher.close()
     shown = [o for o in found if everything or o.get("status", {}).get("phase", "") in ("", "Pending", "Active")]

@@ -51,11 +51,15 @@ def plan(
       holdfast plan --drain us-east-a1
       holdfast plan --policy packing.yaml --last 200
       holdfast plan --lose-region eu-central
+      holdfast plan --lose-region eu-central --lose-zone eu-central-a
     """
     if lose_region is not None:
         from holdfast.cli.commands.lose_region import lose
 
         return lose(state, lose_region, lose_zone, output)
+    if lose_zone:
+        step = f"holdfast plan --lose-region REGION --lose-zone {lose_zone}"
+        raise Stop(f"which region does zone {lose_zone} belong to?", next_step=step, code=Exit.USAGE)
     from holdfast.cli.commands.replay import read_rules
     from holdfast.cli.platform.regions import Regions
 

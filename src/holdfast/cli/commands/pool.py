@@ -52,9 +52,12 @@ def list_(state: str, output: str) -> None:
 
 @pool.command()
 @click.option("--once", is_flag=True, help="Take one step and end.")
+@click.option("--measure", is_flag=True, help="Also measure the CPU of every workload that scales by cpuPercent.")
 @state_option
-def provide(*, once: bool, state: str) -> None:
+def provide(*, once: bool, measure: bool, state: str) -> None:
     """Start and stop agents on this machine until every pool has the nodes it should have. Runs until it is stopped.
+
+    `holdfast up` runs it, with --measure, unless it is told not to.
 
     \b
     Example:
@@ -63,18 +66,28 @@ def provide(*, once: bool, state: str) -> None:
     import time
 
     from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.pool_provider import LOOK_EVERY_S, LocalProvider, converge
+    from holdfast.cli.platform.measuring import Meter
+    from holdfast.cli.platform.pool_provider import LOOK_EVERY_S, LocalProvider, alone, converge
     from holdfast.cli.platform.survey import connect
 
     layout = Layout(state)
     platform = layout.load()
-    provider = LocalProvider(layout, platform, lambda region: connect(layout, platform, region))
+    alone(layout)
+    apis = {name: connect(layout, platform, name) for name, _ in platform.cells}
+    provider = LocalProvider(layout, platform, lambda region: apis[region])
+    meter = Meter(apis, note) if measure else None
+    silent: set[str] = set()
     while True:
         for region in platform.regions:
             try:
-                converge(connect(layout, platform, region.name), region.name, provider, note)
+                converge(apis[region.name], region.name, provider, note)
+                silent.discard(region.name)
             except Stop as stop:
-                note(f"{region.name}: {stop.what}; trying again")
+                if region.name not in silent:
+                    note(f"{region.name}: {stop.what}; trying again until it answers")
+                silent.add(region.name)
+        if meter is not None:
+            meter.look(time.monotonic())
         if once:
             return
         time.sleep(LOOK_EVERY_S)

@@ -91,14 +91,23 @@ def backup(*, cell: str, state: Path, path: Path, output: str, **etcd: str) -> i
 @_cell_options
 @click.option("--from", "path", type=FILE, required=True, help="The backup.")
 @click.option("--replace", is_flag=True, help="Give up what the store holds now.")
+@click.option("--node-journal", "journals", type=FILE, multiple=True, help="A copy of nodes.journal, of any host.")
+@click.option(
+    "--trust-nodes/--distrust-nodes", default=None,
+    help="Where revocations since the backup are lost: believe its nodes' certificates, or let all nodes join again.",
+)  # fmt: skip
 @_etcd_options
 @output_option
-def restore(*, cell: str, state: Path, path: Path, replace: bool, output: str, **etcd: str) -> int:
+def restore(
+    *, cell: str, state: Path, path: Path, replace: bool, journals: tuple[Path, ...], trust_nodes: bool | None,
+    output: str, **etcd: str,
+) -> int:  # fmt: skip
     """Fill a stopped cell from a backup.
 
     The cell comes back as a new incarnation and rejoins: agents stop what they run and register anew, nothing is bound
     until the leases of before have ended, and nothing is spent until the global cell has renewed the grants. What was
-    written after the backup is gone.
+    written after the backup is gone, except that certificates of nodes which were revoked since stay revoked; join
+    tokens are not restored.
 
     \b
     Example:
@@ -106,7 +115,9 @@ def restore(*, cell: str, state: Path, path: Path, replace: bool, output: str, *
     """
     from holdfast.cell_storage import restore as fill
 
-    incarnation = _run(fill(_place(cell, state, etcd), path, replace=replace), "the restore")
+    place = _place(cell, state, etcd)
+    work = fill(place, path, replace=replace, journals=journals, trust_nodes=trust_nodes)
+    incarnation = _run(work, "the restore")
     text = f"the cell {cell} is restored as incarnation {incarnation}; start it: it rejoins by itself"
     _say(text, output, cell=cell, incarnation=incarnation)
     return 0

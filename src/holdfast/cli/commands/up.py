@@ -40,6 +40,11 @@ from holdfast.cli.output import output_option, quiet_option, state_option
 )
 @click.option("--no-samples", is_flag=True, help="Do not apply the sample tenants and workloads.")
 @click.option(
+    "--no-provider",
+    is_flag=True,
+    help="Do not measure loads, nor start and stop the nodes of pools; `holdfast pool provide` does it by hand.",
+)
+@click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(1, 3600),
@@ -58,6 +63,7 @@ def up(
     port_base: int,
     store: str,
     no_samples: bool,
+    no_provider: bool,
     timeout_s: float,
     quiet: bool,
     output: str,
@@ -85,12 +91,13 @@ def up(
         port_base=port_base,
         samples=not no_samples,
         etcd_cells=etcd.parse_store(store, ("global", *names)),
+        provider=not no_provider,
     )
     if wanted.etcd_cells:
         etcd.binary()
     given = {
         name
-        for name in ("regions", "agents", "port_base", "no_samples", "store")
+        for name in ("regions", "agents", "port_base", "no_samples", "no_provider", "store")
         if click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     }
     return launch.bring_up(

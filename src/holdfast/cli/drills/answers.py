@@ -15,6 +15,7 @@ from holdfast.cli.drills.chronicle import Step, part_of
 from holdfast.cli.drills.meters import Readings
 from holdfast.cli.drills.world import Item
 from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.override import is_break_glass
 from holdfast.model.replica import Replica
 
 LINES = 8
@@ -122,7 +123,7 @@ def telemetry(moved: Readings, events: Iterable[tuple[str, Item]], steps: Sequen
     """Counters that moved, events that were said, decisions that were recorded."""
     lines = [f"{cell}: {series} +{value:g}" for (cell, series), value in sorted(moved.items()) if _telling(series)]
     said = Counter((cell, e.get("reportingComponent", ""), e["reason"]) for cell, e in events)
-    spoken = [f"{cell}: event {reason} by {who}, {n} times" for (cell, who, reason), n in said.most_common(LINES)]
+    spoken = [f"{cell}: event {reason} by {who}, {_times(n)}" for (cell, who, reason), n in said.most_common(LINES)]
     made = Counter(
         (s.cell, s.after["spec"].get("policyRevision", ""))
         for s in steps if s.kind == "Decision" and s.op == "created" and s.after is not None
@@ -147,16 +148,20 @@ def way_back(steps: Sequence[Step], left: Sequence[str]) -> list[str]:
         elif step.kind == "Recovery" and _was(step, "status", "phase") != _is(step, "status", "phase"):
             lines.append(f"+{step.at_s:.1f} s recover: {step.subject} {_is(step, 'status', 'phase')}")
         elif step.kind == "Override" and _was(step, "status", "phase") != _is(step, "status", "phase"):
-            lines.append(f"+{step.at_s:.1f} s override: {step.subject} {_is(step, 'status', 'phase')}")
+            now = _is(step, "status", "phase") or "removed from the records"
+            lines.append(f"+{step.at_s:.1f} s override: {step.subject} {now}")
         elif step.kind in DESIRED - {"Node"} and (step.op == "deleted" or step.kind == "SchedulerPolicy"):
             lines.append(f"+{step.at_s:.1f} s {step.cell}: {_who(step)}{step.op} {step.subject}{_what(step, 'spec')}")
     checked = "cleanup check: nothing left over" if not left else f"cleanup check: {len(left)} left over"
-    return [*_few(lines, LINES * 2), *(f"{what}, {n} times" for what, n in freed.items()), checked]
+    return [*_few(lines, LINES * 2), *(f"{what}, {_times(n)}" for what, n in freed.items()), checked]
 
 
 def _who(step: Step) -> str:
     """The writer, where there is no doubt about it. Whatever people own, a person changed."""
-    if step.roles and set(step.roles) <= {"operator", "user"}:
+    people = {"operator", "user"}
+    if step.kind == "Override" and not is_break_glass(step.name):
+        people.add("region")  # a region writes only of those that were given in it
+    if step.roles and set(step.roles) <= people:
         return "a person "
     return f"{step.roles[0]} " if len(step.roles) == 1 else ""
 
@@ -215,6 +220,10 @@ def _differences(was: Any, now: Any, name: str) -> Iterator[str]:
         yield f"{name} changed"
     else:
         yield f"{name} {was if was is not None else 'nothing'} → {now if now is not None else 'nothing'}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _brief(known: dict[str, Any]) -> str:

@@ -6,10 +6,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from holdfast.cli.commands.load import push_value
 from holdfast.cli.drills.incident import Incident
 from holdfast.cli.drills.load import TENANT, Load
 from holdfast.cli.drills.world import Item
+from holdfast.cli.platform.measuring import push_value
 
 NAME = "busy"
 METRIC, TARGET, HIGH = "queueLength", 10.0, 100.0
@@ -37,10 +37,12 @@ def run(incident: Incident) -> None:
     incident.struck("nothing of the workload is ready any more, and demand is ten times its target")
     well.unlink()
     incident.until("no replica serves", lambda: load.serving(NAME) == 0, within_s=60)
-    for _ in range(PUSHES):
-        _push(incident, HIGH)
-        time.sleep(PUSH_EVERY_S)
+    _push(incident, HIGH)
     incident.until("it says why it holds back", lambda: _scale(incident).get("reason") == "ScaleHeld", within_s=30)
+    for _ in range(PUSHES - 1):
+        time.sleep(PUSH_EVERY_S)
+        _push(incident, HIGH)
+    incident.until("it still holds back", lambda: _scale(incident).get("reason") == "ScaleHeld", within_s=30)
     said = _scale(incident)
     wanted = _wanted(incident)
     incident.facts |= {

@@ -34,7 +34,7 @@ def run(incident: Incident) -> None:
     risen = {name: f"{terms.get(name, 0)} → {held}" for name, held in after.items() if held > terms.get(name, 0)}
     incident.expect("authority" in risen, "the authority's term did not rise: its old token would still be good")
     incident.facts["terms"] = ", ".join(f"{name} {change}" for name, change in sorted(risen.items()))
-    incident.facts["elections"] = meters.total(incident.moved(), "holdfast_election_changes_total")
+    incident.facts["elections"] = round(meters.total(incident.moved(), "holdfast_election_changes_total"))
 
 
 def _began(incident: Incident) -> bool:

@@ -45,7 +45,13 @@ def _in_region(watcher: Watcher, region: str) -> list[str]:
     holds = watcher.try_list("holds", region)
     if holds is None:
         return [f"region/{region}: its cell does not answer, so it could not be checked"]
+    known = {o["metadata"]["name"]: o.get("status", {}).get("phase", "") for o in watcher.list("overrides")}
     found = [
+        f"override/{region}/{o['metadata']['name']}: {o['spec']['kind']} still acts in the region"
+        for o in watcher.list("overrides", region)
+        if o.get("status", {}).get("phase") == "Active" and known.get(o["metadata"]["name"]) != "Active"
+    ]
+    found += [
         f"hold/{region}/{h['metadata']['name']}: drawn by {h['status']['draw'].get('claim', '')}"
         for h in holds
         if h.get("status", {}).get("draw")

@@ -64,6 +64,37 @@ class Credentials:
         issue(self._folder, f"drill-{node}", f"holdfast:node:{region}:{node}", (NODES,), now_s=time.time(), days=1)
         return self._files(f"drill-{node}")
 
+    def refused(self) -> frozenset[str]:
+        from holdfast.gate.certificates import REVOKED_FILE, RevokedSerials
+
+        return RevokedSerials(self._folder / REVOKED_FILE).all()
+
+    def link_ends_s(self, region: str) -> float:
+        """Until when the certificate is good that lies there for a region's link."""
+        from holdfast.gate.node_certificates import lifetime
+
+        return lifetime(self.link(region).cert.read_bytes())[1]
+
+    def link_serial(self, region: str) -> str:
+        from holdfast.gate.certificates import serial_of
+
+        return serial_of(self._folder, f"link-{region}")
+
+    def renew_link(self, region: str) -> str:
+        """A new key and certificate for a region's link; answers its serial. The old one is good until refused."""
+        from holdfast.gate.certificates import issue
+        from holdfast.gate.principal import REGIONS
+
+        name = f"link-{region}"
+        made = issue(self._folder, name, f"holdfast:region:{region}", (REGIONS,), now_s=time.time(), anew=True)
+        return made.serial
+
+    def refuse(self, serial: str) -> None:
+        """Every cell refuses the certificate of this serial from now on."""
+        from holdfast.gate.certificates import revoke_serial
+
+        revoke_serial(self._folder, serial)
+
     def take_back(self, files: Files) -> None:
         files.cert.unlink(missing_ok=True)
         files.key.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from holdfast.flow import replicate
 from holdfast.flow.ask import ask_of
 from holdfast.flow.plan import AskPlan, plan
 from holdfast.flow.why_not import Question
-from holdfast.model.assignment import Assignment
+from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.binding import Binding
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key, Object, ObjectMeta
@@ -21,6 +21,7 @@ from holdfast.model.node import Node
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.view import View
 from holdfast.model.workload import Workload, default_workload, validate_workload
 from holdfast.model.writes import Create, Update
 from holdfast.runtime.cache import Cache
@@ -85,6 +86,29 @@ def placings_of_drain(region: Region, node: str, *, rules: Rules | None = None) 
             continue
         builder.delete(binding)
         found += _planned(region, _request_of(replica), rules, now)
+    return found
+
+
+def placings_of_recovery(
+    region: Region, wanted: Sequence[tuple[Workload, int]], view: View, *, lost_zone: str = ""
+) -> list[Placing]:
+    """Where a region would place what it is given to recover, in the order given, and what would make way for it.
+
+    With `lost_zone` the region's own nodes of that zone are gone.
+    """
+    now = now_s()
+    if lost_zone:
+        for node in [n for n in region.every("Node") if n.spec.zone == lost_zone]:
+            region.builder().delete(node)
+    found: list[Placing] = []
+    for workload, count in wanted:
+        name = assignment_name(workload.metadata.name, region.name, Purpose.RECOVERY)
+        stored = view.get(Assignment, name, workload.metadata.namespace)
+        have = stored.spec.replicas if stored is not None else 0
+        spec = assign.spec_for(workload, region.name, have + count, view, purpose=Purpose.RECOVERY)
+        if spec is not None:
+            wish = Assignment(metadata=assign.meta_for(workload, region.name, Purpose.RECOVERY), spec=spec)
+            found += _in_region(region, wish, None, now)
     return found
 
 

@@ -44,6 +44,7 @@ class Wanted(msgspec.Struct, frozen=True):
     port_base: int
     samples: bool
     etcd_cells: tuple[str, ...] = ()
+    provider: bool = True
 
 
 def parse_regions(text: str) -> tuple[str, ...]:
@@ -103,6 +104,7 @@ def prepare(layout: Layout, wanted: Wanted, *, given: set[str], running: bool) -
             port_base=wanted.port_base,
             samples=wanted.samples,
             etcd_cells=wanted.etcd_cells,
+            provider=wanted.provider,
         )
         _check_ports_free(platform)
     layout.prepare()
@@ -120,6 +122,7 @@ def _check_same(layout: Layout, platform: Platform, wanted: Wanted, given: set[s
         "agents": (platform.agents_per_region, wanted.agents),
         "port_base": (platform.port_base, wanted.port_base),
         "store": (platform.etcd_cells, wanted.etcd_cells),
+        "no_provider": (not platform.provider, not wanted.provider),
     }
     different = [name for name in sorted(given & before.keys()) if before[name][0] != before[name][1]]
     if different:

@@ -57,6 +57,8 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
     samples: bool = True
     etcd_cells: tuple[str, ...] = ()
     """The cells whose store is the platform's own etcd cluster; the others have a SQLite file each."""
+    provider: bool = True
+    """Whether a process of the platform measures loads and starts and stops the nodes of pools."""
 
     @property
     def global_url(self) -> str:
@@ -151,6 +153,7 @@ def design(
     port_base: int,
     samples: bool,
     etcd_cells: tuple[str, ...] = (),
+    provider: bool = True,
 ) -> Platform:
     """What a platform of these regions consists of. Ports: global = base, region i = base + 1 + i, then the agents."""
     planned: list[RegionPlan] = []
@@ -196,4 +199,5 @@ def design(
         agents_per_region=agents_per_region,
         samples=samples,
         etcd_cells=etcd_cells,
+        provider=provider,
     )

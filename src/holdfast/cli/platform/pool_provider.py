@@ -7,6 +7,7 @@ another provider, or `holdfast down`, finds it. It looks at what is, never at wh
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import time
@@ -16,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.cli.exits import Stop
+from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.http import Api, Refusal
 from holdfast.cli.platform.enrol import PATH as TOKENS
 from holdfast.cli.platform.enrol import make_token
@@ -137,10 +138,25 @@ class LocalProvider:
             popen.wait()
 
 
-def wanted(api: Api, region: str) -> dict[str, PoolNode]:
+def alone(layout: Layout) -> None:
+    """Takes the right to provide for this platform, held until the process ends: two would start a node twice."""
+    handle = os.open(layout.run / "provider.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise Stop(
+            "another process provides nodes to the pools of this platform already",
+            why="holdfast up starts one, unless it was told not to",
+            next_step="holdfast pool list shows what it does; up --no-provider leaves it to you",
+            code=Exit.CONFLICT,
+        ) from None
+
+
+def wanted(pools: Iterable[dict[str, Any]], region: str) -> dict[str, PoolNode]:
     """Every node that the region's pools say should exist."""
     found: dict[str, PoolNode] = {}
-    for pool in api.list("nodepools"):
+    for pool in pools:
         capacity = {name: str(amount) for name, amount in pool["spec"].get("capacity", {}).items()}
         for node in pool.get("status", {}).get("nodes", []):
             name, pool_name = node["name"], pool["metadata"]["name"]
@@ -150,8 +166,11 @@ def wanted(api: Api, region: str) -> dict[str, PoolNode]:
 
 def converge(api: Api, region: str, provider: Provider, say: Callable[[str], None]) -> None:
     """One step: starts what is missing, ends what should not be and holds nothing, and removes its Node."""
-    meant, running = wanted(api, region), provider.running()
-    pools = {pool["metadata"]["name"] for pool in api.list("nodepools")}
+    declared = api.list("nodepools")
+    pools = {pool["metadata"]["name"] for pool in declared}
+    meant, running = wanted(declared, region), provider.running()
+    if not pools and not running:
+        return
     for name in sorted(meant.keys() - running):
         provider.start(meant[name])
         say(f"{name}: started, for pool {meant[name].pool} in {region}")

@@ -10,13 +10,15 @@ from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.layout import AgentPlan, Layout, Platform, RegionPlan
 from holdfast.cli.platform.supervisor import Program, python_command, venv_path
 
-GLOBAL_RANK, REGION_RANK, AGENT_RANK = 0, 1, 2
+GLOBAL_RANK, REGION_RANK, AGENT_RANK, PROVIDER_RANK = 0, 1, 2, 3
+PROVIDER = "provider"
 CELL_STOP_S = 10.0
 AGENT_STOP_WORK_S = 20.0
 
 
 def programs(platform: Platform, layout: Layout) -> list[Program]:
-    """The store's members if any, the global cell, a cell per region, and the agents; in the order they are started."""
+    """The store's members if any, the global cell, a cell per region, the agents, and who provides nodes to pools; in
+    the order they are started."""
     kept = etcd.members(platform, layout)
     kept.append(_cell("global", platform.port_base, layout, rank=GLOBAL_RANK, more=_store(platform, "global")))
     for region in platform.regions:
@@ -24,6 +26,9 @@ def programs(platform: Platform, layout: Layout) -> list[Program]:
         kept.append(_cell(region.name, region.port, layout, rank=REGION_RANK, more=more))
     for region in platform.regions:
         kept.extend(agent_program(agent, region, layout) for agent in region.agents)
+    if platform.provider:
+        argv = python_command("pool", "provide", "--measure", "--state", str(layout.root))
+        kept.append(Program(name=PROVIDER, argv=argv, rank=PROVIDER_RANK))
     return kept
 
 

@@ -86,7 +86,7 @@ class Region:
         builder, policy = self.builder(), self.policy(now)
         pending = [r for r in self.every("SchedulingRequest") if self.unplaced(r)]
         shares = dominant_shares(builder.tenant_use(), builder.total_capacity())
-        return in_order(pending, policy.rules.queue, shares, raised_ranks(builder.overrides(), now))
+        return in_order(pending, policy.rules.queue, shares, raised_ranks(builder.overrides(), now, self.name))
 
     def unplaced(self, request: SchedulingRequest) -> tuple[Member, ...]:
         return tuple(m for m in request.spec.members if not self.builder().has_claim(m.uid))

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.flow import filter as gates
+from holdfast.flow import purse
+from holdfast.flow.alike import refused_key
 from holdfast.flow.ask import Ask
 from holdfast.flow.explain import histogram
 from holdfast.flow.plan.like import LikePlan, Proposal, place_like
@@ -20,11 +22,12 @@ from holdfast.flow.scratch import Scratch
 from holdfast.flow.snapshot import Snapshot
 from holdfast.model import limits
 from holdfast.model.decision import DecisionEntry
+from holdfast.model.quantity import Amounts, add
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, RefusalCount
 
-PLANNER_VERSION = "3"
+PLANNER_VERSION = "4"
 """Raised with every change that can alter an outcome, so that a replay knows whether it may be compared."""
 
 
@@ -40,6 +43,8 @@ class AskPlan(msgspec.Struct, frozen=True):
     refusals: tuple[RefusalCount, ...]
     nodes: int
     feasible: int
+    evicted: int = 0
+    """How many victims count against what the tenant may evict; what recovery reclaims does not."""
 
     def entries(self) -> tuple[DecisionEntry, ...]:
         """The Decision's entry for every member."""
@@ -94,11 +99,51 @@ class _Planning:
         self._preemption: Preemption | None = None
         self._evicted: dict[str, int] = {}
         """Victims caused so far in this plan, by tenant."""
+        self._spent: dict[str, Amounts] = {}
+        """What this plan has proposed so far, by tenant: none of it can be spent again."""
+        self._in_vain: dict[bytes, tuple[RefusalCount, ...]] = {}
+        """What asks that fit nowhere were told, by what they ask for; true until something is placed."""
+        self._in_vain_at = 0
 
     def plan(self, ask: Ask) -> AskPlan:
+        """The answer to an ask like one that just fitted nowhere is known: a thousand of them cost one."""
+        if self._in_vain_at != len(self._scratch.touched):
+            self._in_vain.clear()
+            self._in_vain_at = len(self._scratch.touched)
+        if ask.room is not None and ask.namespace in self._spent:
+            ask = msgspec.structs.replace(ask, room=purse.less(ask.room, self._spent[ask.namespace]))
+        key = refused_key(self._scratch, ask) if self._in_vain else b""
+        known = self._in_vain.get(key)
+        if known is not None:
+            return AskPlan(ask, (), ask.members, known, self._scratch.snapshot.node_count, 0)
+        made = self._look(ask)
+        if not made.feasible and made.unplaced:
+            key = key or refused_key(self._scratch, ask)
+            if key:
+                self._in_vain[key] = made.refusals
+        return made
+
+    def _look(self, ask: Ask) -> AskPlan:
         if self._evicted.get(ask.namespace):
             left = max(0, ask.evictions - self._evicted[ask.namespace])
             ask = msgspec.structs.replace(ask, evictions=left)
+        paid = purse.affordable(ask)
+        if not paid:
+            return AskPlan(ask, (), ask.members, (purse.refusal(ask),), self._scratch.snapshot.node_count, 0)
+        all_paid = paid == len(ask.members)
+        made = self._place(ask if all_paid else msgspec.structs.replace(ask, members=ask.members[:paid]))
+        if made.proposals:
+            add(self._spent.setdefault(ask.namespace, {}), purse.spent(ask, len(made.proposals)))
+        if all_paid:
+            return made
+        # What stands in the way of the next one comes first: the limit, or the nodes where even the paid found none.
+        short = (purse.refusal(msgspec.structs.replace(ask, room=purse.less(ask.room, purse.spent(ask, paid)))),)
+        refusals = (*made.refusals, *short) if made.unplaced else short
+        unplaced = ask.members[len(made.proposals) :]
+        return msgspec.structs.replace(made, ask=ask, unplaced=unplaced, refusals=refusals)
+
+    def _place(self, ask: Ask) -> AskPlan:
+        """Places as many as fit, by taking others' places where the rules allow it."""
         scratch = self._scratch
         found = place_like(scratch, ask, self._rules, self._seed)
         nodes = scratch.snapshot.node_count
@@ -112,7 +157,7 @@ class _Planning:
         refusals = histogram(scratch, ask, found.last_why, explained=True)
         evictions: list[Eviction] = []
         nominated: list[Proposal] = []
-        if ask.may_preempt and self._rules.preemption.enabled:
+        if ask.draws or self._preempts(ask):
             without = ask.members[len(found.proposals) :]
             nominated, evictions, refusal = self._nominate(ask, found, without)
             refusals = (*refusals, refusal) if refusal is not None else refusals
@@ -121,8 +166,12 @@ class _Planning:
             self._undo(ask, found, evictions)
             gang = _incomplete(ask, len(proposals))
             return AskPlan(ask, (), ask.members, (gang, *refusals), nodes, found.feasible)
-        self._evicted[ask.namespace] = self._evicted.get(ask.namespace, 0) + sum(len(e.victims) for e in evictions)
-        return AskPlan(ask, proposals, ask.members[len(proposals) :], refusals, nodes, found.feasible)
+        evicted = sum(len(e.victims) for e in evictions if not e.reclaimed)
+        self._evicted[ask.namespace] = self._evicted.get(ask.namespace, 0) + evicted
+        return AskPlan(ask, proposals, ask.members[len(proposals) :], refusals, nodes, found.feasible, evicted)
+
+    def _preempts(self, ask: Ask) -> bool:
+        return ask.may_preempt and self._rules.preemption.enabled
 
     def _nominate(
         self, ask: Ask, found: LikePlan, members: Sequence[Member]
@@ -136,15 +185,17 @@ class _Planning:
         evictions: list[Eviction] = []
         allowed = gates.open_but_full(scratch, ask, self._rules, found.among, found.skew)
         for member in members:
-            if left < 1:
-                spent = f"tenant {ask.namespace} has no evictions left this minute"
-                return proposals, evictions, RefusalCount(reason=Reason.PREEMPTION_BUDGET_SPENT, message=spent)
-            eviction = preemption.choose(ask, allowed, most=min(left, limits.VICTIMS_PER_REPLICA), seed=self._seed)
+            eviction = preemption.reclaim(ask, allowed, seed=self._seed) if ask.draws else None
+            if eviction is None and self._preempts(ask):
+                if left < 1:
+                    spent = f"tenant {ask.namespace} has no evictions left this minute"
+                    return proposals, evictions, RefusalCount(reason=Reason.PREEMPTION_BUDGET_SPENT, message=spent)
+                eviction = preemption.choose(ask, allowed, most=min(left, limits.VICTIMS_PER_REPLICA), seed=self._seed)
             if eviction is None:
                 return proposals, evictions, self._no_victims(ask, preemption)
             preemption.take(ask, eviction)
             evictions.append(eviction)
-            left -= len(eviction.victims)
+            left -= 0 if eviction.reclaimed else len(eviction.victims)
             names = tuple(sorted(prey.name for prey in eviction.victims))
             proposals.append(Proposal(member, scratch.snapshot.name(eviction.slot), (), 0, (), victims=names))
             found.skew.add(eviction.slot)
@@ -154,7 +205,8 @@ class _Planning:
 
     def _no_victims(self, ask: Ask, preemption: Preemption) -> RefusalCount:
         rank = preemption.rank_of(ask)
-        message = f"no work below rank {rank} may leave that would make enough room on one node"
+        whom = f"work below rank {rank} may leave" if self._preempts(ask) else "reclaimable work is there"
+        message = f"no {whom} that would make enough room on one node"
         return RefusalCount(reason=Reason.NO_VICTIMS, message=message)
 
     def _undo(self, ask: Ask, found: LikePlan, evictions: Sequence[Eviction]) -> None:

@@ -5,8 +5,12 @@ node's tie number and name. Up to `limits.VICTIM_SETS_TRIED` sets per size and n
 the set is only minimal (no victim in it could stay).
 
 Never a victim: work of the same or a higher rank, work on a node that takes no new work, work that leaves already or
-was chosen by someone else, and firm work whose disruption budget is used up. As ranks only fall from preemptor to
+was chosen by someone else, firm work whose disruption budget is used up, and whom the authority just refused to let go
+(it knows more: which mates serve). As ranks only fall from preemptor to
 victim, a preempted replica can never take the place of its preemptor or of that one's peers.
+
+Recovery work reclaims first: reclaimable work runs in kept places on loan, and yields whatever its rank is. That is no
+preemption: no class, policy or tenant's budget stands against it. Nothing can go round: reclaimable work evicts nobody.
 """
 
 from __future__ import annotations
@@ -36,8 +40,11 @@ class Prey(NamedTuple):
 
 
 class Eviction(NamedTuple):
+    """`reclaimed`: recovery work takes back what reclaimable work had on loan."""
+
     slot: int
     victims: tuple[Prey, ...]
+    reclaimed: bool = False
 
 
 class _Cost(NamedTuple):
@@ -53,7 +60,7 @@ class Preemption:
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
         snapshot = scratch.snapshot
-        raised = raised_ranks(snapshot.overrides, scratch.now)
+        raised = raised_ranks(snapshot.overrides, scratch.now, snapshot.region)
         self._raised = raised
         rows = snapshot.resources
         shape = scratch.room.shape
@@ -66,10 +73,12 @@ class Preemption:
         slots: list[int] = []
         everything: dict[str, tuple[int, Claim]] = {}
         named: list[str] = []
-        for node in sorted(snapshot.claims):
+        # In any order: what follows sums up, looks up by name, or sorts.
+        for node, claims in snapshot.claims.items():
             slot = snapshot.slots.get(node)
-            for key, claim in sorted(snapshot.claims[node].items()):
-                named.extend(claim.victims)
+            for key, claim in claims.items():
+                if claim.victims:
+                    named.extend(claim.victims)
                 if claim.stopping and claim.live:
                     self._count_gone(claim)
                 if slot is None or not claim.bound:
@@ -77,13 +86,16 @@ class Preemption:
                 name = f"{key.namespace}/{key.name}"
                 everything[name] = (slot, claim)
                 if claim.live and not claim.stopping:
-                    rank = max(claim.rank, raised.get((claim.namespace, claim.workload), claim.rank))
+                    rank = claim.rank
+                    if raised:
+                        rank = max(rank, raised.get((claim.namespace, claim.workload), rank))
                     self._prey.append(Prey(name, claim, rank))
                     slots.append(slot)
         order = np.argsort(np.array(slots, dtype=np.int64), kind="stable")
         self._prey = [self._prey[i] for i in order.tolist()]
         self._slot: Counts = np.array(slots, dtype=np.int64)[order]
         self._rank: Counts = np.array([p.rank for p in self._prey], dtype=np.int64)
+        self._on_loan: Bools = np.array([p.claim.reclaimable for p in self._prey], dtype=np.bool_)
         self._amounts: Counts = np.zeros((len(rows), len(self._prey)), dtype=np.int64)
         self._index = {prey.name: index for index, prey in enumerate(self._prey)}
         self._free: Bools = np.ones(len(self._prey), dtype=np.bool_)
@@ -102,10 +114,23 @@ class Preemption:
 
     def choose(self, ask: Ask, allowed: Bools, *, most: int, seed: int) -> Eviction | None:
         """The cheapest eviction that lets one replica fit on a node in `allowed`, of at most `most` victims."""
-        rank = self.rank_of(ask)
+        found = self._cheapest(ask, allowed, self._rank < self.rank_of(ask), most=most, seed=seed)
+        return Eviction(*found) if found is not None else None
+
+    def reclaim(self, ask: Ask, allowed: Bools, *, seed: int) -> Eviction | None:
+        """The cheapest eviction of reclaimable work alone, of any rank."""
+        found = self._cheapest(ask, allowed, self._on_loan, most=limits.VICTIMS_PER_REPLICA, seed=seed)
+        return Eviction(*found, reclaimed=True) if found is not None else None
+
+    def _cheapest(
+        self, ask: Ask, allowed: Bools, weaker: Bools, *, most: int, seed: int
+    ) -> tuple[int, tuple[Prey, ...]] | None:
         if not self._prey or most < 1:
             return None
-        weaker = self._rank < rank
+        spared = [self._index[name] for name in ask.spared if name in self._index]
+        if spared:
+            weaker = weaker.copy()
+            weaker[spared] = False
         slots, bounds, lowest = self._bounds(ask, weaker, allowed)
         if not slots.size:
             return None
@@ -122,13 +147,13 @@ class Preemption:
                 break
             if best is not None and (best[0].victims, best[0].highest, best[0].total) == (*bound, bound[0] * bound[1]):
                 break  # nothing can be cheaper, and equal ones come later by the tie
-            found = self._smallest(ask, slot, rank, most)
+            found = self._smallest(ask, slot, weaker, most)
             if found is None:
                 continue
             rated = (_cost(found), int(ties[index]), name(slot), slot)
             if best is None or _rating(rated) < _rating(best):
                 best, victims = rated, found
-        return Eviction(best[3], victims) if best is not None else None
+        return (best[3], victims) if best is not None else None
 
     def take(self, ask: Ask, eviction: Eviction) -> None:
         """Books the nomination: the claim counts, its victims count as leaving and are nobody else's any more."""
@@ -186,9 +211,9 @@ class Preemption:
         lowest = np.minimum.reduceat(self._rank[where], starts)
         return slots[fits], bounds[fits], lowest[fits]
 
-    def _smallest(self, ask: Ask, slot: int, rank: int, most: int) -> tuple[Prey, ...] | None:
+    def _smallest(self, ask: Ask, slot: int, weaker: Bools, most: int) -> tuple[Prey, ...] | None:
         begin, end = np.searchsorted(self._slot, [slot, slot + 1]).tolist()
-        prey = [p for p in self._prey[begin:end] if p.rank < rank and p.name not in self._chosen]
+        prey = [self._prey[i] for i in range(begin, end) if weaker[i] and self._prey[i].name not in self._chosen]
         prey.sort(key=lambda p: (not p.claim.reclaimable, p.rank, p.name))
         for size in range(1, min(len(prey), most) + 1):
             if comb(len(prey), size) > limits.VICTIM_SETS_TRIED:

@@ -120,6 +120,10 @@ def asked(ask: Ask) -> Asked:
         may_preempt=ask.may_preempt,
         max_unavailable=ask.max_unavailable,
         evictions=ask.evictions,
+        limited=ask.room is not None,
+        granted=bool(ask.room),
+        room=dict(amounts_text(ask.room or {})),
+        spared=ask.spared,
         keeps_off=keeps_off(ask.placement),
     )
 

@@ -7,7 +7,7 @@ in force is what the Assignment says now, not what a replica was created under.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.model.assignment import Assignment
 from holdfast.model.lifecycle import Stage, stage
@@ -64,9 +64,19 @@ def _none_may(replica: Replica, assignment: Assignment | None) -> str:
     return "its budget lets none be away (disruption.maxUnavailable is 0)"
 
 
+def _drains(node: Node) -> Mapping[str, int]:
+    return _DRAINING if node.spec.drain else _STAYING
+
+
+_DRAINING: Mapping[str, int] = {"nodes": 1}
+_STAYING: Mapping[str, int] = {}
+
+
 def held_back(replicas: Sequence[Replica], view: View) -> int:
     """How many of these serve on nodes that are being drained, and stay only because the budget is used up."""
     count = 0
+    if not view.total(Node, "", _drains):
+        return count
     for replica in replicas:
         node: Node | None = view.get(Node, replica.status.placement.node) if replica.status.placement.node else None
         if node is not None and node.spec.drain and why_it_stays(replica, view):

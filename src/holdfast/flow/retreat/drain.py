@@ -49,7 +49,7 @@ def _block(node: Node, there: Sequence[Replica], view: View, now: float) -> Drai
     since = old.since if old is not None and old.since else micro_text(now)
     if not there:
         return DrainBlock(phase=DrainPhase.DRAINED, message="nothing is bound here any more", since=since)
-    waiting = sorted(there, key=lambda r: r.key)
+    waiting = sorted(there, key=lambda r: (_passing(r), r.key))
     blocked = tuple(_blocked(r, view) for r in waiting[: limits.DRAIN_BLOCKED_SHOWN])
     limit_s = node.spec.drain_seconds
     late = bool(limit_s) and now - parse_time(since) >= limit_s
@@ -60,6 +60,13 @@ def _block(node: Node, there: Sequence[Replica], view: View, now: float) -> Drai
         phase=DrainPhase.OVERDUE if late else DrainPhase.DRAINING, remaining=len(there), since=since,
         message=f"{overdue}{len(there)} left: {named}{more}", blocked=blocked,
     )  # fmt: skip
+
+
+def _passing(replica: Replica) -> int:
+    """How soon it goes without anyone's help: those that never do are named first, however many others are left."""
+    if stage(replica) is Stage.STOPPING:
+        return 2
+    return 1 if replica.spec.disruption.max_unavailable else 0
 
 
 def _blocked(replica: Replica, view: View) -> Blocked:
@@ -88,6 +95,8 @@ def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Ke
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
     """Only what leaves a draining node, or changes its stage there."""
     names = {r.status.placement.node for r in (new, old) if r is not None and r.status.placement.node}
+    if not names:
+        return ()
     found = []
     for name in sorted(names):
         node: Node | None = view.get(Node, name)

@@ -7,10 +7,12 @@ may go, or none is asked to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from holdfast.flow.retreat.budget import allowed_away
 from holdfast.model import limits
+from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Reservation, ReservationPhase
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key
@@ -49,20 +51,60 @@ def why(replica: Replica, view: View) -> tuple[Reason, str, str] | None:
 
 def all_may_go(nomination: Reservation, view: View) -> bool:
     """Whether every victim of a nomination may leave now, those counted that leave for it already."""
+    return not over_budget(victims_of(nomination, view), lambda victim: _mates(victim, view))
 
-    def mates(victim: Replica) -> Mates:
-        workload = victim.spec.workload
-        kept = view.total(Replica, victim.metadata.namespace, away_and_here)
-        return Mates(kept.get((workload, "staying"), 0), kept.get((workload, "serving"), 0))
 
-    return not over_budget(victims_of(nomination, view), mates)
+def _mates(victim: Replica, view: View) -> Mates:
+    workload = victim.spec.workload
+    kept = view.total(Replica, victim.metadata.namespace, away_and_here)
+    staying, serving = kept.get((workload, "staying"), 0), kept.get((workload, "serving"), 0)
+    assignment: Assignment | None = view.get(Assignment, victim.spec.assignment, victim.metadata.namespace)
+    if assignment is None or not assignment.spec.disruption.max_unavailable:
+        return Mates(staying, serving)
+    return Mates(staying, serving, allowed_away(victim, assignment))
+
+
+def _nominations(reservation: Reservation) -> Mapping[str, int]:
+    return _NOMINATED if reservation.status.phase is ReservationPhase.NOMINATED else _OTHER
+
+
+_NOMINATED: Mapping[str, int] = {"reservations": 1}
+_OTHER: Mapping[str, int] = {}
+
+
+def held_back(replicas: Sequence[Replica], view: View) -> int:
+    """How many of these, the replicas of one workload, are to make way and stay only because as many are away as this
+    region may have."""
+    if not replicas or not view.total(Reservation, "", _nominations):
+        return 0
+    mates = _mates(replicas[0], view)
+    if mates.staying <= _away_max(replicas[0], mates):
+        return 0  # all of them may be away at once
+    held: dict[Key, list[Replica]] = {}
+    nominations: dict[Key, Reservation] = {}
+    for replica in replicas:
+        asked = replica.status.release
+        if asked is not None and asked.attempt == replica.status.placement.attempt:
+            continue  # it goes already
+        found = nomination_of(replica, view)
+        if found is not None:
+            nominations[found.key] = found
+            held.setdefault(found.key, []).append(replica)
+    wanted = [replica for group in held.values() for replica in group]
+    if not wanted or _within_budget(wanted, mates):
+        return 0  # its own budget keeps none of them
+    return sum(len(held[key]) for key, found in nominations.items() if not all_may_go(found, view))
 
 
 class Mates(NamedTuple):
-    """How many replicas of a workload are in the region and not to go, and how many of those serve."""
+    """How many replicas of a workload are in the region and not to go, and how many of those serve.
+
+    `away_max` is the region's part of the budget, where it is known; the planner reckons with the whole.
+    """
 
     staying: int
     serving: int
+    away_max: int | None = None
 
 
 def mates_among(replicas: Iterable[Replica]) -> Mates:
@@ -114,10 +156,13 @@ def victim_names(nomination: Reservation) -> list[str]:
     return [name if "/" in name else f"{own}/{name}" for name in nomination.spec.victims]
 
 
-def _within_budget(victims: list[Replica], mates: Mates) -> bool:
-    """Whether all but `maxUnavailable` replicas of the workload would go on serving without these."""
-    away_max = max(1, victims[0].spec.disruption.max_unavailable)
-    return mates.serving - len(victims) >= mates.staying - away_max
+def _within_budget(victims: Sequence[Replica], mates: Mates) -> bool:
+    """Whether all but as many replicas of the workload as may be away would go on serving without these."""
+    return mates.serving - len(victims) >= mates.staying - _away_max(victims[0], mates)
+
+
+def _away_max(victim: Replica, mates: Mates) -> int:
+    return max(1, victim.spec.disruption.max_unavailable) if mates.away_max is None else mates.away_max
 
 
 def grace_s(replica: Replica, reason: str) -> float:

@@ -123,6 +123,11 @@ def _why_deleted(replica: Replica, view: View) -> tuple[Reason, str, str]:
         return Reason.OWNER_DELETED, "replicate", "the workload no longer wants replicas in this region"
     if assignment.spec.revision != replica.spec.revision:
         return Reason.REVISION_REPLACED, "replicate", f"revision {assignment.spec.revision} replaces this one"
+    mates: Iterable[Replica] = view.by(Replica, "assignment", str(assignment.key))
+    staying = sum(not r.metadata.terminating and finished(r) is None for r in mates)
+    if staying < assignment.spec.replicas and replica.spec.type is WorkloadType.SERVICE:
+        wanted = assignment.spec.replicas
+        return Reason.DELETED, "a person", f"it was deleted while {wanted} are wanted; another one takes its place"
     return Reason.SCALED_DOWN, "replicate", "fewer replicas are wanted, or this one was deleted"
 
 

@@ -8,7 +8,7 @@ many at once look like an incident that repairs would make worse. Doing it again
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -17,7 +17,7 @@ from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lifecycle import Stage, current_execution, stage
 from holdfast.model.meta import Key
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import Override, OverrideKind, is_about
 from holdfast.model.ownership import FINALIZERS
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import RepairBlock, Replica
@@ -25,6 +25,7 @@ from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import Notice, Outcome, SetStatus, Write
 
+Decide = Callable[[Key, View, float], Outcome]
 ALL = Key("", "replicas")
 TOLD, ASKED, PAUSED, WAITING = "Told", "Asked", "Paused", "AwaitingApproval"
 _RELEASED = frozenset({Stage.BOUND})
@@ -37,12 +38,16 @@ class _Finding(msgspec.Struct, frozen=True, gc=False):
     release: bool
 
 
-def decide(key: Key, view: View, now: float) -> Outcome:
+def decider(region: str) -> Decide:
+    return lambda key, view, now: _look(region, view, now)
+
+
+def _look(region: str, view: View, now: float) -> Outcome:
     """One look at every replica. There is one key: repairs share a budget, and a timer for each would cost too much."""
     replicas = view.list(Replica)
     left = limits.REPAIRS_PER_MINUTE - sum(_recent(r, now) for r in replicas)
-    paused = _acts(view, OverrideKind.PAUSE_REPAIR, now)
-    approved = _acts(view, OverrideKind.APPROVE_REPAIR, now)
+    pauses = _acting(view, OverrideKind.PAUSE_REPAIR, now)
+    approvals = _acting(view, OverrideKind.APPROVE_REPAIR, now)
     writes: list[Write] = []
     notices: list[Notice] = []
     for replica in replicas:
@@ -57,7 +62,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
                 writes.append(SetStatus("Replica", replica.key, replica.uid, blocks={"repair": None}))
             continue
         already = known is not None and known.state == ASKED
-        state = _state(finding, paused=paused, allowed=already or approved or left > 0)
+        allowed = already or left > 0 or _about(approvals, replica, region)
+        state = _state(finding, paused=_about(pauses, replica, region), allowed=allowed)
         if already or (known is not None and (known.state, known.reason) == (state, finding.reason)):
             continue
         left -= state == ASKED
@@ -138,9 +144,14 @@ def _recent(replica: Replica, now: float) -> bool:
     return block is not None and block.state == ASKED and now - parse_time(block.at) < 60.0
 
 
-def _acts(view: View, kind: OverrideKind, now: float) -> bool:
+def _acting(view: View, kind: OverrideKind, now: float) -> list[Override]:
     heard_at_s = heard_s(view.list(GrantCopy))
-    return any(o.spec.kind is kind and acts_here(o, now, heard_at_s) for o in view.list(Override))
+    return [o for o in view.list(Override) if o.spec.kind is kind and acts_here(o, now, heard_at_s)]
+
+
+def _about(overrides: list[Override], replica: Replica, region: str) -> bool:
+    tenant, workload = replica.metadata.namespace, replica.spec.workload
+    return any(is_about(o, region=region, tenant=tenant, workload=workload) for o in overrides)
 
 
 def asked(replica: Replica) -> str:

@@ -6,7 +6,7 @@ the excess goes, the lowest rank first. While the region is cut off nothing is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.flow.retreat import over_quota
 from holdfast.model.binding import Binding
@@ -56,9 +56,19 @@ def excess_of(copies: Iterable[GrantCopy], now: float) -> Amounts:
     return shortfall(used, allowed)
 
 
+def _provisional(binding: Binding) -> Mapping[str, int]:
+    return _ONE if binding.spec.run_until else _NONE
+
+
+_ONE: Mapping[str, int] = {"bindings": 1}
+_NONE: Mapping[str, int] = {}
+
+
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
     """Limits move all the time; only tenants with provisional work have something to lose."""
     if new is None:
         return ()
     tenant = new.metadata.namespace
+    if not view.total(Binding, tenant, _provisional):
+        return ()
     return [Key(tenant, b.spec.replica) for b in view.list(Binding, tenant) if b.spec.run_until]

@@ -58,6 +58,7 @@ class SnapshotBuilder:
         self._holds: dict[str, Hold] = {}
         self._overrides: dict[str, Override] = {}
         self._tenant_use: dict[str, Amounts] = {}
+        self._ordinary_use: dict[str, Amounts] = {}
         self._assumed = 0
         self._hash = 0
 
@@ -133,6 +134,10 @@ class SnapshotBuilder:
     def tenant_use(self) -> dict[str, Amounts]:
         """What each tenant's claims add up to, assumptions included."""
         return {tenant: dict(use) for tenant, use in self._tenant_use.items()}
+
+    def ordinary_use(self, tenant: str) -> Amounts:
+        """What counts against the tenant's ordinary limit, assumptions included."""
+        return self._ordinary_use.get(tenant, {})
 
     def node(self, name: str) -> Node | None:
         return self._nodes.node(name)
@@ -221,6 +226,11 @@ class SnapshotBuilder:
         if old is new:
             return
         sources.counted = new
+        if old is not None and new is not None and _alike(old, new):
+            # What was assumed is on record as it was assumed: it takes from its node what it took before.
+            self._stamp(new.stamp - old.stamp)
+            self._usage.restate(key, new)
+            return
         if old is not None:
             self._count(key, old, -1)
         if new is not None:
@@ -234,8 +244,11 @@ class SnapshotBuilder:
             self._usage.drop(key, claim)
         if not claim.live:
             return
+        taken = dict(claim.amounts)
         use = self._tenant_use.setdefault(claim.namespace, {})
-        add(use, dict(claim.amounts), times=sign)
+        add(use, taken, times=sign)
+        if claim.ordinary:
+            add(self._ordinary_use.setdefault(claim.namespace, {}), taken, times=sign)
         keys = self._uids.setdefault(claim.replica_uid, {})
         if sign > 0:
             keys[key] = None
@@ -248,6 +261,11 @@ class SnapshotBuilder:
 
     def _stamp(self, amount: int) -> None:
         self._hash = (self._hash + amount) & _MASK
+
+
+def _alike(old: Claim, new: Claim) -> bool:
+    """Whether two claims differ in nothing that is counted."""
+    return msgspec.structs.replace(old, stamp=new.stamp, bound=new.bound) == new
 
 
 def built(region: str, items: Iterable[Object], *, revision: int = 0) -> Snapshot:

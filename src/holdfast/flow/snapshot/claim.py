@@ -50,6 +50,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     bound: bool = False
     stopping: bool = False
     live: bool = True
+    ordinary: bool = True
+    """Whether it counts against the tenant's ordinary limit: recovery and provisional work have limits of their own."""
     stamp: int = 0
 
 
@@ -84,6 +86,7 @@ def claim_of_binding(binding: Binding) -> Claim:
         bound=True,
         stopping=spec.desired is Desired.STOP,
         live=live,
+        ordinary=spec.capacity_class is not CapacityClass.RECOVERY and not spec.run_until,
         stamp=stamp_of("Binding", binding),
     )
 
@@ -107,6 +110,7 @@ def claim_of_reservation(reservation: Reservation) -> Claim | None:
         ports=tuple(sorted(spec.ports.values())),
         rank=spec.rank,
         keeps_off=spec.keeps_off,
+        ordinary=spec.capacity_class is not CapacityClass.RECOVERY,
         victims=tuple(v if "/" in v else f"{reservation.metadata.namespace}/{v}" for v in spec.victims),
         stamp=stamp_of("Reservation", reservation),
     )

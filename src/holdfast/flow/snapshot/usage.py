@@ -48,6 +48,10 @@ class UsageTable:
         if slot is not None:
             self._count(slot, claim, 1)
 
+    def restate(self, key: ClaimKey, claim: Claim) -> None:
+        """The claim of this name in another form, with the same use of the same node."""
+        self._claims_of(claim.node)[key] = claim
+
     def drop(self, key: ClaimKey, claim: Claim) -> None:
         there = self._claims_of(claim.node)
         del there[key]

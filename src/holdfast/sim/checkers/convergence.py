@@ -11,21 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
+from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lifecycle import Stage, finished, stage
 from holdfast.model.meta import is_true
 from holdfast.model.node import Node, why_not_schedulable
 from holdfast.model.quantity import Amounts, add, amounts, scaled
-from holdfast.model.quota import Quota
+from holdfast.model.quota import GrantClass, Quota
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.template import requests
-from holdfast.model.workload import Workload, WorkloadType
+from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, wanted_replicas
+from holdfast.sim.checkers.quota import used_by
 from holdfast.sim.checkers.room import Room
+from holdfast.sim.sorts import BAD, BEHAVES
 
 if TYPE_CHECKING:
     from holdfast.sim.checkers.court import Court
     from holdfast.sim.hosts import AgentHost
     from holdfast.sim.people import Wanted
+
+
+_LOOKED_AT = (Replica, Reservation, Binding, Assignment, GrantCopy)
 
 
 class Unsettled:
@@ -37,14 +43,21 @@ class Unsettled:
         self._global = court.state("global")
         self._waits: dict[tuple[str, str], int] = {}
         """Replicas that wait for room that is not there, by workload."""
+        self._waiting: set[tuple[str, str, str, str]] = set()
+        """The same by tenant, workload, region and revision."""
+        self._behind: list[tuple[str, str, Replica]] = []
+        """What fails by itself, with its region and key: judged when it is known who waits in the other regions."""
+        self._rooms: dict[str, Room] = {}
         self.found: list[str] = []
         self.objects: dict[str, None] = {}
         for region in regions:
             self._look_at_region(region)
+        self._look_at_what_is_behind()
         self._look_at_services()
         self._look_at_batches()
+        bound = {region: _by_node(court.state(region)) for region in regions}
         for agent in agents:
-            self._look_at_machine(agent)
+            self._look_at_machine(agent, bound[agent.region.name].get(agent.name, ()))
 
     def _say(self, what: str, *keys: str) -> None:
         self.found.append(what)
@@ -53,10 +66,10 @@ class Unsettled:
     # Globally
 
     def _look_at_services(self) -> None:
-        for (tenant, name), count in sorted(self._wanted.services.items()):
+        for (tenant, name), asked in sorted(self._wanted.services.items()):
             key = f"/workloads/{tenant}/{name}"
             workload: Workload | None = self._global.get(key)
-            if count is None:
+            if asked is None:
                 if workload is not None:
                     self._say(f"{tenant}/{name} should be gone", key)
                 continue
@@ -65,6 +78,7 @@ class Unsettled:
                 continue
             if self._homeless(workload):
                 continue
+            count = asked if workload.spec.autoscale is None else wanted_replicas(workload)
             serving, waits = workload.status.summary.serving, self._waits.get((tenant, name), 0)
             if serving + waits < count or (not waits and not is_true(workload.status.conditions, "Serving")):
                 keys = [k for k, a in self._global.items() if isinstance(a, Assignment) and _of(a) == (tenant, name)]
@@ -91,35 +105,72 @@ class Unsettled:
 
     def _look_at_region(self, region: str) -> None:
         state = self._court.state(region)
-        room = Room(state)
-        for key, item in sorted(state.items()):
+        for key in sorted(key for key, item in state.items() if isinstance(item, _LOOKED_AT)):
+            item = state[key]
             if isinstance(item, Replica):
-                self._look_at_replica(region, key, item, state, room)
+                self._look_at_replica(region, key, item, state)
             elif isinstance(item, Reservation) and item.status.phase is not ReservationPhase.CONSUMED:
                 self._say(f"{region}: {key} is {item.status.phase}", key)
             elif isinstance(item, Binding) and item.spec.quota_released:
                 self._say(f"{region}: {key} still keeps capacity of a lost node", key)
             elif isinstance(item, Assignment) and key not in self._global:
                 self._say(f"{region}: {key} is a copy of nothing", key)
+            elif isinstance(item, GrantCopy) and item.spec.grant_class is GrantClass.NORMAL:
+                self._look_at_use(region, key, item, state)
 
-    def _look_at_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any], room: Room) -> None:
+    def _look_at_use(self, region: str, key: str, copy: GrantCopy, state: dict[str, Any]) -> None:
+        """What the authority says that a tenant uses is what its claims on record add up to."""
+        said, found = amounts(copy.status.used), used_by(copy.metadata.namespace, state)
+        wrong = [name for name in sorted(said.keys() | found.keys()) if said.get(name, 0) != found.get(name, 0)]
+        if wrong:
+            name = wrong[0]
+            self._say(f"{region}: {key} says that {said.get(name, 0)} of {name} is used, not {found.get(name, 0)}", key)
+
+    def _look_at_replica(self, region: str, key: str, replica: Replica, state: dict[str, Any]) -> None:
         at, name = stage(replica), (replica.metadata.namespace, replica.spec.workload)
         if finished(replica) is not None:
             return
-        if at is Stage.QUEUED and not replica.metadata.terminating and self._has_no_room(replica, state, room):
+        if at is Stage.QUEUED and not replica.metadata.terminating and self._has_no_room(region, replica, state):
             self._waits[name] = self._waits.get(name, 0) + 1
+            self._waiting.add((*name, region, replica.spec.revision))
             return
         if replica.spec.type is WorkloadType.SERVICE and at is not Stage.SERVING:
-            request = f"/schedulingrequests/{name[0]}/{name[1]}-{region}-{replica.spec.revision}"
-            self._say(f"{region}: replica {replica.metadata.name} is {at}", key, request)
+            if at is Stage.RUNNING and replica.spec.template.env.get(BEHAVES) in BAD:
+                self._behind.append((region, key, replica))
+            else:
+                self._say_not_serving(region, key, replica)
 
-    def _has_no_room(self, replica: Replica, state: dict[str, Any], room: Room) -> bool:
+    def _say_not_serving(self, region: str, key: str, replica: Replica) -> None:
+        spec = replica.spec
+        request = f"/schedulingrequests/{replica.metadata.namespace}/{spec.workload}-{region}-{spec.revision}"
+        self._say(f"{region}: replica {replica.metadata.name} is {stage(replica)}", key, request)
+
+    def _look_at_what_is_behind(self) -> None:
+        """Work that cannot get ready is there only until its repaired revision comes. A rollout goes region by region,
+        and takes nothing away before the new serves (no replica may be unavailable): where the repaired one waits for
+        room in a region before this one, and there really is none, what it would replace here rightly stays."""
+        for region, key, replica in self._behind:
+            namespace, name = replica.metadata.namespace, replica.spec.workload
+            workload: Workload | None = self._global.get(f"/workloads/{namespace}/{name}")
+            block = workload.status.rollout if workload is not None else None
+            if (
+                block is None
+                or block.phase != RolloutPhase.PROGRESSING
+                or region in block.regions
+                or replica.spec.revision == block.revision
+                or not any((namespace, name, first, block.revision) in self._waiting for first in block.regions)
+            ):
+                self._say_not_serving(region, key, replica)
+
+    def _has_no_room(self, region: str, replica: Replica, state: dict[str, Any]) -> bool:
         namespace = replica.metadata.namespace
         assignment: Assignment | None = state.get(f"/assignments/{namespace}/{replica.spec.assignment}")
         gang = assignment.spec.gang if assignment is not None else None
         if self._beyond_quota(namespace, requests(replica.spec.template)):
             return True
-        return room.none_for(replica, gang.min_available if gang is not None else 1)
+        if region not in self._rooms:
+            self._rooms[region] = Room(state)
+        return self._rooms[region].none_for(replica, gang.min_available if gang is not None else 1)
 
     def _beyond_quota(self, tenant: str, need: Amounts) -> bool:
         """Whether all that is assigned, room for rollouts included, is more than the tenant may have."""
@@ -137,15 +188,11 @@ class Unsettled:
 
     # On a machine
 
-    def _look_at_machine(self, agent: AgentHost) -> None:
+    def _look_at_machine(self, agent: AgentHost, bindings: Sequence[Binding]) -> None:
         """What runs is exactly what is bound, and nothing else of the node is in doubt."""
         state = self._court.state(agent.region.name)
         running = sorted((w.task.namespace, w.task.binding) for w in agent.machine.running())
-        bound = sorted(
-            (b.metadata.namespace, b.metadata.name)
-            for b in state.values()
-            if isinstance(b, Binding) and b.spec.node == agent.name and b.status.phase is None
-        )
+        bound = sorted((b.metadata.namespace, b.metadata.name) for b in bindings if b.status.phase is None)
         key = f"/nodes/{agent.name}"
         if running != bound:
             keys = [f"/bindings/{n}/{b}" for n, b in sorted(set(running) ^ set(bound))]
@@ -154,6 +201,14 @@ class Unsettled:
         if node is None or why_not_schedulable(node):
             why = why_not_schedulable(node) if node is not None else "it does not exist"
             self._say(f"node {agent.name} takes no work: {why}", key)
+
+
+def _by_node(state: dict[str, Any]) -> dict[str, list[Binding]]:
+    found: dict[str, list[Binding]] = {}
+    for item in state.values():
+        if isinstance(item, Binding):
+            found.setdefault(item.spec.node, []).append(item)
+    return found
 
 
 def _of(assignment: Assignment) -> tuple[str, str]:

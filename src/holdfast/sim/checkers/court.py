@@ -11,8 +11,9 @@ from holdfast.model import codec
 from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.meta import Object
 from holdfast.sim.checkers import Changed, Commit, Found, Violation
+from holdfast.sim.checkers.decisions import DecisionsChecker
 from holdfast.sim.checkers.expiry import ExpiryChecker
-from holdfast.sim.checkers.ownership import OwnershipChecker, writer_of
+from holdfast.sim.checkers.ownership import OwnershipChecker, elections, writer_of
 from holdfast.sim.checkers.placement import PlacementChecker
 from holdfast.sim.checkers.quota import QuotaChecker
 from holdfast.sim.checkers.records import RecordsChecker
@@ -37,16 +38,21 @@ class Court:
         self._records: dict[str, RecordsChecker] = {}
         self._quota = QuotaChecker(self.state)
         self._running = RunningChecker()
+        self._override_ends: dict[str, float] = {}
         self.unrest = UnrestChecker()
         self.history = History()
         self.coverage = Coverage()
         self.violations: list[Violation] = []
         self.commits = 0
+        self.alarm: Callable[[], None] | None = None
+        """Called at every violation, for whoever wants to know no more than that there is one."""
 
     def broken(self, cell: str, found: Iterable[Found]) -> None:
         for promise, what, objects in found:
             if len(self.violations) < VIOLATIONS_KEPT:
                 self.violations.append(Violation(promise, self._loop.time(), cell, what, objects))
+                if self.alarm is not None:
+                    self.alarm()
 
     def witness(self, cell: str) -> Callable[[Txn, Committed], None]:
         """What a disk calls with each commit, at the instant it takes effect."""
@@ -54,7 +60,8 @@ class Court:
         records = self._records[cell] = RecordsChecker(cell)
         ownership = OwnershipChecker(cell)
         placement = PlacementChecker(cell)
-        expiry = ExpiryChecker(cell)
+        expiry = ExpiryChecker(cell, self._override_ends, self._running.distrusted)
+        decisions = DecisionsChecker(cell)
 
         def see(txn: Txn, committed: Committed) -> None:
             self.commits += 1
@@ -70,7 +77,9 @@ class Court:
                 expiry.check(commit),
                 records.check(commit, revisions),
                 ownership.check(commit, writer),
+                elections(commit),
                 placement.check(commit),
+                decisions.check(commit),
                 self._quota.check(commit),
                 self.unrest.check(commit),
             ):
@@ -109,6 +118,7 @@ class Court:
     def asked(self, cell: str, at_s: float) -> None:
         """A commit was asked of a cell's store, whatever became of it."""
         self.broken(cell, self.unrest.asked(cell, at_s))
+        self.broken(cell, self.unrest.worked(self._loop.steps, at_s))
 
     def distrust(self, name: str) -> None:
         """This machine's or cell's clock is beyond what is promised for: S7 is judged without it."""

@@ -1,15 +1,24 @@
 """S8: nothing acts past its end. Judged by the times that are written into the records, as clocks are stepped and
 commits are late: what is compared is when something was decided with when its ground had ended.
+
+Overrides are judged by true time as well: no cell's clock, skewed or stepped, may make one act for longer than it was
+asked for. What forbids has one exception. A cell that lost count, as another process began to count, cannot know how
+long it was down, and its wall clock may have been set back meanwhile: there it may go on for what its copy says by that
+clock, and for its whole time at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
+from holdfast.fleet.override_rules import RULES
+from holdfast.model import limits
 from holdfast.model.binding import CapacityClass
+from holdfast.model.decision import Decision
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.override import MAX_TTL_S, Override
+from holdfast.model.override import MAX_TTL_S, Override, break_glass_prefix, is_break_glass
+from holdfast.model.placement import Result
 from holdfast.model.quota import Grant, GrantClass
 from holdfast.model.times import parse_time
 from holdfast.sim.checkers import Changed, Commit, Found
@@ -18,11 +27,24 @@ SECOND_S = 1.0
 """Creation times are whole seconds."""
 
 
-class ExpiryChecker:
-    """One cell's."""
+COUNTING = "controllers"
+"""Whoever wins this election counts the time of overrides, and knows nothing of what was counted before."""
 
-    def __init__(self, cell: str) -> None:
+
+LATE_S = 20.0
+"""A decision is on disk so long after it was made at most, and so long after it the end of an override is written."""
+
+
+class ExpiryChecker:
+    """One cell's. `ends` is shared by all: uid of an override → when it is over in true time. `distrusted` cells have
+    clocks beyond what is promised for."""
+
+    def __init__(self, cell: str, ends: dict[str, float] | None = None, distrusted: Container[str] = ()) -> None:
         self._cell = cell
+        self._ends = ends if ends is not None else {}
+        self._distrusted = distrusted
+        self._recounted: dict[str, float] = {}
+        """uid → until when what forbids may go on in this cell, which lost count."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:
@@ -33,6 +55,14 @@ class ExpiryChecker:
                     yield from self._bound(change, commit)
                 case "Override" if self._cell == "global":
                     yield from self._override(change)
+                    self._begun(change.new, commit)
+                case "Override":
+                    self._begun(change.new, commit)
+                    yield from self._kept_active(change, commit)
+                case "Term" if change.key == f"/terms/{COUNTING}":
+                    self._lost_count(commit)
+                case "Decision" if change.old is None:
+                    yield from self._decided(change, commit)
                 case "Grant" if self._cell == "global":
                     yield from self._emergency(change, commit)
 
@@ -55,6 +85,52 @@ class ExpiryChecker:
         if copy is not None and copy.spec.spend_until and parse_time(copy.spec.spend_until) + SECOND_S < made_s:
             what = f"{change.key} was bound at {meta.creation_timestamp}; the grant ended at {copy.spec.spend_until}"
             yield "S8", what, (change.key, f"/grantcopies/{meta.namespace}/normal")
+
+    def _begun(self, override: Override, commit: Commit) -> None:
+        """The first time it is active, where it was given."""
+        name = override.metadata.name
+        own = name.startswith(break_glass_prefix(self._cell))
+        given_here = not is_break_glass(name) if self._cell == "global" else own
+        if given_here and override.status.phase == "Active" and override.uid not in self._ends:
+            self._ends[override.uid] = commit.at_s + _whole_s(override)
+
+    def _lost_count(self, commit: Commit) -> None:
+        """Someone begins to count anew. What this cell's clock says is in the lease that was won with the term."""
+        lease = commit.state.get(f"/leases/holdfast-system/{COUNTING}")
+        if lease is None:
+            return
+        here_s = parse_time(lease.spec.renew_time)
+        for override in commit.state.values():
+            if not isinstance(override, Override) or RULES[override.spec.kind].permissive:
+                continue
+            if override.status.phase == "Active" and override.status.expires_at:
+                left_s = max(0.0, parse_time(override.status.expires_at) - here_s)
+                self._recounted[override.uid] = commit.at_s + min(left_s + SECOND_S, _whole_s(override))
+
+    def _over(self, override: Override, commit: Commit) -> float:
+        """For how long it has been over, in true time; less than nothing while it is not, or not known to be."""
+        if self._cell in self._distrusted or "global" in self._distrusted:
+            return -1.0
+        end_s = self._ends.get(override.uid, commit.at_s + 1.0)
+        return commit.at_s - max(end_s, self._recounted.get(override.uid, end_s)) - LATE_S
+
+    def _kept_active(self, change: Changed, commit: Commit) -> Iterator[Found]:
+        over_s = self._over(change.new, commit)
+        if change.new.status.phase == "Active" and over_s > 0:
+            yield "S8", f"{change.key} is made active {over_s + LATE_S:.0f} s after its end", (change.key,)
+
+    def _decided(self, change: Changed, commit: Commit) -> Iterator[Found]:
+        """A decision names the overrides it was made under. One that placed nothing is only told of: an authority that
+        has just begun may take half a minute to write it down, and by then it is still as old as it says."""
+        decision: Decision = change.new
+        placed = any(entry.result == Result.ACCEPTED.value for entry in decision.spec.entries)
+        lay_s = 0.0 if placed else _lay_s(decision)
+        for name in decision.spec.overrides:
+            key = f"/overrides/{name}"
+            override = commit.state.get(key)
+            if override is not None and (over_s := self._over(override, commit) - lay_s) > 0:
+                what = f"{change.key} was made under {name}, {over_s + LATE_S:.0f} s after its end in true time"
+                yield "S8", what, (change.key, key)
 
     def _override(self, change: Changed) -> Iterator[Found]:
         new: Override = change.new
@@ -83,6 +159,18 @@ class ExpiryChecker:
         acting = [o for o in commit.state.values() if isinstance(o, Override) and _for_tenant(o, tenant)]
         if not acting:
             yield "S8", f"{change.key} is raised, and no override gives tenant {tenant} more", (change.key,)
+
+
+def _whole_s(override: Override) -> float:
+    """Counted by a clock that may be slow within the bound."""
+    return override.spec.ttl_seconds * (1 + limits.CLOCK_DRIFT)
+
+
+def _lay_s(decision: Decision) -> float:
+    """Between the decision and its record, both by the clock of its cell."""
+    if not decision.spec.decided_at:
+        return 0.0
+    return max(0.0, parse_time(decision.metadata.creation_timestamp) - parse_time(decision.spec.decided_at))
 
 
 def _for_tenant(override: Override, tenant: str) -> bool:

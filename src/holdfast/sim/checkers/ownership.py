@@ -18,6 +18,7 @@ from holdfast.store.contract import Txn
 
 PLACEMENT = frozenset({"Binding", "Reservation", "LeasePage", "Decision"})
 TERM_KEY = "/terms/authority"
+ELECTED = "/leases/holdfast-system/"
 
 
 def writer_of(txn: Txn) -> str:
@@ -62,7 +63,7 @@ class OwnershipChecker:
             if not writer:
                 yield "S6", f"{change.key} written without an audit record", about
                 continue
-            mirrored = is_mirrored_here(kind.name, self._cell) and kind.name != "Endpoint"
+            mirrored = is_mirrored_here(kind.name, self._cell, change.item.metadata.name) and kind.name != "Endpoint"
             if change.new is None:
                 if not roles & (deleters(kind.name, mirrored_here=mirrored) | _finalizers_of(kind)):
                     yield "S6", f"{change.key} removed by {writer}, who may not delete it", about
@@ -96,6 +97,20 @@ class OwnershipChecker:
                 continue  # a record of the past holds nothing: whoever may delete it may
             if old is None or new is None or old.spec != new.spec:
                 yield "S5", f"{change.key} written by {writer or 'nobody'}, without the authority's term", keys
+
+
+def elections(commit: Commit) -> Iterator[Found]:
+    """Who leads is changed by whoever wins, with the term, or said again by whoever leads, under it; by nobody else.
+
+    For a store's own transactions: recorded histories do not have what was compared.
+    """
+    for change in commit.changed:
+        term = f"/terms/{change.key.removeprefix(ELECTED)}"
+        if not change.key.startswith(ELECTED) or term not in commit.state:
+            continue  # something else, or a sign of life that nobody is elected by
+        won = any(other.key == term for other in commit.changed)
+        if not won and not any(compare.key == term for compare in commit.txn.compares):
+            yield "S5", f"{change.key} was written by someone who neither won nor holds {term}", (change.key, term)
 
 
 def _finalizers_of(kind: Kind) -> frozenset[str]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase, claim_name
 from holdfast.model.node import Node
 from holdfast.model.quantity import GPU, Amounts, add, amounts
+from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.sim.checkers import Changed, Commit, Found
@@ -27,6 +28,8 @@ class PlacementChecker:
         """Live bindings by the uid of their replica."""
         self._claims: dict[str, dict[str, Any]] = {}
         """By node, then by claim: the spec that holds the node's capacity."""
+        self._named: set[str] = set()
+        """Claims that were ever to make way for a nominated one."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         touched: dict[str, None] = {}
@@ -41,10 +44,15 @@ class PlacementChecker:
                     bound.append(change.new)
             elif name == "Reservation" and change.new is not None:
                 touched[change.item.spec.node] = None
+                own = change.new.metadata.namespace
+                self._named.update(v if "/" in v else f"{own}/{v}" for v in change.new.spec.victims)
             if name in ("Binding", "Reservation"):
                 self._count_claim(change.item.metadata, commit.state)
+            elif name == "Replica" and change.new is None:
+                yield from self._left_nothing(change)
             elif name == "Replica" and change.old is not None and change.new is not None:
                 yield from self._attempt(change)
+                yield from self._made_way(change)
             if name == "Binding" and change.old is not None and change.new is not None:
                 yield from self._asked_to_stop(change, commit.state)
             if name == "Reservation" and change.old is None and change.new.spec.holds:
@@ -79,6 +87,26 @@ class PlacementChecker:
         old, new = change.old.status.placement.attempt, change.new.status.placement.attempt
         if change.old.uid == change.new.uid and new < old:
             yield "S1", f"{change.key} went back from attempt {old} to {new}", (change.key,)
+
+    def _left_nothing(self, change: Changed) -> Iterator[Found]:
+        """A replica is gone only when its place is: else nobody would ever give that up."""
+        live = tuple(self._live.get(change.old.uid, ())) if change.old is not None else ()
+        if live:
+            yield "finalizer", f"{change.key} is gone while {' and '.join(live)} keeps its place", (change.key, *live)
+
+    def _made_way(self, change: Changed) -> Iterator[Found]:
+        """Nobody makes way unless a place is kept for whoever wants it: a nomination names each claim that is to go."""
+        new: Replica = change.new
+        asked = new.status.release
+        if asked is None or asked == change.old.status.release or asked.reason != Reason.PREEMPTED:
+            return
+        claim = f"{new.metadata.namespace}/{claim_name(new.metadata.name, asked.attempt)}"
+        if claim not in self._named:
+            yield (
+                "preemption",
+                f"{change.key} makes way in attempt {asked.attempt}, and no place is kept",
+                (change.key,),
+            )
 
     def _asked_to_stop(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
         """A place is given up because this very replica, in this very attempt, is to leave it."""

@@ -34,6 +34,8 @@ class QuotaChecker:
             for change in commit.changed:
                 if change.kind.name == "Grant" and _raises(change):
                     yield from self._granted(change, commit.state)
+                if change.kind.name == "Grant" and change.old is not None and change.new is not None:
+                    yield from self._acknowledged(change)
             for change in commit.changed:
                 if change.kind.name == "Region" and change.new is not None and _reported(change):
                     self._heard_s[change.new.metadata.name] = commit.at_s

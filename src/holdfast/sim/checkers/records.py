@@ -67,6 +67,8 @@ class RecordsChecker:
         uid = change.new.uid
         mirrored = self._cell != "global" and change.kind.home.value == "global"
         seen = self._uids.setdefault(change.key, set())
+        if change.old is not None and not mirrored:
+            yield "identity", f"{change.key} was replaced by another of that name before it was gone", (change.key,)
         if uid in seen and not mirrored:
             yield "identity", f"{change.key} came back with the uid {uid} it had before", (change.key,)
         seen.add(uid)
@@ -87,10 +89,11 @@ class RecordsChecker:
             yield "observedGeneration", what, (change.key,)
 
     def _decided(self, change: Changed) -> Iterator[Found]:
-        old, new = change.old.spec, change.new.spec
-        if old is new or old == new:
+        fixed = DECIDED.get(change.kind.name)
+        if fixed is None:
             return
-        moved = [name for name in DECIDED.get(change.kind.name, ()) if getattr(old, name) != getattr(new, name)]
+        old, new = change.old.spec, change.new.spec
+        moved = [name for name in fixed if getattr(old, name) != getattr(new, name)]
         if change.kind.name == "Reservation" and old.victims and not new.victims:
             moved = [name for name in moved if name != "devices"]
         if moved:

@@ -60,8 +60,9 @@ class Room:
         if why_not_schedulable(node) or not _allowed(node, replica):
             return 0
         name, template = node.metadata.name, replica.spec.template
+        taken = self._ports.get(name, set())
         fixed = {port.port for port in template.ports if port.port}
-        if fixed & self._ports.get(name, set()):
+        if fixed & taken:
             return 0
         free, need = dict(self._free.get(name, {})), requests(template)
         if not replica.spec.reclaimable:
@@ -70,6 +71,10 @@ class Room:
         milli = need.get(GPU, 0)
         if milli:
             counts.append(self._device_places(node, template.gpu_models, milli))
+        drawn = len(template.ports) - len(fixed)
+        if drawn:
+            low, high = node.spec.port_range
+            counts.append(sum(port not in taken for port in range(low, high + 1)) // drawn)
         return max(0, min((*counts, 1) if fixed else counts, default=0))
 
     def _device_places(self, node: Node, models: tuple[str, ...], milli: int) -> int:
@@ -82,6 +87,10 @@ class Room:
 
 def _allowed(node: Node, replica: Replica) -> bool:
     rules, labels = replica.spec.placement, node.metadata.labels
+    if node.spec.tenant != (replica.metadata.namespace if replica.spec.dedicated else ""):
+        return False
+    if replica.spec.template.driver not in node.spec.drivers:
+        return False
     if rules.pools and node.spec.pool not in rules.pools:
         return False
     if rules.zones and node.spec.zone not in rules.zones:

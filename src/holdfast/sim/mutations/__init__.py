@@ -7,55 +7,71 @@ wrong reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import msgspec
+from holdfast.sim.mutations.deciding import TABLE as DECIDING
+from holdfast.sim.mutations.handling import TABLE as HANDLING
+from holdfast.sim.mutations.lease import TABLE as LEASE
+from holdfast.sim.mutations.patch import Mutation, Patch
+from holdfast.sim.mutations.placing import TABLE as PLACING
+from holdfast.sim.mutations.sharing import TABLE as SHARING
+from holdfast.sim.mutations.telling import TABLE as TELLING
 
-from holdfast.sim.mutations import handling, lease, placing, sharing, telling
+__all__ = ["CATALOGUE", "MUTATIONS", "Mutation", "Patch", "find", "planted"]
 
-Plant = Callable[["Patch"], None]
+MUTATIONS: tuple[Mutation, ...] = (*PLACING, *LEASE, *SHARING, *TELLING, *HANDLING, *DECIDING)
 
-
-class Patch:
-    """Replaces attributes and remembers what was there."""
-
-    def __init__(self) -> None:
-        self._saved: list[tuple[Any, str, Any]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        self._saved.append((owner, name, owner.__dict__[name]))
-        setattr(owner, name, value)
-
-    def undo(self) -> None:
-        for owner, name, value in reversed(self._saved):
-            setattr(owner, name, value)
-        self._saved.clear()
-
-
-class Mutation(msgspec.Struct, frozen=True):
-    """`says` is the mistake in words; `plant` makes it."""
-
-    name: str
-    says: str
-    plant: Plant
-
-
-MUTATIONS: tuple[Mutation, ...] = tuple(
-    Mutation(name, says, plant)
-    for part in (placing, lease, sharing, telling, handling)
-    for name, says, plant in part.TABLE
+CATALOGUE = (
+    "residency ignored on reassignment",
+    "repair trusts a missed heartbeat",
+    'watch resumes at "now"',
+    "compaction ignored",
+    "quota left out of the transaction",
+    "ledger left out of the transaction",
+    "wake-up lost on quota release",
+    "no watchdog for exclusive work",
+    "watchdog deadline later than the lease",
+    "deadline counted from the reply, not the request",
+    "start uses a fresh deadline of its own",
+    "non-idempotent release",
+    "bind retried blindly after a timeout",
+    "fencing token not checked",
+    "drain does not wait for the stop",
+    "release by name, not identity",
+    "stale observedGeneration overwrite",
+    "uid reuse on recreate",
+    "finalizer removed early",
+    "override TTL by the client's clock",
+    "autoscaler ignores pending reasons",
+    "quota leaked on a rejected reserve",
+    "list from a lagging member after restart",
+    "unbounded retry",
+    "policy revision read twice within one decision",
+    "status write touches spec",
+    "watch crosses tenants",
+    "audit written after commit",
+    "lease revoked in a finally",
+    "recovery draws twice",
+    "grant shrunk without acknowledgement",
+    "reclaimable work evicted without a destination for the drawer",
 )
+"""The mistakes that must be among them, each by at least one mutation."""
+
+
+def find(name: str) -> Mutation:
+    for mutation in MUTATIONS:
+        if mutation.name == name:
+            return mutation
+    raise LookupError(f"there is no bug {name!r} to plant; there are: {', '.join(m.name for m in MUTATIONS)}")
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
+def planted(name: str) -> Iterator[Patch]:
     """Inside, production code has this bug."""
-    mutation = next(m for m in MUTATIONS if m.name == name)
     patch = Patch()
     try:
-        mutation.plant(patch)
-        yield
+        find(name).plant(patch)
+        yield patch
     finally:
         patch.undo()

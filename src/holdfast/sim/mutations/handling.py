@@ -7,19 +7,24 @@ from typing import Any
 import msgspec
 
 from holdfast.authority.account import NodeAccount
+from holdfast.authority.claims import grant_class
 from holdfast.authority.ledger import Ledger
 from holdfast.authority.release import Release
 from holdfast.fleet import overrides, workload_status
 from holdfast.gate import plan, stamp
 from holdfast.gate.local import LocalClient
+from holdfast.link.countdown import Countdown
 from holdfast.model.assignment import Assignment
+from holdfast.model.errors import Refused
+from holdfast.model.quantity import add
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.informer import Informer
 from holdfast.runtime.request_queue import NEVER, RequestQueue
 from holdfast.runtime.workqueue import Workqueue
+from holdfast.sim.mutations.patch import Mutation, Patch
 
 
-def release_repeated(patch: Any) -> None:
+def release_repeated(patch: Patch) -> None:
     """A release that arrives again is carried out again, on whatever place the replica has by now."""
     one = Release.__dict__["plan"]
 
@@ -32,7 +37,7 @@ def release_repeated(patch: Any) -> None:
     patch.set(Release, "plan", again)
 
 
-def release_by_name(patch: Any) -> None:
+def release_by_name(patch: Patch) -> None:
     """A release means whoever bears the name now."""
     one = Release.__dict__["plan"]
 
@@ -46,27 +51,34 @@ def release_by_name(patch: Any) -> None:
     patch.set(Release, "plan", named)
 
 
-def override_by_other_clock(patch: Any) -> None:
+def override_by_other_clock(patch: Patch) -> None:
     """The end of an override is taken from the clock of whoever asked for it, which is fast."""
     patch.set(overrides, "_deadline", lambda override, now: now + override.spec.ttl_seconds + 3600.0)
 
 
-def status_touches_spec(patch: Any) -> None:
+def override_by_wall_clock(patch: Patch) -> None:
+    """A region takes the end of an override as the global cell states it, and judges it by its own wall clock."""
+    patch.set(Countdown, "copied", lambda self, source, copy: source)
+    patch.set(Countdown, "look", lambda self: [])
+
+
+def status_touches_spec(patch: Patch) -> None:
     """A write of a status changes what is wanted, and nobody looks who may."""
     blocks_set = stamp.__dict__["blocks_set"]
 
     def touching(kind: Any, before: Any, write: Any, *, now: str) -> Any:
         after = blocks_set(kind, before, write, now=now)
         if isinstance(after, Assignment):
-            spec = msgspec.structs.replace(after.spec, reason=f"{after.spec.reason} (seen)")
+            spec = msgspec.structs.replace(after.spec, reason="seen", epoch=after.spec.epoch + 1)
             after = msgspec.structs.replace(after, spec=spec)
         return after
 
     patch.set(stamp, "blocks_set", touching)
     patch.set(plan, "not_owned", lambda *_, **__: ())
+    patch.set(plan.Plan, "_restated", lambda *_: None)
 
 
-def status_of_the_past(patch: Any) -> None:
+def status_of_the_past(patch: Patch) -> None:
     """A status that is about an older generation overwrites a newer one."""
     decide = workload_status.__dict__["decide"]
 
@@ -95,7 +107,7 @@ def status_of_the_past(patch: Any) -> None:
     patch.set(plan, "owners", lambda *_, **__: frozenset())
 
 
-def watch_crosses_tenants(patch: Any) -> None:
+def watch_crosses_tenants(patch: Patch) -> None:
     watch = LocalClient.__dict__["watch"]
 
     def everything(self: Any, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
@@ -104,7 +116,7 @@ def watch_crosses_tenants(patch: Any) -> None:
     patch.set(LocalClient, "watch", everything)
 
 
-def drawn_twice(patch: Any) -> None:
+def drawn_twice(patch: Patch) -> None:
     """A recovery place that someone uses already is given to another as well."""
 
     def any_place(self: Any, want: Any, allowed: Any) -> tuple[str, ...]:
@@ -114,7 +126,7 @@ def drawn_twice(patch: Any) -> None:
     patch.set(NodeAccount, "drawable", any_place)
 
 
-def retried_without_pause(patch: Any) -> None:
+def retried_without_pause(patch: Patch) -> None:
     """Whatever failed is tried again at once, for as long as it takes."""
     patch.set(Backoff, "next_s", lambda self: 0.001)
     retry = Workqueue.__dict__["retry"]
@@ -127,13 +139,13 @@ def retried_without_pause(patch: Any) -> None:
     patch.set(Workqueue, "retry", at_once)
 
 
-def wake_up_lost(patch: Any) -> None:
+def wake_up_lost(patch: Patch) -> None:
     """Nothing wakes work that waits, and it is not tried again by itself either."""
     patch.set(RequestQueue, "wake", lambda self, events, now: False)
     in_vain = RequestQueue.__dict__["in_vain"]
 
-    def for_ever(self: Any, waiting: Any, refusals: Any, now: float) -> float:
-        pause_s = in_vain(self, waiting, refusals, now)
+    def for_ever(self: Any, waiting: Any, refusals: Any, now: float, **more: Any) -> float:
+        pause_s = in_vain(self, waiting, refusals, now, **more)
         waiting.due_at = NEVER
         return float(pause_s)
 
@@ -141,7 +153,7 @@ def wake_up_lost(patch: Any) -> None:
     patch.set(RequestQueue, "resync", lambda self, now: None)
 
 
-def older_list_taken(patch: Any) -> None:
+def older_list_taken(patch: Patch) -> None:
     """A list of a member that lags is taken for the truth: what it does not know is forgotten."""
     listing = Informer.__dict__["_list"]
 
@@ -157,7 +169,7 @@ def older_list_taken(patch: Any) -> None:
     patch.set(Informer, "_list", lagging)
 
 
-def quota_leaked(patch: Any) -> None:
+def quota_leaked(patch: Patch) -> None:
     """What a claim took of the quota is not given back when the claim goes."""
     drop = Ledger.__dict__["drop"]
 
@@ -170,16 +182,97 @@ def quota_leaked(patch: Any) -> None:
     patch.set(Ledger, "drop", leaking)
 
 
+def quota_leaked_on_refusal(patch: Patch) -> None:
+    """The quota is taken first; a reserve that is then refused does not give it back."""
+    check = Ledger.__dict__["check"]
+
+    def leaking(self: Any, node: Any, want: Any, limit: Any) -> Any:
+        found = check(self, node, want, limit)
+        if isinstance(found, Refused):
+            add(self.used.setdefault((want.namespace, grant_class(want.capacity_class)), {}), want.amounts)
+        return found
+
+    patch.set(Ledger, "check", leaking)
+
+
 TABLE = (
-    ("release-repeated", "a release that arrives again is carried out again", release_repeated),
-    ("release-by-name", "a release means whoever bears the name now", release_by_name),
-    ("override-by-other-clock", "an override's end is taken from its requester's clock", override_by_other_clock),
-    ("status-touches-spec", "a write of a status changes the spec", status_touches_spec),
-    ("status-of-the-past", "a status about an older generation overwrites a newer one", status_of_the_past),
-    ("watch-crosses-tenants", "a watch of one namespace is told of all", watch_crosses_tenants),
-    ("drawn-twice", "a recovery place is given to two claims", drawn_twice),
-    ("retried-without-pause", "failures are retried at once and for ever", retried_without_pause),
-    ("wake-up-lost", "nothing wakes work that waits", wake_up_lost),
-    ("older-list-taken", "the list of a lagging member is taken for the truth", older_list_taken),
-    ("quota-leaked", "the quota of a claim that went is not given back", quota_leaked),
+    Mutation(
+        "release-repeated",
+        "a release that arrives again is carried out again",
+        release_repeated,
+        "non-idempotent release",
+        scenario="drained-in-turn",
+    ),
+    Mutation(
+        "release-by-name",
+        "a release means whoever bears the name now",
+        release_by_name,
+        "release by name, not identity",
+    ),
+    Mutation(
+        "override-by-other-clock",
+        "an override's end is taken from its requester's clock",
+        override_by_other_clock,
+        "override TTL by the client's clock",
+    ),
+    Mutation(
+        "override-by-wall-clock",
+        "an override's end is judged by a region's wall clock",
+        override_by_wall_clock,
+        scenario="override-expires",
+    ),
+    Mutation(
+        "status-touches-spec",
+        "a write of a status changes the spec",
+        status_touches_spec,
+        "status write touches spec",
+    ),
+    Mutation(
+        "status-of-the-past",
+        "a status about an older generation overwrites a newer one",
+        status_of_the_past,
+        "stale observedGeneration overwrite",
+    ),
+    Mutation(
+        "watch-crosses-tenants",
+        "a watch of one namespace is told of all",
+        watch_crosses_tenants,
+        "watch crosses tenants",
+    ),
+    Mutation(
+        "drawn-twice",
+        "a recovery place is given to two claims",
+        drawn_twice,
+        "recovery draws twice",
+        scenario="recovery-crowded",
+    ),
+    Mutation(
+        "retried-without-pause",
+        "failures are retried at once and for ever",
+        retried_without_pause,
+        "unbounded retry",
+    ),
+    Mutation(
+        "wake-up-lost",
+        "nothing wakes work that waits",
+        wake_up_lost,
+        "wake-up lost on quota release",
+    ),
+    Mutation(
+        "older-list-taken",
+        "the list of a lagging member is taken for the truth",
+        older_list_taken,
+        "list from a lagging member after restart",
+    ),
+    Mutation(
+        "quota-leaked",
+        "the quota of a claim that went is not given back",
+        quota_leaked,
+    ),
+    Mutation(
+        "quota-leaked-on-refusal",
+        "the quota of a reserve that is refused is not given back",
+        quota_leaked_on_refusal,
+        "quota leaked on a rejected reserve",
+    ),
 )

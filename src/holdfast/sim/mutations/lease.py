@@ -2,54 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.agent import decide
 from holdfast.agent.registration import Registration
+from holdfast.agent.steps import BUSY
 from holdfast.agent.supervisor import Supervisor
 from holdfast.authority.heartbeats import Heartbeats
 from holdfast.authority.leases import LeaseBook
+from holdfast.model import limits
+from holdfast.sim.mutations.patch import Mutation, Patch
 
 FAR_S = 1e9
+LATE_S = 20.0
+FRESH_S = 60.0
 
 
-def heartbeat_trusted(patch: Any) -> None:
+def heartbeat_trusted(patch: Patch) -> None:
     """A node that missed one heartbeat counts as gone."""
-    patch.set(LeaseBook, "grace_s", property(lambda self: self.ttl_s * 0.4))
+    patch.set(LeaseBook, "grace_s", property(lambda self: limits.NODE_RENEW_EVERY_S * 1.25 + 2.0))
 
 
-def no_watchdog(patch: Any) -> None:
-    def permit(self: Any) -> None:
-        for driver in self._drivers.values():
-            driver.permit(self._registration.lease.epoch, FAR_S)
-
-    patch.set(Supervisor, "_permit", permit)
-    patch.set(decide, "_while_leased", lambda *_: decide.Verdict())
+def no_watchdog(patch: Patch) -> None:
+    _permits(patch, lambda until_mono_s: FAR_S)
 
 
-def watchdog_late(patch: Any) -> None:
+def watchdog_late(patch: Patch) -> None:
     """The watchdog lets exclusive work run on for twenty seconds after the lease has ended."""
+    _permits(patch, lambda until_mono_s: until_mono_s + LATE_S)
+
+
+def _permits(patch: Patch, allowed: Callable[[float], float]) -> None:
+    """Watchdogs are told other ends than the lease has, and the agent leaves it to them."""
 
     def permit(self: Any) -> None:
         lease = self._registration.lease
         for driver in self._drivers.values():
-            driver.permit(lease.epoch, lease.until_mono_s + 20.0)
+            driver.permit(lease.epoch, allowed(lease.until_mono_s))
+        for unit in self._units.values():
+            end_mono_s = self._tenure(unit)
+            if end_mono_s is not None and unit.driver is not None and unit.local.state in BUSY:
+                unit.driver.run_until(unit.id, allowed(end_mono_s))
 
     patch.set(Supervisor, "_permit", permit)
     patch.set(decide, "_while_leased", lambda *_: decide.Verdict())
 
 
-def counted_from_reply(patch: Any) -> None:
-    """The holder counts its lease from the answer, and is generous."""
+def counted_from_reply(patch: Patch) -> None:
+    """The holder counts its lease from the answer; neither the grantor nor the agent leaves time for that."""
     heard = Registration.__dict__["_heard"]
 
     def late(self: Any, answer: Any, sent_mono_s: float) -> Any:
-        return heard(self, answer, self._clock.monotonic() + 10.0)
+        return heard(self, answer, self._clock.monotonic())
 
     patch.set(Registration, "_heard", late)
+    patch.set(LeaseBook, "grace_s", property(lambda self: self.ttl_s))
+    patch.set(decide, "_while_leased", lambda *_: decide.Verdict())
+    patch.set(limits, "WATCHDOG_FORCE_S", 0.0)
 
 
-def takeover_fences_at_once(patch: Any) -> None:
+def start_with_fresh_deadline(patch: Patch) -> None:
+    """A start gives its work a minute of its own, whatever is left of the lease."""
+    start = Supervisor.__dict__["_start"]
+
+    def of_its_own(self: Any, unit: Any, run: int) -> None:
+        start(self, unit, run)
+        for driver in self._drivers.values():
+            driver.permit(self._registration.lease.epoch, self._clock.monotonic() + FRESH_S)
+
+    patch.set(Supervisor, "_start", of_its_own)
+    patch.set(decide, "_may_start", lambda binding, lease, now: True)
+
+
+def takeover_fences_at_once(patch: Patch) -> None:
     """A new authority takes the age of leases from their records, and fences without waiting a full term."""
     load = LeaseBook.__dict__["load"]
 
@@ -61,7 +87,7 @@ def takeover_fences_at_once(patch: Any) -> None:
     patch.set(LeaseBook, "load", hasty)
 
 
-def removed_node_unnoticed(patch: Any) -> None:
+def removed_node_unnoticed(patch: Patch) -> None:
     patch.set(Heartbeats, "_was_removed", lambda *_: False)
     ensure = Registration.__dict__["_ensure_node"]
 
@@ -73,10 +99,45 @@ def removed_node_unnoticed(patch: Any) -> None:
 
 
 TABLE = (
-    ("heartbeat-trusted", "one missed heartbeat counts as proof that a node is gone", heartbeat_trusted),
-    ("no-watchdog", "nothing ends exclusive work whose lease has ended", no_watchdog),
-    ("watchdog-late", "the watchdog's deadline is later than the lease", watchdog_late),
-    ("counted-from-reply", "the lease is counted from the reply, and a little more", counted_from_reply),
-    ("takeover-fences-at-once", "a new authority does not wait a term before it fences", takeover_fences_at_once),
-    ("removed-node-unnoticed", "an agent does not notice that its node was removed", removed_node_unnoticed),
+    Mutation(
+        "heartbeat-trusted",
+        "one missed heartbeat counts as proof that a node is gone",
+        heartbeat_trusted,
+        "repair trusts a missed heartbeat",
+    ),
+    Mutation(
+        "no-watchdog",
+        "nothing ends exclusive work whose lease has ended",
+        no_watchdog,
+        "no watchdog for exclusive work",
+    ),
+    Mutation(
+        "watchdog-late",
+        "the watchdog's deadline is later than the lease",
+        watchdog_late,
+        "watchdog deadline later than the lease",
+    ),
+    Mutation(
+        "counted-from-reply",
+        "the lease is counted from the reply, and the grantor leaves no time for that",
+        counted_from_reply,
+        "deadline counted from the reply, not the request",
+        scenario="leases-run-out",
+    ),
+    Mutation(
+        "start-with-fresh-deadline",
+        "a start counts a deadline of its own, not the lease's",
+        start_with_fresh_deadline,
+        "start uses a fresh deadline of its own",
+    ),
+    Mutation(
+        "takeover-fences-at-once",
+        "a new authority does not wait a term before it fences",
+        takeover_fences_at_once,
+    ),
+    Mutation(
+        "removed-node-unnoticed",
+        "an agent does not notice that its node was removed",
+        removed_node_unnoticed,
+    ),
 )

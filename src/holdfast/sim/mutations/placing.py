@@ -4,25 +4,55 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from holdfast.authority import checks
 from holdfast.authority import release as releasing
 from holdfast.authority.account import NodeAccount
 from holdfast.authority.ledger import Ledger
+from holdfast.authority.reserve import Placing
 from holdfast.fleet import assign
 from holdfast.flow import filter as gates
 from holdfast.flow import replicate
+from holdfast.flow.filter import residency
 from holdfast.flow.retreat import release
+from holdfast.model.binding import Desired
+from holdfast.model.placement import ReleaseAction
+from holdfast.model.replica import PlacementBlock
+from holdfast.model.writes import Outcome
+from holdfast.sim.mutations.patch import Mutation, Patch
 from holdfast.store.contract import Txn
-from holdfast.store.follower import Follower
+from holdfast.store.head import Head
 
 
-def residency_ignored(patch: Any) -> None:
-    patch.set(checks, "rules", lambda *_: None)
-    patch.set(assign, "why_not", lambda *_: "")
-    _leave_out_filter(patch, "Residency")
+def residency_ignored(patch: Patch) -> None:
+    """Neither the share-out, nor the planner, nor the authority looks at where the law lets the work be."""
+    rules, why_not, allowed = (
+        checks.__dict__["rules"],
+        assign.__dict__["why_not"],
+        residency.__dict__["region_allowed"],
+    )
+
+    def anywhere(found: Any, who: Any, region: str, this_region: Any) -> Any:
+        return rules(found, _without_residency(who), region, this_region)
+
+    def any_region(workload: Any, region: Any) -> str:
+        return str(why_not(_without_residency(workload), region))
+
+    def allowed_here(placement: Any, snapshot: Any) -> bool:
+        return bool(allowed(msgspec.structs.replace(placement, residency=()), snapshot))
+
+    patch.set(checks, "rules", anywhere)
+    patch.set(assign, "why_not", any_region)
+    patch.set(residency, "region_allowed", allowed_here)
 
 
-def _leave_out_filter(patch: Any, name: str) -> None:
+def _without_residency(item: Any) -> Any:
+    placement = msgspec.structs.replace(item.spec.placement, residency=())
+    return msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, placement=placement))
+
+
+def _leave_out_filter(patch: Patch, name: str) -> None:
     """The planner goes without one of its filters, wherever its table keeps it."""
     for table, rows in list(vars(gates).items()):
         if isinstance(rows, tuple) and any(isinstance(row, tuple) and str(row[0]) == name for row in rows):
@@ -31,37 +61,44 @@ def _leave_out_filter(patch: Any, name: str) -> None:
     raise LookupError(f"the planner has no filter {name}")
 
 
-def quota_left_out(patch: Any) -> None:
+def quota_left_out(patch: Patch) -> None:
     patch.set(Ledger, "over_limit", lambda *_: None)
 
 
-def ledger_left_out(patch: Any) -> None:
+def ledger_left_out(patch: Patch) -> None:
     """And the planner does not look at resources either, or it would hardly ever propose too much."""
     patch.set(NodeAccount, "shortage", lambda *_: {})
     _leave_out_filter(patch, "Resources")
 
 
-def token_not_checked(patch: Any) -> None:
-    commit = Follower.__dict__["commit"]
+def token_not_checked(patch: Patch) -> None:
+    """The store takes a commit whatever has become of the term that it names."""
+    stage = Head.__dict__["stage"]
 
-    async def unchecked(self: Any, txn: Txn) -> Any:
+    def unchecked(self: Any, txn: Txn) -> Any:
         kept = tuple(c for c in txn.compares if not c.key.startswith("/terms/"))
-        return await commit(self, Txn(kept, txn.writes, txn.appends))
+        return stage(self, Txn(kept, txn.writes, txn.appends))
 
-    patch.set(Follower, "commit", unchecked)
-
-
-def freed_without_proof(patch: Any) -> None:
-    """Release does not wait for the stop: the place is given away while the work may still run."""
-    patch.set(
-        releasing.Release,
-        "_free",
-        lambda self, item, replica, binding: releasing.freed(self._state, replica, binding, item.reason),
-    )
-    patch.set(release, "_runs", lambda *_: False)
+    patch.set(Head, "stage", unchecked)
 
 
-def identity_reused(patch: Any) -> None:
+def freed_without_proof(patch: Patch) -> None:
+    """Release asks for the stop and does not wait for it: the place is given away while the work may still run."""
+    carry_on = release.__dict__["_carry_on"]
+
+    def hasty(replica: Any, binding: Any, node: Any, asked: Any, now: float) -> Any:
+        if binding is not None and binding.spec.desired is Desired.STOP:
+            return Outcome(releases=(release._item(replica, ReleaseAction.FREE, asked),), again_in_s=1.0)
+        return carry_on(replica, binding, node, asked, now)
+
+    def unproven(self: Any, item: Any, replica: Any, binding: Any) -> Any:
+        return releasing.freed(self._state, replica, binding, item.reason)
+
+    patch.set(release, "_carry_on", hasty)
+    patch.set(releasing.Release, "_free", unproven)
+
+
+def identity_reused(patch: Patch) -> None:
     """A replica that comes back under its old name has its old uid."""
     from hashlib import sha256
 
@@ -72,11 +109,50 @@ def identity_reused(patch: Any) -> None:
     patch.set(replicate, "_uid", uid)
 
 
-def old_attempt_accepted(patch: Any) -> None:
+class _Forgetful:
+    """An authority's state that has forgotten which replicas hold a claim."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def replica(self, namespace: str, name: str) -> Any:
+        found = self._state.replica(namespace, name)
+        if found is None:
+            return None
+        blank = PlacementBlock(attempt=found.status.placement.attempt)
+        return msgspec.structs.replace(found, status=msgspec.structs.replace(found.status, placement=blank))
+
+
+def claimed_twice(patch: Patch) -> None:
+    """A proposal that comes again is carried out again: nobody looks whether the replica holds a claim, and each claim
+    has a name of its own."""
+    plan, want = Placing.__dict__["plan"], Placing.__dict__["_want"]
+
+    def carried_out(self: Any, item: Any) -> Any:
+        kept, self._state = self._state, _Forgetful(self._state)
+        try:
+            return plan(self, item)
+        finally:
+            self._state = kept
+
+    def named(self: Any, item: Any, replica: Any) -> Any:
+        found = want(self, item, replica)
+        held = sum(key.startswith(f"{found.namespace}/{found.name}") for key in self._state.ledger.claims)
+        return found if not held else msgspec.structs.replace(found, name=f"{found.name}.{held + 1}")
+
+    patch.set(Placing, "plan", carried_out)
+    patch.set(Placing, "_want", named)
+    patch.set(Placing, "_name_in_use", lambda self, item: None)
+
+
+def old_attempt_accepted(patch: Patch) -> None:
     patch.set(checks, "attempt", lambda *_: None)
 
 
-def finalizer_removed_early(patch: Any) -> None:
+def finalizer_removed_early(patch: Patch) -> None:
     decide = release.__dict__["decide"]
 
     def early(key: Any, view: Any, now: float) -> Any:
@@ -91,12 +167,59 @@ def finalizer_removed_early(patch: Any) -> None:
 
 
 TABLE = (
-    ("residency-ignored", "residency is checked nowhere", residency_ignored),
-    ("quota-left-out", "the tenant's limit is left out of the check of a placement", quota_left_out),
-    ("ledger-left-out", "the node's capacity is left out of the check of a placement", ledger_left_out),
-    ("token-not-checked", "commits do not compare the fencing token", token_not_checked),
-    ("freed-without-proof", "a place is freed without waiting for the stop", freed_without_proof),
-    ("identity-reused", "a replica made again under its name has the uid it had", identity_reused),
-    ("old-attempt-accepted", "a proposal for a released attempt is accepted", old_attempt_accepted),
-    ("finalizer-removed-early", "a replica's finalizer goes before its place is freed", finalizer_removed_early),
+    Mutation(
+        "residency-ignored",
+        "residency is checked nowhere",
+        residency_ignored,
+        "residency ignored on reassignment",
+        scenario="drained-in-turn",
+    ),
+    Mutation(
+        "quota-left-out",
+        "the tenant's limit is left out of the check of a placement",
+        quota_left_out,
+        "quota left out of the transaction",
+    ),
+    Mutation(
+        "ledger-left-out",
+        "the node's capacity is left out of the check of a placement",
+        ledger_left_out,
+        "ledger left out of the transaction",
+    ),
+    Mutation(
+        "token-not-checked",
+        "commits do not compare the fencing token",
+        token_not_checked,
+        "fencing token not checked",
+        scenario="late-commits",
+    ),
+    Mutation(
+        "freed-without-proof",
+        "a place is freed without waiting for the stop",
+        freed_without_proof,
+        "drain does not wait for the stop",
+    ),
+    Mutation(
+        "identity-reused",
+        "a replica made again under its name has the uid it had",
+        identity_reused,
+        "uid reuse on recreate",
+    ),
+    Mutation(
+        "claimed-twice",
+        "a proposal that is delivered twice is carried out twice",
+        claimed_twice,
+        scenario="duplicate-reservation-race",
+    ),
+    Mutation(
+        "old-attempt-accepted",
+        "a proposal for a released attempt is accepted",
+        old_attempt_accepted,
+    ),
+    Mutation(
+        "finalizer-removed-early",
+        "a replica's finalizer goes before its place is freed",
+        finalizer_removed_early,
+        "finalizer removed early",
+    ),
 )

@@ -7,9 +7,10 @@ from typing import Any
 from holdfast.fleet import assign, grant_needs, grants, ordinals
 from holdfast.link import grant_sync
 from holdfast.runtime.proposals import Proposals
+from holdfast.sim.mutations.patch import Mutation, Patch
 
 
-def shrink_unacknowledged(patch: Any) -> None:
+def shrink_unacknowledged(patch: Patch) -> None:
     """What a region still enforces is not counted: a smaller limit frees at once."""
     share_out = grants.__dict__["share_out"]
 
@@ -19,12 +20,12 @@ def shrink_unacknowledged(patch: Any) -> None:
     patch.set(grants, "share_out", blind)
 
 
-def acknowledged_too_early(patch: Any) -> None:
+def acknowledged_too_early(patch: Patch) -> None:
     """A region acknowledges a smaller limit that it does not enforce yet."""
     copy_writes = grant_sync.__dict__["copy_writes"]
 
-    def slow(key: Any, grants_: Any, here: Any, region: str, heard_s: float) -> Any:
-        return () if int(heard_s) % 40 < 30 else copy_writes(key, grants_, here, region, heard_s)
+    def slow(key: Any, grants_: Any, here: Any, region: str, heard_s: float, **more: Any) -> Any:
+        return () if int(heard_s) % 40 < 30 else copy_writes(key, grants_, here, region, heard_s, **more)
 
     acknowledgement = grant_sync.__dict__["acknowledgement"]
 
@@ -40,7 +41,7 @@ def acknowledged_too_early(patch: Any) -> None:
     patch.set(grant_sync, "acknowledgement", early)
 
 
-def lease_from_the_cache(patch: Any) -> None:
+def lease_from_the_cache(patch: Patch) -> None:
     """Reading a grant from the cache renews its lease: a region that is cut off goes on spending for ever."""
     from holdfast.link.link import Link
 
@@ -61,7 +62,7 @@ def lease_from_the_cache(patch: Any) -> None:
     patch.set(Link, "_compare_all", renewing)
 
 
-def provisional_without_part(patch: Any) -> None:
+def provisional_without_part(patch: Patch) -> None:
     """Provisional work is not counted against the part that was set aside for it."""
     from holdfast.authority.ledger import Ledger
 
@@ -74,28 +75,28 @@ def type_of_grant() -> Any:
     return Grant
 
 
-def finished_batch_keeps_grant(patch: Any) -> None:
+def finished_batch_keeps_grant(patch: Patch) -> None:
     patch.set(grant_needs, "_still_wanted", lambda assignment: assignment.spec.replicas)
 
 
-def ordinal_in_two_regions(patch: Any) -> None:
+def ordinal_in_two_regions(patch: Patch) -> None:
     def each_its_own(shares: Any, stored: Any) -> Any:
         return {region: tuple(range(share)) for region, share in shares.items()}
 
     patch.set(assign, "share_ordinals", each_its_own)
 
 
-def ordinal_moved_too_early(patch: Any) -> None:
+def ordinal_moved_too_early(patch: Patch) -> None:
     """An ordinal may go elsewhere as soon as its Assignment says so, not when its region has let go."""
     patch.set(ordinals, "let_go", lambda *_: True)
 
 
-def tenure_not_waited_for(patch: Any) -> None:
+def tenure_not_waited_for(patch: Patch) -> None:
     """An ordinal of scope Global moves as soon as it was taken away, while the region's tenure still runs."""
     patch.set(ordinals, "tenure_over", lambda assignment: assignment.spec.withdrawal is not None)
 
 
-def tenure_ignored(patch: Any) -> None:
+def tenure_ignored(patch: Patch) -> None:
     """Agents let exclusive work of scope Global run as long as their own lease, whatever the region's tenure."""
     from holdfast.agent.decide import Lease
     from holdfast.agent.supervisor import Supervisor
@@ -104,24 +105,65 @@ def tenure_ignored(patch: Any) -> None:
     patch.set(Supervisor, "_tenure", lambda self, unit: None)
 
 
-def member_hogs(patch: Any) -> None:
+def member_hogs(patch: Patch) -> None:
     """A member that needs no place any more keeps being planned before its mates."""
     patch.set(Proposals, "_leave_out", lambda self, waiting, member: waiting.gone.setdefault(member.uid, None))
 
 
 TABLE = (
-    (
+    Mutation(
         "shrink-unacknowledged",
         "a shrunk grant frees its quota before the region has acknowledged",
         shrink_unacknowledged,
+        "grant shrunk without acknowledgement",
     ),
-    ("acknowledged-too-early", "a region acknowledges a limit that it does not enforce yet", acknowledged_too_early),
-    ("lease-from-the-cache", "a region renews its grants' lease by reading its own cache", lease_from_the_cache),
-    ("provisional-without-part", "provisional work is not held to its part of the grant", provisional_without_part),
-    ("finished-batch-keeps-grant", "batch work that is done still counts as demand", finished_batch_keeps_grant),
-    ("ordinal-in-two-regions", "each region numbers exclusive replicas by itself", ordinal_in_two_regions),
-    ("ordinal-moved-too-early", "an ordinal moves before its region has let go of it", ordinal_moved_too_early),
-    ("tenure-not-waited-for", "an ordinal of scope Global moves while a tenure still runs", tenure_not_waited_for),
-    ("tenure-ignored", "agents do not end work of scope Global with the region's tenure", tenure_ignored),
-    ("member-hogs", "a finished member of a request keeps taking its mates' place", member_hogs),
+    Mutation(
+        "acknowledged-too-early",
+        "a region acknowledges a limit that it does not enforce yet",
+        acknowledged_too_early,
+    ),
+    Mutation(
+        "lease-from-the-cache",
+        "a region renews its grants' lease by reading its own cache",
+        lease_from_the_cache,
+        scenario="cut-off-provisional",
+    ),
+    Mutation(
+        "provisional-without-part",
+        "provisional work is not held to its part of the grant",
+        provisional_without_part,
+        scenario="cut-off-provisional",
+    ),
+    Mutation(
+        "finished-batch-keeps-grant",
+        "batch work that is done still counts as demand",
+        finished_batch_keeps_grant,
+    ),
+    Mutation(
+        "ordinal-in-two-regions",
+        "each region numbers exclusive replicas by itself",
+        ordinal_in_two_regions,
+    ),
+    Mutation(
+        "ordinal-moved-too-early",
+        "an ordinal moves before its region has let go of it",
+        ordinal_moved_too_early,
+    ),
+    Mutation(
+        "tenure-not-waited-for",
+        "an ordinal of scope Global moves while a tenure still runs",
+        tenure_not_waited_for,
+    ),
+    Mutation(
+        "tenure-ignored",
+        "agents do not end work of scope Global with the region's tenure",
+        tenure_ignored,
+        scenario="tenure",
+    ),
+    Mutation(
+        "member-hogs",
+        "a finished member of a request keeps taking its mates' place",
+        member_hogs,
+        scenario="drained-in-turn",
+    ),
 )

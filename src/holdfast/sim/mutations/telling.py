@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 
 from holdfast.fleet import workload_status
+from holdfast.gate import plan
 from holdfast.gate.local import LocalClient
 from holdfast.model.kinds import kind_of
 from holdfast.runtime.informer import Informer
+from holdfast.sim.mutations.patch import Mutation, Patch
 from holdfast.store.contract import Txn
 from holdfast.store.follower import Follower
 
 
-def watch_resumes_at_now(patch: Any) -> None:
+def watch_resumes_at_now(patch: Patch) -> None:
     watch = LocalClient.__dict__["watch"]
 
     def from_now(self: Any, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
@@ -23,29 +25,22 @@ def watch_resumes_at_now(patch: Any) -> None:
     patch.set(LocalClient, "watch", from_now)
 
 
-def compaction_ignored(patch: Any) -> None:
-    """After `Expired` the informer goes on at the head without listing, and never compares either."""
+def compaction_ignored(patch: Patch) -> None:
+    """After `Expired` the informer takes only the new revision from the list, and never compares either."""
     listing = Informer.__dict__["_list"]
 
     async def skip(self: Any, cause: str) -> int:
-        if cause in ("expired", "resync"):
-            return 0
-        return int(await listing(self, cause))
+        if cause == "first":
+            return int(await listing(self, cause))
+        if cause == "expired":
+            found = await self._client.list(self.kind, fields=self.fields or None)
+            self.revision = max(self.revision, found.revision)
+        return 0
 
     patch.set(Informer, "_list", skip)
-    patch.set(
-        LocalClient, "watch", _from_now(LocalClient.__dict__["watch"])
-    )  # the stream itself still knows what was compacted
 
 
-def _from_now(watch: Any) -> Any:
-    def from_now(self: Any, kind: Any, namespace: str = "", *, after: int, fields: Any = None) -> Any:
-        return watch(self, kind, namespace, after=self._objects.head(kind_of(kind)), fields=fields)
-
-    return from_now
-
-
-def audit_after_commit(patch: Any) -> None:
+def audit_after_commit(patch: Patch) -> None:
     """The audit record is not part of the transaction."""
     commit = Follower.__dict__["commit"]
 
@@ -55,7 +50,7 @@ def audit_after_commit(patch: Any) -> None:
     patch.set(Follower, "commit", unrecorded)
 
 
-def observed_too_much(patch: Any) -> None:
+def observed_too_much(patch: Patch) -> None:
     """A status claims to be about a generation that does not exist yet."""
     decide = workload_status.__dict__["decide"]
 
@@ -70,11 +65,32 @@ def observed_too_much(patch: Any) -> None:
         return msgspec.structs.replace(outcome, writes=writes)
 
     patch.set(workload_status, "decide", ahead)
+    patch.set(plan, "_observed_causes", lambda *_: ())
 
 
 TABLE = (
-    ("watch-resumes-at-now", "a watch goes on at the head instead of where it was", watch_resumes_at_now),
-    ("compaction-ignored", "after a compaction nothing is listed again", compaction_ignored),
-    ("audit-after-commit", "the audit record is not in the transaction", audit_after_commit),
-    ("observed-too-much", "a status names a generation that does not exist", observed_too_much),
+    Mutation(
+        "watch-resumes-at-now",
+        "a watch goes on at the head instead of where it was",
+        watch_resumes_at_now,
+        'watch resumes at "now"',
+    ),
+    Mutation(
+        "compaction-ignored",
+        "after a compaction nothing is listed again",
+        compaction_ignored,
+        "compaction ignored",
+        scenario="watches-expire",
+    ),
+    Mutation(
+        "audit-after-commit",
+        "the audit record is not in the transaction",
+        audit_after_commit,
+        "audit written after commit",
+    ),
+    Mutation(
+        "observed-too-much",
+        "a status names a generation that does not exist",
+        observed_too_much,
+    ),
 )

@@ -1,0 +1,155 @@
+"""Which region a workload is recovered in, and when it is left for another one. Pure.
+
+A target stays as long as it may hold the workload and gets on with it. One that took the workload and shows no progress
+for a stated part of the promise's time is left, with the evidence on record, for a region that was not tried; each is
+left at most once in an incident, so that this ends. What serves in a region that was left stays until the new one
+serves as promised (make before break); what does not serve there is given up at once, as it holds quota and places that
+the new one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from holdfast.fleet.away_shares import with_peak
+from holdfast.fleet.recovery_plan import Critical, Targets, may_take
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment, Purpose, assignment_name
+from holdfast.model.meta import Key
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery import LeftTarget, Recovery, RecoveryPhase, WorkloadProgress, is_open
+from holdfast.model.region import Region
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import Delete, Update, Write
+
+_SHORT_OF_QUOTA = frozenset({Reason.QUOTA_EXCEEDED, Reason.NO_GRANT})
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """The region to recover in, those that were left for it, and why the present one is stuck, if it is."""
+
+    target: str
+    left: tuple[LeftTarget, ...] = ()
+    stuck: str = ""
+    moved: bool = False
+
+
+def aim(
+    critical: Critical,
+    row: WorkloadProgress | None,
+    regions: Mapping[str, Region],
+    targets: Targets,
+    now: float,
+    *,
+    waiting_for: str,
+) -> Aim:
+    """Where the workload is recovered from here on. `waiting_for` is what the target says it waits for."""
+    target, left = (row.target, row.left) if row is not None else ("", ())
+    tried = frozenset(item.region for item in left)
+    if not target or target not in regions or may_take(critical, regions[target]):
+        return Aim(targets.choose(critical, without=tried) or targets.choose(critical), left)
+    why = _why_stuck(critical, row, waiting_for, now) if row is not None else ""
+    if not why:
+        return Aim(target, left)
+    other = targets.choose(critical, without=tried | {target}) if len(left) < limits.RECOVERY_TARGETS_LEFT else ""
+    if not other:
+        return Aim(target, left, stuck=f"{why}; no other region is left to try")
+    record = LeftTarget(region=target, at=micro_text(now), reason=Reason.TARGET_STUCK, message=why)
+    return Aim(other, (*left, record), stuck=f"{why}; {other} is asked instead", moved=True)
+
+
+def stuck_after_s(critical: Critical) -> float:
+    """How long a target may show no progress before another one is asked."""
+    return max(limits.RECOVERY_STUCK_MIN_S, critical.promise.deadline_seconds * limits.RECOVERY_STUCK_PART)
+
+
+def _why_stuck(critical: Critical, row: WorkloadProgress, waiting_for: str, now: float) -> str:
+    """The evidence, in words that stay the same as long as nothing moves; empty while the target has time left."""
+    here = critical.at(row.target)
+    if here.serving >= critical.promise.min_serving or not row.progress_at:
+        return ""
+    if points(critical, row.target) > row.best:
+        return ""
+    if now - parse_time(row.progress_at) < stuck_after_s(critical):
+        return ""
+    said = f" ({waiting_for})" if waiting_for else ""
+    return (
+        f"region {row.target} took {here.assigned} replica(s), and since {row.progress_at} nothing moved: {here.bound} "
+        f"bound, {here.ready} ready, {here.serving} of {critical.promise.min_serving} serving{said}"
+    )
+
+
+def waiting_for(critical: Critical, target: str, view: View) -> str:
+    """What the recovery replicas in the target wait for, by the region's own word."""
+    own = view.get(Assignment, assignment_name(critical.name, target, Purpose.RECOVERY), critical.tenant)
+    if own is None or not own.status.pending:
+        return ""
+    first = own.status.pending[0]
+    return f"{first.reason}: {first.message}" if first.message else str(first.reason)
+
+
+def points(critical: Critical, target: str) -> int:
+    """How far the workload is in the target: every stage a replica reaches counts one."""
+    here = critical.at(target)
+    return here.bound + here.ready + here.serving
+
+
+def followed(
+    row: WorkloadProgress, old: WorkloadProgress | None, critical: Critical, now: float, *, waits: bool, asked: bool
+) -> WorkloadProgress:
+    """The row with its clock of progress: it runs while something was asked of the target and is not done.
+
+    `waits` for its turn, nothing was asked yet; `asked` for more just now, which begins anew.
+    """
+    if waits or not row.target or row.serving >= row.wanted:
+        return row
+    best = points(critical, row.target)
+    if old is not None and old.target == row.target and old.progress_at and not asked and best <= old.best:
+        return msgspec.structs.replace(row, best=old.best, progress_at=old.progress_at)
+    return msgspec.structs.replace(row, best=best, progress_at=micro_text(now))
+
+
+def counted_on(view: View, recovery: Recovery, rows: Sequence[WorkloadProgress]) -> set[tuple[str, str, str]]:
+    """(tenant, workload, region) that some open recovery recovers in, this one by its newest rows."""
+    found = {(row.tenant, row.workload, row.target) for row in rows}
+    for other in view.list(Recovery):
+        away = other.status.phase is RecoveryPhase.FAILING_BACK or other.metadata.name == recovery.metadata.name
+        if is_open(other) and not away:
+            found |= {(row.tenant, row.workload, row.target) for row in other.status.workloads}
+    return found
+
+
+def let_go(critical: Critical, target: str, used: Collection[tuple[str, str, str]], view: View) -> list[Write]:
+    """Recovery Assignments in regions that nobody recovers this workload in any more, brought down as far as may be."""
+    writes: list[Write] = []
+    for item in view.by(Assignment, "workload", str(Key(critical.tenant, critical.name))):
+        spec = item.spec
+        counted = (critical.tenant, critical.name, spec.region) in used
+        if spec.purpose is not Purpose.RECOVERY or item.metadata.terminating or not target or counted:
+            continue
+        if not spec.replicas:
+            if item.status.observed_epoch >= spec.epoch and not item.status.replicas:
+                writes.append(Delete("Assignment", item.key, item.uid))
+            continue
+        keep = min(spec.replicas, item.status.serving) if _needed(item, critical, target, view) else 0
+        if keep < spec.replicas:
+            reason = f"{critical.name} is recovered in {target}: {keep} stay until it serves there"
+            smaller = msgspec.structs.replace(spec, replicas=keep, epoch=spec.epoch + 1, reason=reason)
+            writes.append(Update(msgspec.structs.replace(item, spec=with_peak(smaller, item))))
+    return writes
+
+
+def _needed(item: Assignment, critical: Critical, target: str, view: View) -> bool:
+    """Whether what serves in a region that was left is still the best there is.
+
+    Where the tenant's recovery allowance does not cover both regions, the new one needs only to be no worse.
+    """
+    serving = critical.at(target).serving
+    if serving >= critical.promise.min_serving:
+        return False
+    own = view.get(Assignment, assignment_name(critical.name, target, Purpose.RECOVERY), critical.tenant)
+    starved = own is not None and any(p.reason in _SHORT_OF_QUOTA for p in own.status.pending)
+    return not (starved and serving >= item.status.serving)

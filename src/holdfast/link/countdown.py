@@ -1,0 +1,155 @@
+"""Counts the time of overrides on a clock that only passes, and writes down their ends (S8).
+
+Whoever acts on an override looks at its phase and its end in this cell's store. In a region the end there is by the
+region's own wall clock, kept right by this count: a clock that is skewed or stepped neither prolongs nor ends anything.
+
+What always holds:
+
+- A count only ever gets shorter.
+- In a region it starts from what is left by the global cell's clock (`global_clock`), at the latest when the copy is
+  made. After a restart that lost it, an override that allows more than usual is over until the global cell is heard
+  again; one that forbids goes on for at most what its copy says, and at most its whole time.
+- In the cell where it was given, it starts when it is first seen active, from the end that was set for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+import structlog
+
+from holdfast.client.contract import Client
+from holdfast.fleet.override_rules import RULES, longest_s
+from holdfast.link.global_clock import GlobalClock
+from holdfast.model import limits
+from holdfast.model.errors import Fault
+from holdfast.model.meta import Condition
+from holdfast.model.override import ACTIVE, EXPIRED, Override, break_glass_prefix
+from holdfast.model.reasons import Reason
+from holdfast.model.times import micro_text, parse_time
+from holdfast.model.view import View
+from holdfast.model.writes import SetStatus, Update, Write
+from holdfast.runtime.ports import Ports
+
+
+class Countdown:
+    """One cell's. `home` writes what was given in this cell, `copies` what is a copy here; None at the global cell."""
+
+    def __init__(self, here: View, home: Client, ports: Ports, copies: Client | None = None) -> None:
+        self.clock = GlobalClock()
+        self._here = here
+        self._home = home
+        self._copies = copies
+        self._ports = ports
+        self._ends: dict[str, float] = {}
+        """uid → the end, on the monotonic clock."""
+        self._log = structlog.get_logger().bind(cell=home.cell)
+
+    def lost(self) -> None:
+        """Another process counted meanwhile, or none did."""
+        self._ends.clear()
+        self.clock.forget()
+
+    async def run(self) -> None:
+        """Runs until cancelled, in the one process of the cell that was elected."""
+        while True:
+            await self._commit(self.look())
+            await self._ports.clock.sleep(limits.COUNTDOWN_EVERY_S)
+
+    def copied(self, source: Override, copy: Override | None) -> Override | None:
+        """The status a copy should have now; None when that is not known yet. `source` carries the global status."""
+        if source.status.phase == ACTIVE and source.spec.revoked and copy is not None and copy.status.phase != ACTIVE:
+            # Taken back, and the global cell has not yet said so in its status: what has ended here stays ended.
+            return msgspec.structs.replace(source, status=copy.status)
+        if source.status.phase != ACTIVE or source.spec.revoked or not source.status.expires_at:
+            return source  # it does not act
+        left_s = self.clock.left_s(parse_time(source.status.expires_at), self._ports.clock.monotonic())
+        if left_s is not None:
+            self._count(source, left_s)
+        end_s = self._ends.get(source.uid)
+        if end_s is None:
+            return None
+        if end_s <= self._ports.clock.monotonic():
+            return _ended(source)
+        known = copy.status.expires_at if copy is not None and copy.status.phase == ACTIVE else ""
+        status = msgspec.structs.replace(source.status, expires_at=known or self._wall(end_s))
+        return msgspec.structs.replace(source, status=status)
+
+    def here_s(self, at: str) -> float:
+        """A moment of the global cell's clock on this region's wall clock as it is now; not a second too late. Long
+        past while nothing is known of that clock."""
+        left_s = self.clock.left_s(parse_time(at), self._ports.clock.monotonic())
+        return self._ports.clock.now() + left_s if left_s is not None else 0.0
+
+    def look(self) -> list[Write]:
+        """What must be written now: ends that have come, and stored ends that a step of the clock has made wrong."""
+        overrides = self._here.list(Override)
+        known, mono_s = {o.uid for o in overrides}, self._ports.clock.monotonic()
+        for gone in [uid for uid, end_s in self._ends.items() if end_s < mono_s and uid not in known]:
+            del self._ends[gone]
+        acting = [
+            o for o in overrides if o.status.phase == ACTIVE and o.status.expires_at and not o.metadata.terminating
+        ]
+        return [write for override in acting for write in self._writes(override)]
+
+    def _writes(self, override: Override) -> Iterable[Write]:
+        copy = self._is_copy(override)
+        mono_s, stored_s = self._ports.clock.monotonic(), parse_time(override.status.expires_at)
+        if override.uid not in self._ends:
+            if copy and RULES[override.spec.kind].permissive:
+                return (self._write(_ended(override, lost=True), override),)
+            self._count(override, max(0.0, stored_s - self._ports.clock.now()))
+        end_s = self._ends[override.uid]
+        if end_s <= mono_s:
+            return (self._write(_ended(override), override),)
+        off_s = abs(parse_time(self._wall(end_s)) - stored_s)
+        if copy and off_s > limits.COUNTDOWN_OFF_S:
+            status = msgspec.structs.replace(override.status, expires_at=self._wall(end_s))
+            return (self._write(msgspec.structs.replace(override, status=status), override),)
+        return ()
+
+    def _is_copy(self, override: Override) -> bool:
+        given_here = override.metadata.name.startswith(break_glass_prefix(self._home.cell))
+        return self._copies is not None and not given_here
+
+    def _count(self, override: Override, left_s: float) -> None:
+        end_s = self._ports.clock.monotonic() + min(left_s, longest_s(override))
+        self._ends[override.uid] = min(end_s, self._ends.get(override.uid, end_s))
+
+    def _wall(self, end_s: float) -> str:
+        return micro_text(self._ports.clock.now() + end_s - self._ports.clock.monotonic())
+
+    def _write(self, wanted: Override, now: Override) -> Write:
+        """A copy is replaced as a whole, as the link writes copies; at home only the status is this part's."""
+        if self._is_copy(now):
+            return Update(wanted)
+        blocks = {"phase": wanted.status.phase, "expiresAt": wanted.status.expires_at}
+        return SetStatus("Override", now.key, now.uid, blocks=blocks, conditions=wanted.status.conditions)
+
+    async def _commit(self, writes: list[Write]) -> None:
+        for write in writes:
+            client = self._copies if isinstance(write, Update) else self._home
+            assert client is not None, "only a region has copies"
+            try:
+                await client.commit([write])
+            except Fault as fault:
+                self._log.info("override_end_unwritten", reason=fault.reason, message=fault.message)
+
+
+Timed = Callable[[Override, Override | None], Override | None]
+"""(original, copy) → the original as this region should keep it, or None to leave everything as it is."""
+
+
+def _ended(override: Override, *, lost: bool = False) -> Override:
+    why = "the count of its time was lost in a restart; it acts again when the global cell is heard"
+    said = Condition(
+        type="Active",
+        status="False",
+        reason=Reason.OVERRIDE_EXPIRED,
+        message=why if lost else f"ended at {override.status.expires_at} or before, by the time that has passed",
+        observed_generation=override.metadata.generation,
+    )
+    others = tuple(c for c in override.status.conditions if c.type != said.type)
+    status = msgspec.structs.replace(override.status, phase=EXPIRED, conditions=(said, *others))
+    return msgspec.structs.replace(override, status=status)

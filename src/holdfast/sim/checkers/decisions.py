@@ -1,0 +1,105 @@
+"""A decision is made by one policy: the one that it names is the one that was weighed, and what was bound names it too.
+
+And what is decided is decided on what was known: the autoscaler asks for no more of what already waits for a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.model import limits
+from holdfast.model.assignment import Purpose
+from holdfast.model.decision import Decision
+from holdfast.model.scheduler_policy import PolicyRevision, Rules
+from holdfast.model.workload import Workload
+from holdfast.sim.checkers import Changed, Commit, Found
+
+BUILT_IN = "builtin"
+LAGS_S = limits.RESYNC_S * 1.25 + 5.0
+"""How old what a controller knows may be: it lists again after so long at the latest, whatever its watch says."""
+
+
+class DecisionsChecker:
+    """One cell's."""
+
+    def __init__(self, cell: str) -> None:
+        self._cell = cell
+        self._held_since_s: dict[str, float] = {}
+        """Workloads of which more would not help, by key, and since when without a pause."""
+
+    def check(self, commit: Commit) -> Iterator[Found]:
+        for change in commit.changed:
+            if change.kind.name == "Decision" and change.old is None:
+                yield from _weighed(change, commit.state)
+            elif change.kind.name == "Binding" and change.old is None:
+                yield from _named(change, commit.state)
+            elif self._cell == "global" and change.kind.name == "Assignment":
+                self._follow(f"/workloads/{change.item.metadata.namespace}/{change.item.spec.workload}", commit)
+            elif self._cell == "global" and change.kind.name == "Workload":
+                yield from self._scaled(change, commit)
+                self._follow(change.key, commit)
+
+    def _follow(self, key: str, commit: Commit) -> None:
+        workload: Workload | None = commit.state.get(key)
+        if workload is not None and workload.status.scale is not None and _more_would_wait(workload, commit.state):
+            self._held_since_s.setdefault(key, commit.at_s)
+        else:
+            self._held_since_s.pop(key, None)
+
+    def _scaled(self, change: Changed, commit: Commit) -> Iterator[Found]:
+        """More is asked for only where more would help: never while what there is has long waited, or is not ready."""
+        if change.old is None or change.new is None or not _asks_for_more(change.old, change.new):
+            return
+        since_s = self._held_since_s.get(change.key, commit.at_s)
+        if commit.at_s - since_s > LAGS_S:
+            before, now = change.old.status.scale.replicas, change.new.status.scale.replicas
+            what = f"{change.key} asks for {now} replicas; of {before} too many have been waiting or not ready"
+            yield "scaling", f"{what} for {commit.at_s - since_s:.0f} s", (change.key,)
+
+
+def _more_would_wait(workload: Workload, state: dict[str, Any]) -> bool:
+    """Whether replicas of the workload wait for a place, or too few are ready, as the global cell has it on record."""
+    meta, scale = workload.metadata, workload.status.scale
+    mine = [
+        item.status
+        for key, item in state.items()
+        if key.startswith(f"/assignments/{meta.namespace}/")
+        and item.spec.workload == meta.name
+        and item.spec.purpose is Purpose.NORMAL
+    ]
+    waits = any(status.queued and any(p.count for p in status.pending) for status in mine)
+    wanted = scale.replicas if scale is not None else 0
+    return waits or sum(status.ready for status in mine) < wanted * limits.AUTOSCALE_READY_SHARE
+
+
+def _asks_for_more(old: Workload, new: Workload) -> bool:
+    before, now = old.status.scale, new.status.scale
+    return before is not None and now is not None and now.replicas > before.replicas
+
+
+def _weighed(change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+    """The scores that decided, and their weights, are those of the revision that the decision names."""
+    decision: Decision = change.new
+    name = decision.spec.policy_revision
+    revision: PolicyRevision | None = state.get(f"/policyrevisions/{name}")
+    if revision is None and name != BUILT_IN:
+        return  # it was cleared away meanwhile; what it said is not on this disk any more
+    rules = revision.spec.rules if revision is not None else Rules()
+    expected = {s.name.value: s.weight for s in rules.scores if s.weight}
+    expected.update({s.name: s.weight for s in rules.score_expressions if s.weight})
+    for entry in decision.spec.entries:
+        found = {part.name: part.weight for part in entry.scores}
+        if found and found != expected:
+            what = f"{change.key} names policy {name}, which weighs {expected}; {entry.replica} was weighed by {found}"
+            yield "S10", what, (change.key, f"/policyrevisions/{name}")
+            return
+
+
+def _named(change: Changed, state: dict[str, Any]) -> Iterator[Found]:
+    """What was bound by a decision names the policy of that decision."""
+    spec, namespace = change.new.spec, change.new.metadata.namespace
+    decision: Decision | None = state.get(f"/decisions/{namespace}/{spec.decision}") if spec.decision else None
+    if decision is not None and decision.spec.policy_revision != spec.policy_revision:
+        what = f"{change.key} names policy {spec.policy_revision}, its decision {decision.spec.policy_revision}"
+        yield "S10", what, (change.key, f"/decisions/{namespace}/{spec.decision}")

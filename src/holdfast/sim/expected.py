@@ -1,0 +1,42 @@
+"""Whether a run of a scenario showed what it was made to show. A scenario that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.sim.declared import Scenario, Serves
+from holdfast.sim.troubles import Trouble
+from holdfast.sim.world import Outcome, Telling
+
+
+def missed(scenario: Scenario, planned: tuple[Trouble, ...], outcome: Outcome, telling: Telling) -> Iterator[str]:
+    """What was expected and did not come, in words."""
+    expects, coverage = scenario.expects, telling.coverage
+    struck = {fault.name for fault in telling.struck}
+    for trouble in planned:
+        if trouble.name not in struck:
+            yield f"{trouble.kind} of {trouble.target} at {trouble.at_s:g} s never struck"
+    if scenario.riding and not any(coverage.faults[kind.value] for kind in scenario.riding):
+        yield f"none of what rides along struck: {', '.join(scenario.riding)}"
+    for reason in expects.sees:
+        if not coverage.reasons[reason]:
+            yield f"nobody gave the reason {reason}"
+    for reason in expects.never_sees:
+        if coverage.reasons[reason]:
+            yield f"the reason {reason} was given {coverage.reasons[reason]} times"
+    for step in expects.passes:
+        source, _, target = step.partition(" → ")
+        if not coverage.transitions[(source, target)]:
+            yield f"no replica went {step}"
+    for serves in expects.serves:
+        yield from _not_serving(serves, telling)
+    if outcome.settled_in_s > expects.settles_in_s:
+        yield f"it took {outcome.settled_in_s:.0f} s to come right, {expects.settles_in_s:.0f} s are allowed"
+
+
+def _not_serving(serves: Serves, telling: Telling) -> Iterator[str]:
+    events = [e for e in telling.history.of([f"/workloads/{serves.workload}"]) if e.at_s <= serves.by_s]
+    new = events[-1].new if events else None
+    count = new.status.summary.serving if new is not None else 0
+    if count < serves.at_least:
+        yield f"{count} replicas of {serves.workload} served {serves.by_s:g} s in, at least {serves.at_least} should"

@@ -1,0 +1,83 @@
+"""Whoever has machines for the node pools of a simulated world: starts what should exist, stops what need not.
+
+It follows the rule of every provider: a node goes only after the region has said that nothing is bound on it. A pool is
+named after its region, so that its machines are too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast.agent.config import AgentConfig
+from holdfast.model.binding import Binding
+from holdfast.model.errors import Fault
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import Node
+from holdfast.model.node_pool import NodePool, NodePoolSpec, PoolNode
+from holdfast.model.writes import Delete
+from holdfast.sim import people
+from holdfast.sim.hosts import AgentHost, CellHost
+
+if TYPE_CHECKING:
+    from holdfast.sim.world import World
+
+LOOK_EVERY_S = 5.0
+NODES_MAX = 2
+IDLE_S = 30.0
+
+
+class Provider:
+    """Runs as long as its world does. A machine that comes back is the same machine, in another life."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._machines: dict[str, AgentHost] = {}
+
+    async def run(self) -> None:
+        while True:
+            for region in self._world.regions:
+                try:
+                    await self._provide(region)
+                except Fault:
+                    continue
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _provide(self, region: CellHost) -> None:
+        client = self._world.operator_of(region.name, who="provider")
+        pool = await client.get(NodePool, region.name)
+        if pool is None:
+            zones = people.zones_of(region.name)
+            spec = NodePoolSpec(zones, {"cpu": "1", "memory": "2Gi"}, max_nodes=NODES_MAX, idle_seconds=IDLE_S)
+            await people.create(client, NodePool(metadata=ObjectMeta(name=region.name), spec=spec))
+            return
+        meant = {node.name: node for node in pool.status.nodes}
+        for node in pool.status.nodes:
+            self._start(region, pool, node)
+        there = [n for n in (await client.list(Node)).items if n.spec.pool == region.name]
+        bound = {b.spec.node for b in (await client.list(Binding)).items}
+        for stored in there:
+            name = stored.metadata.name
+            if name not in meant and name not in bound and not stored.metadata.terminating:
+                self._stop(name)
+                await client.commit([Delete("Node", stored.key, stored.uid)])
+
+    def _start(self, region: CellHost, pool: NodePool, node: PoolNode) -> None:
+        host = self._machines.get(node.name)
+        if host is None:
+            config = AgentConfig(
+                name=node.name, region=region.name, zone=node.zone, state_dir="", pool=pool.metadata.name,
+                capacity=pool.spec.capacity,
+            )  # fmt: skip
+            host = self._machines[node.name] = self._world.new_machine(region, config)
+        if host not in self._world.agents:
+            self._world.agents.append(host)
+            host.taken_away = False
+            host.boot()
+
+    def _stop(self, name: str) -> None:
+        host = self._machines.get(name)
+        if host is not None and host in self._world.agents:
+            host.lose_power()
+            host.taken_away = True
+            self._world.agents.remove(host)

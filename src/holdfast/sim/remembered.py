@@ -1,0 +1,56 @@
+"""What a long run has done so far, in a file, so that the next one goes on where it ended.
+
+The file is replaced as a whole after every seed: a run that is killed loses only the seeds that it was at, and they are
+run again. It holds the totals and what was exercised; both are added to by every later run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.sim.coverage import Coverage
+from holdfast.sim.runs import Total
+
+
+def remember(path: Path, total: Total) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    kept = {name: getattr(total, name) for name in Total.__struct_fields__ if name != "coverage"}
+    seen = {
+        name: [[_plain(key), count] for key, count in sorted(counter.items())]
+        for name, counter in _counters(total.coverage).items()
+    }
+    part.write_text(json.dumps({**kept, "coverage": seen}))
+    part.replace(path)
+
+
+def recall(path: Path) -> Total:
+    """The totals so far; empty ones where there are none."""
+    if not path.exists():
+        return Total()
+    kept: dict[str, Any] = json.loads(path.read_text())
+    coverage = Coverage()
+    counters = _counters(coverage)
+    for name, pairs in kept.pop("coverage", {}).items():
+        if name in counters:
+            counters[name].update({_key(key): count for key, count in pairs})
+    known = {name: value for name, value in kept.items() if name in Total.__struct_fields__}
+    return Total(**known, coverage=coverage)
+
+
+def _counters(coverage: Coverage) -> dict[str, Counter[Any]]:
+    found = {field.name: getattr(coverage, field.name) for field in msgspec.structs.fields(Coverage)}
+    return {name: counter for name, counter in found.items() if isinstance(counter, Counter)}
+
+
+def _plain(key: Any) -> Any:
+    return list(key) if isinstance(key, tuple) else key
+
+
+def _key(key: Any) -> Any:
+    return tuple(key) if isinstance(key, list) else key

@@ -1,0 +1,103 @@
+"""One world, and when it fails its smallest story: what must go wrong, what happened, and how to see it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import msgspec
+
+from holdfast.sim import runs, story
+from holdfast.sim.mutations import MUTATIONS, planted
+from holdfast.sim.shrink import Lived, Shrunk, Subject, shrink
+from holdfast.sim.world import Outcome, World
+
+SHRINK_S = 120.0
+"""For so long a failing world is made smaller before its story is told, unless someone gives it more time."""
+NAMES_SHOWN = 12
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """`only` names the faults and acts that may happen; `bug` is planted; with `shrink_s` 0 nothing is made smaller."""
+
+    seed: int
+    only: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
+    bug: str = ""
+    twice: bool = False
+    shrink_s: float = SHRINK_S
+
+
+def tell(asked: Asked, say: Callable[[str], None]) -> int:
+    """Runs the world and tells how it went. 0 when all was well."""
+    if asked.bug and asked.bug not in {m.name for m in MUTATIONS}:
+        say(f"there is no bug {asked.bug!r}; there are: {', '.join(m.name for m in MUTATIONS)}")
+        return 2
+    with with_bug(asked.bug):
+        world = World(asked.seed, only=frozenset(asked.only) if asked.only else None)
+        outcome = world.run()
+        telling = world.telling()
+        say(story.headline(outcome))
+        say(f"  faults: {', '.join(f'{kind} ({n})' for kind, n in outcome.faults.items()) or 'none'}")
+        failed = not outcome.ok
+        if failed:
+            for line in story.complaints(outcome, most=story.COMPLAINTS_SHOWN):
+                say(f"  {line}")
+        if failed and asked.shrink_s > 0 and not asked.about and not asked.only:
+            small = tell_small(Subject(asked.seed), (outcome, telling), asked.shrink_s, say)
+            _how_again(asked, (*small.faults, *small.acts), say)
+        elif failed or asked.about:
+            _tell_lines(story.timeline(outcome, telling, asked.about), say)
+            _how_again(asked, asked.only, say)
+    return _same_again(asked, outcome, say) or int(failed)
+
+
+def with_bug(name: str) -> AbstractContextManager[object]:
+    """With the named bug planted; with none, as it is."""
+    return planted(name) if name else nullcontext()
+
+
+def tell_small(subject: Subject, first: Lived, shrink_s: float, say: Callable[[str], None]) -> Shrunk:
+    """Makes a failed run as small as the time allows, and tells that."""
+    say(f"making it smaller, for at most {shrink_s:.0f} s (--whole tells everything at once)")
+    small = shrink(subject, first=first, told=lambda text: say(f"  {text}"), time_max_s=shrink_s)
+    assert small is not None, "it has just failed"
+    say("")
+    say(f"The smallest story ({small.runs} runs{'; ' + small.cut_short if small.cut_short else ''}):")
+    say(f"  what goes wrong: {_named(small.faults) or 'nothing: no fault is needed'}")
+    say(f"  what users do: {_named(small.acts) or 'nothing'}")
+    for line in story.complaints(small.outcome, most=story.COMPLAINTS_SHOWN):
+        say(f"  {line}")
+    _tell_lines(story.timeline(small.outcome, small.telling), say)
+    return small
+
+
+def _named(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return "; ".join(names[:NAMES_SHOWN]) + more
+
+
+def _tell_lines(lines: Iterable[str], say: Callable[[str], None]) -> None:
+    say("")
+    say(story.LEGEND)
+    for line in lines:
+        say(line)
+
+
+def _how_again(asked: Asked, only: tuple[str, ...], say: Callable[[str], None]) -> None:
+    bug = f" --plant {asked.bug}" if asked.bug else ""
+    names = "".join(f" --only {shlex.quote(name)}" for name in only) or (" --only nothing" if not asked.only else "")
+    say("")
+    if len(only) <= NAMES_SHOWN:
+        say(f"this again:      python -m holdfast.sim --seed {asked.seed}{bug}{names}")
+    say(f"all of it:       python -m holdfast.sim --seed {asked.seed}{bug} --whole")
+    say(f"other objects:   python -m holdfast.sim --seed {asked.seed}{bug} --about TEXT")
+
+
+def _same_again(asked: Asked, outcome: Outcome, say: Callable[[str], None]) -> int:
+    if not asked.twice:
+        return 0
+    why = runs.why_not_determined(outcome)
+    say(why or "the same again in another process with another hash seed")
+    return int(bool(why))

@@ -1,0 +1,116 @@
+"""Version 2 of control groups on the kernel that runs this: how an agent's group hands controllers on.
+
+Where a system runs version 2 alone, every test of limits runs on it (test_trouble.py). Where memory and processes are
+counted by version 1 beside it, as here often, the rules of version 2 are the kernel's all the same: they are tried with
+a controller that nobody else uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.groups import Groups2, Rlimits, confinement
+from needs import lacking
+
+pytestmark = pytest.mark.e2e
+
+ENTERS = """
+import os, sys
+from pathlib import Path
+from holdfast.agent import groups
+root, own, controller = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+groups._V2_NEEDED, groups._V2_WANTED = (controller,), ("no-such-controller",)
+(own / "cgroup.procs").write_text(str(os.getpid()))
+found = groups.confinement("n1", root=root)
+print(found.kind, found.weakness, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def unified() -> Path:
+    """Where version 2 is mounted."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    found = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
+    if found is None or not os.access(found / "cgroup.procs", os.W_OK):
+        lacking("no control groups of version 2 that may be written; next: run as root on a system that mounts them")
+    return found
+
+
+@pytest.fixture
+def own(unified: Path) -> Iterator[Path]:
+    """A group as a service manager makes it for an agent, with controllers delegated to it."""
+    made = unified / f"holdfast-test-{os.getpid()}"
+    made.mkdir()
+    yield made
+    for folder in sorted(made.rglob("*"), reverse=True):
+        if folder.is_dir():
+            folder.rmdir()
+    made.rmdir()
+
+
+@pytest.fixture
+def controller(unified: Path, own: Path) -> Iterator[str]:
+    """One that version 2 has to give, passed on to the group of the agent."""
+    free = (unified / "cgroup.controllers").read_text().split()
+    if not free:
+        lacking("version 2 has no controller to give: all are bound to version 1")
+    name = "hugetlb" if "hugetlb" in free else free[0]
+    passed_on = name in (unified / "cgroup.subtree_control").read_text().split()
+    (unified / "cgroup.subtree_control").write_text(f"+{name}")
+    yield name
+    for folder in sorted((own, *own.rglob("*")), reverse=True):  # what still has it keeps it from being taken back
+        if folder.is_dir():
+            with contextlib.suppress(OSError):
+                (folder / "cgroup.subtree_control").write_text(f"-{name}")
+    if not passed_on:
+        (unified / "cgroup.subtree_control").write_text(f"-{name}")
+
+
+def test_an_agent_alone_in_its_group_makes_room_and_hands_controllers_on(
+    unified: Path, own: Path, controller: str
+) -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", ENTERS, str(unified), str(own), controller],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert agent.stdout is not None
+        assert agent.stdout.readline().split() == ["cgroup2"]
+        assert (own / "agent" / "cgroup.procs").read_text().split() == [str(agent.pid)]
+        assert not (own / "cgroup.procs").read_text().split(), "the kernel refuses controllers below processes"
+        base = own / "holdfast" / "n1"
+        for folder in (own, own / "holdfast", base):
+            assert (folder / "cgroup.subtree_control").read_text().split() == [controller]
+        # A task's group has the controller, takes the work, cannot go while that runs, and goes when it has ended.
+        task = base / "t"
+        task.mkdir()
+        assert (task / "cgroup.controllers").read_text().split() == [controller]
+        work = subprocess.Popen(["sleep", "60"])
+        (task / "cgroup.procs").write_text(str(work.pid))
+        groups = Groups2(base)
+        groups.forget("t")
+        assert task.exists() and (task / "cgroup.procs").read_text().split() == [str(work.pid)]
+        work.kill()
+        work.wait()
+        groups.forget("t")
+        assert not task.exists()
+    finally:
+        agent.communicate("")
+
+
+def test_without_the_controllers_it_needs_it_says_which_and_leaves_nothing(unified: Path) -> None:
+    if {"memory", "pids"} <= set((unified / "cgroup.controllers").read_text().split()):
+        pytest.skip("version 2 has memory and pids here: test_trouble.py runs on it")
+    before = {entry.name for entry in unified.iterdir()}
+    found = confinement("n1", root=unified)
+    assert isinstance(found, Rlimits)
+    assert "memory and pids not delegated to the agent's group" in found.weakness
+    assert {entry.name for entry in unified.iterdir()} == before

@@ -1,0 +1,82 @@
+"""What an agent says of its node and its work where worlds and whole agents never say it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import virtual
+from agent_world import KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
+
+from holdfast.agent.config import AgentConfig
+from holdfast.agent.decide import Local, State
+from holdfast.agent.describe import execution_of, overcommitted
+from holdfast.agent.node_report import Traits
+from holdfast.agent.supervisor import Supervisor
+from holdfast.model.meta import find_condition
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Exit, Phase
+
+
+def said_of_node(traits: Traits, given: AgentConfig, bound: dict[str, str] | None = None) -> dict[str, str]:
+    """The reasons of the node's conditions, by type, once an agent with these traits has come to rest."""
+    found: dict[str, str] = {}
+
+    async def main() -> None:
+        ports = virtual.VirtualPorts()
+        driver, world = ScriptedDriver(ports), World(ports)
+        await world.start()
+        supervisor = Supervisor(
+            given, world.agent(), drivers={"process": driver}, prober=ScriptedProber(driver), memory=KeptMemory(),
+            ports=ports, traits=lambda: traits,
+        )  # fmt: skip
+        task = asyncio.create_task(supervisor.run())
+        await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
+        if bound:
+            await world.bind("a", template(), resources=bound)
+            await virtual.until(lambda: find_condition(world.node().status.conditions, "Overcommitted") is not None)
+            found["over"] = find_condition(world.node().status.conditions, "Overcommitted").message
+            await world.ask_to_stop("a", stop_reason="Drained")
+            await virtual.until(lambda: world.binding("a").status.acknowledged_at)
+            await world.free("a")
+            await virtual.until(
+                lambda: find_condition(world.node().status.conditions, "Overcommitted").status == "False"
+            )
+        await virtual.until(lambda: not traits.isolation or world.node().status.conditions)
+        found.update({c.type: c.reason for c in world.node().status.conditions})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await world.close()
+
+    virtual.run(main)
+    return found
+
+
+def test_a_node_says_whether_work_is_confined() -> None:
+    assert said_of_node(Traits(isolation="cgroup2"), config()) == {"Confined": Reason.CONFINED}
+    weak = Traits(isolation="rlimits", weakness="memory is not held")
+    assert said_of_node(weak, config()) == {"Confined": Reason.WEAKLY_CONFINED}
+
+
+def test_a_node_with_more_bound_than_it_has_says_so_until_enough_has_left() -> None:
+    small = msgspec.structs.replace(config(), capacity={"cpu": "1"})
+    found = said_of_node(Traits(), small, bound={"cpu": "1500m"})
+    assert "cpu by 500m" in found["over"]
+    assert found["Overcommitted"] == Reason.CAPACITY_PRESENT
+
+
+def test_what_fits_or_is_not_counted_on_the_node_is_not_too_much() -> None:
+    assert not overcommitted({"cpu": "1"}, [None])
+
+
+def test_work_that_ended_without_a_reason_is_backing_off() -> None:
+    async def main() -> None:
+        world = World(virtual.VirtualPorts())
+        await world.start()
+        binding = await world.bind("a", template())
+        block = execution_of(binding, Local(state=State.ENDED, run=1, failures=1, exit=Exit()), config())
+        assert block is not None
+        assert (block.phase, block.reason) == (Phase.BACKING_OFF, Reason.BACKING_OFF)
+        await world.close()
+
+    virtual.run(main)

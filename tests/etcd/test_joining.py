@@ -1,0 +1,145 @@
+"""Nodes join a region that several servers serve over etcd: whichever they ask, all of them know, and none forgets."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.etcd.fleet import REGION, Fleet
+
+from holdfast.client.http import HttpClient
+from holdfast.gate.node_certificates import new_key, request_for
+from holdfast.gate.node_journal import FILE, NodeJournal
+from holdfast.model.errors import Fault, Forbidden, Unauthorized
+from holdfast.model.join import Joined, JoinRequest, RenewalRequest, token_text
+from holdfast.model.node import Node
+from holdfast.runtime.ports import SystemPorts
+
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(180)]
+
+SERVERS = ("api-1", "api-2")
+TOKENS, IDENTITIES = "/apis/holdfast.dev/v1/jointokens", "/apis/holdfast.dev/v1/nodeidentities"
+RACES = 8
+
+
+class Door:
+    """A region's servers, as nodes and operators reach each of them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._clients: list[HttpClient] = []
+
+    def client(self, server: str, certificate: Path | str = "") -> HttpClient:
+        made = HttpClient(
+            f"https://127.0.0.1:{self.fleet.ports[server]}", SystemPorts(), cell=REGION,
+            ca=str(self.fleet.folder / "pki" / "ca.crt"), cert=str(certificate),
+        )  # fmt: skip
+        self._clients.append(made)
+        return made
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+    async def token(self, server: str, name: str, **spec: Any) -> str:
+        text = token_text(REGION, f"secret-of-{name}")
+        body = {
+            "apiVersion": "holdfast.dev/v1", "kind": "JoinToken", "metadata": {"name": name},
+            "spec": {"sha256": hashlib.sha256(text.encode()).hexdigest(), **spec},
+        }  # fmt: skip
+        await self.fleet.ask(server, TOKENS, body)
+        return text
+
+    async def revoke(self, server: str, node: str) -> None:
+        held = await self.fleet.ask(server, f"{IDENTITIES}/{node}")
+        held["spec"]["revokedGeneration"] = held["spec"]["generation"]
+        await self.fleet.ask(server, f"{IDENTITIES}/{node}", held, "PUT")
+
+    async def join(self, server: str, token: str, node: str) -> Joined | Fault:
+        try:
+            return await self.client(server).join(JoinRequest(token, node, request_for(new_key(), node)))
+        except Fault as refused:
+            return refused
+
+    def agent(self, server: str, node: str, token: str) -> subprocess.Popen[bytes]:
+        folder = self.fleet.folder
+        (folder / f"{node}.token").write_text(token)
+        words = [
+            "agent", "--name", node, "--region", REGION, "--zone", f"{REGION}-a", "--state", str(folder / node),
+            "--url", f"https://127.0.0.1:{self.fleet.ports[server]}", "--ca", str(folder / "pki" / "ca.crt"),
+            "--join-token-file", str(folder / f"{node}.token"), "--capacity", "cpu=1",
+        ]  # fmt: skip
+        with (folder / f"{node}.log").open("ab") as log:
+            return subprocess.Popen([sys.executable, "-m", "holdfast.cli", *words], stdout=log, stderr=log)
+
+
+async def lease_epoch(fleet: Fleet, server: str, node: str) -> int:
+    told = await fleet.ask(server, f"/apis/holdfast.dev/v1/nodes/{node}")
+    execution = told["status"].get("execution", {})
+    return int(execution.get("epoch", 0)) if execution.get("reconciled") else 0
+
+
+async def is_refused(client: HttpClient) -> bool:
+    try:
+        await client.get(Node, "n1")
+    except Unauthorized:
+        return True
+    return False
+
+
+async def test_what_one_server_gave_or_took_holds_at_the_other(shared_cluster: Any, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, shared_cluster)
+    door = Door(fleet)
+    agent: subprocess.Popen[bytes] | None = None
+    try:
+        await fleet.start(0, SERVERS)
+        for server in SERVERS:
+            await fleet.until(server, partial(fleet.ask, server, TOKENS), 60)
+
+        # A token made at one server is used at the other a moment later, by a real agent.
+        agent = door.agent("api-1", "n1", await door.token("api-2", "first"))
+        await fleet.until("the agent to register", partial(lease_epoch, fleet, "api-2", "n1"), 60)
+
+        # Its certificate is believed at the server that did not give it, and renewed there; the new one counts at both.
+        pem = tmp_path / "n1" / "identity" / "node.pem"
+        key = new_key()
+        given = await door.client("api-2", pem).renew_certificate(RenewalRequest(request_for(key, "n1")))
+        (tmp_path / "renewed.pem").write_bytes(key + given.certificate.encode())
+        shown = [door.client(server, tmp_path / "renewed.pem") for server in SERVERS]
+        for client in shown:
+            assert (await client.get(Node, "n1")) is not None
+
+        # A token for one node, asked for at both servers at the same moment: one joins.
+        for race in range(RACES):
+            token = await door.token(SERVERS[race % 2], f"race-{race}")
+            answers = await asyncio.gather(
+                door.join("api-1", token, f"x-{race}"), door.join("api-2", token, f"y-{race}")
+            )  # fmt: skip
+            won = [a for a in answers if isinstance(a, Joined)]
+            assert len(won) == 1, answers
+            assert all(isinstance(a, Joined | Forbidden) or getattr(a, "code", 0) == 409 for a in answers), answers
+
+        # Revoked at one, refused at both, however the other hears of it.
+        await door.revoke("api-1", "n1")
+        assert await is_refused(shown[0])
+        await fleet.until("the other server to refuse it", partial(is_refused, shown[1]), 5)
+        assert agent.poll() is None
+
+        def known(server: str) -> bool:
+            written = NodeJournal(tmp_path / server / FILE).read() or {}
+            return "n1" in written and written["n1"].revoked and len(written) == RACES + 1
+
+        for server in SERVERS:
+            await fleet.until(f"{server} to have it on paper", partial(asyncio.to_thread, known, server), 10)
+    finally:
+        if agent is not None:
+            agent.kill()
+            agent.wait()
+        await door.close()
+        await fleet.end()

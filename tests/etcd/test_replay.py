@@ -1,0 +1,39 @@
+"""Decisions of a region that keeps its objects in etcd replay bit for bit from its history, after a restart too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from tests.authority.cell import Cell
+from tests.flow.test_replay import all_the_same, day_in
+
+import etcd_cluster
+from holdfast.runtime.ports import SystemPorts
+from holdfast.store.etcd.store import open_store
+from holdfast.store.etcd.target import Target
+
+pytestmark = pytest.mark.e2e
+
+DECISIONS = 1_000 if os.environ.get("HOLDFAST_PROVE") else 40
+
+
+async def opened(prefix: str, cluster: etcd_cluster.Cluster) -> Cell:
+    ports = SystemPorts()
+    cell = Cell(await open_store(prefix, Target(endpoints=cluster.endpoints)), ports.clock)
+    cell.ports.ids = ports.ids  # type: ignore[assignment]
+    await cell.objects.start()
+    return cell
+
+
+def test_decisions_replay_from_etcd_and_after_a_restart(shared_cluster: etcd_cluster.Cluster) -> None:
+    async def main() -> None:
+        await day_in(await opened("replayed", shared_cluster), DECISIONS)
+        again = await opened("replayed", shared_cluster)
+        try:
+            assert await all_the_same(again.objects) >= DECISIONS
+        finally:
+            await again.close()
+
+    asyncio.run(main())

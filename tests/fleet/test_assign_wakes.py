@@ -1,0 +1,94 @@
+"""Which changes wake assign and backing: progress alone decides nothing, and everything else must be looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.fleet import assign, backing
+from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
+from holdfast.model.meta import Key
+from holdfast.model.template import template_hash
+from holdfast.model.workload import RecoveryPromise, RolloutBlock, RolloutPhase, Workload, WorkloadStatus
+from making import TEMPLATE, again, assignment, view, workload
+
+WORKLOAD = workload()
+KEY = (Key("acme", "api"),)
+
+
+def _told(held: Assignment, **status: Any) -> Assignment:
+    found: Assignment = again(held, status=msgspec.structs.replace(held.status, **status))
+    return found
+
+
+def test_a_share_that_assign_has_just_made_is_no_news() -> None:
+    assert assign.woken_by_assignment(assignment(), None, view(WORKLOAD)) == ()
+    assert assign.woken_by_assignment(assignment(purpose=Purpose.RECOVERY), None, view(WORKLOAD)) == KEY
+    heard = assignment(status=AssignmentStatus(observed_epoch=1, replicas=3))
+    assert assign.woken_by_assignment(heard, None, view(WORKLOAD)) == KEY
+
+
+def test_progress_of_the_only_region_is_no_news() -> None:
+    held = assignment()
+    new = _told(held, observed_epoch=1, replicas=3, bound=2)
+    assert assign.woken_by_assignment(new, held, view(WORKLOAD, new)) == ()
+
+
+@pytest.mark.parametrize("told", [{"serving": 3}, {"observed_epoch": 1}, {"replicas": 3}, {"held_back": 1}])
+def test_progress_beside_another_region_is(told: dict[str, int]) -> None:
+    held = assignment()
+    new = _told(held, **told)
+    assert assign.woken_by_assignment(new, held, view(WORKLOAD, new, assignment(where="eu-west"))) == KEY
+
+
+def test_how_far_replicas_are_is_no_news_anywhere() -> None:
+    held = assignment()
+    new = _told(held, bound=1, queued=2, ready=1)
+    assert assign.woken_by_assignment(new, held, view(WORKLOAD, new, assignment(where="eu-west"))) == ()
+
+
+def test_ends_and_changes_of_a_share_are_news() -> None:
+    held = assignment()
+    changed = again(held, spec=msgspec.structs.replace(held.spec, epoch=2))
+    assert assign.woken_by_assignment(changed, held, view(WORKLOAD, changed)) == KEY
+    assert assign.woken_by_assignment(None, held, view(WORKLOAD)) == KEY
+    emptied = again(held, spec=msgspec.structs.replace(held.spec, replicas=0))
+    assert assign.woken_by_assignment(_told(emptied, observed_epoch=1), emptied, view(WORKLOAD, emptied)) == KEY
+    going = msgspec.structs.replace(
+        WORKLOAD, metadata=msgspec.structs.replace(WORKLOAD.metadata, deletion_timestamp="2026-01-01T00:00:00Z")
+    )
+    assert assign.woken_by_assignment(_told(held, replicas=0, observed_epoch=1), held, view(going, held)) == KEY
+
+
+def _rolling(phase: RolloutPhase, revision: str = template_hash(TEMPLATE)) -> Workload:
+    block = RolloutBlock(revision=revision, phase=phase, regions=("us-east",))
+    found: Workload = again(WORKLOAD, status=WorkloadStatus(rollout=block))
+    return found
+
+
+def test_a_rollout_that_changes_no_template_is_no_news() -> None:
+    for phase in (RolloutPhase.PROGRESSING, RolloutPhase.COMPLETE):
+        assert assign.woken_by_workload(_rolling(phase), WORKLOAD, view(assignment())) == ()
+
+
+def test_a_rollout_that_goes_on_or_back_is_news() -> None:
+    other = msgspec.structs.replace(TEMPLATE, command=("another",))
+    assert assign.woken_by_workload(_rolling(RolloutPhase.ROLLING_BACK), WORKLOAD, view(assignment())) == KEY
+    assert assign.woken_by_workload(_rolling(RolloutPhase.PROGRESSING), WORKLOAD, view()) == KEY
+    behind = view(assignment(), assignment(where="eu-west", template=other))
+    assert assign.woken_by_workload(_rolling(RolloutPhase.PROGRESSING), WORKLOAD, behind) == KEY
+
+
+def test_backing_looks_at_promises_alone() -> None:
+    plain, promised = workload(), workload(recovery=RecoveryPromise(min_serving=1))
+    assert backing.woken_by_workload(plain, None, view()) == ()
+    assert backing.woken_by_workload(promised, None, view()) == (backing.PROMISES,)
+    assert backing.woken_by_workload(plain, promised, view()) == (backing.PROMISES,)
+    assert backing.woken_by_workload(None, promised, view()) == (backing.PROMISES,)
+    assert backing.woken_by_workload(again(promised), promised, view()) == ()
+    held = assignment()
+    assert backing.woken_by_assignment(held, None, view(plain)) == ()
+    assert backing.woken_by_assignment(held, None, view(promised)) == (backing.PROMISES,)
+    assert backing.woken_by_assignment(None, held, view(promised)) == (backing.PROMISES,)

@@ -1,0 +1,150 @@
+"""What regions get of a quota: what they need, the protected part while nobody else does, and each class by itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.fleet import grants
+from holdfast.model.assignment import Purpose, assignment_name
+from holdfast.model.meta import Key
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.quantity import amounts
+from holdfast.model.quota import Grant, GrantClass, GrantStatus, Quota, QuotaSpec
+from holdfast.model.template import Template
+from holdfast.model.times import micro_text
+from holdfast.model.workload import Rollout
+from holdfast.model.writes import Create, SetStatus, Update
+from making import again, assignment, meta, region, view
+
+NOW = 1_800_000_000.0
+UNIT = Template(command=("x",), resources={"cpu": "1"})
+STILL = Rollout(max_surge=0)
+
+
+class Tenant:
+    """One tenant's quota over two regions, whose regions take and acknowledge every grant at once."""
+
+    def __init__(self, **spec: object) -> None:
+        quota = Quota(metadata=meta("quota", "acme"), spec=QuotaSpec(hard={"cpu": "12"}, **spec))
+        self.cache = view(quota, region("a"), region("b"))
+        self.now = NOW
+        self.status: dict[str, object] = {}
+        self.conditions: dict[str, str] = {}
+
+    def need(self, where: str, replicas: int, purpose: Purpose = Purpose.NORMAL) -> None:
+        item = assignment("api", where, replicas=replicas, template=UNIT, purpose=purpose, rollout=STILL)
+        named = msgspec.structs.replace(item.metadata, name=assignment_name("api", where, purpose))
+        self.cache.put(msgspec.structs.replace(item, metadata=named))
+
+    def settle(self, used: dict[tuple[str, GrantClass], int] | None = None) -> None:
+        for _ in range(4):
+            for write in grants.decide(Key("acme", "quota"), self.cache, self.now).writes:
+                match write:
+                    case Create():
+                        self.cache.put(again(write.object, metadata=meta(write.object.metadata.name, "acme")))
+                    case Update():
+                        self.cache.put(again(write.object))
+                    case SetStatus():
+                        self.status = dict(write.blocks)
+                        self.conditions = {c.type: c.status for c in write.conditions}
+            for grant in self.cache.list(Grant):
+                spent = (used or {}).get((grant.spec.region, grant.spec.grant_class), 0)
+                status = GrantStatus(
+                    acknowledged_epoch=grant.spec.epoch, limit=grant.spec.limit, renewed_at=micro_text(self.now),
+                    used={"cpu": str(spent)} if spent else {},
+                )  # fmt: skip
+                self.cache.put(again(grant, status=status))
+
+    def granted(self, cls: GrantClass = GrantClass.NORMAL) -> dict[str, int]:
+        found = [g for g in self.cache.list(Grant) if g.spec.grant_class is cls]
+        return {g.spec.region: amounts(g.spec.limit).get("cpu", 0) // 1000 for g in found}
+
+    def emergency(self, cpu: int, seconds: float) -> None:
+        spec = OverrideSpec(
+            kind=OverrideKind.EMERGENCY_QUOTA, scope=OverrideScope(tenant="acme"), reason="a test", requester="ann",
+            quota={"cpu": str(cpu)},
+        )  # fmt: skip
+        status = OverrideStatus(phase="Active", expires_at=micro_text(self.now + seconds))
+        self.cache.put(Override(metadata=meta("more"), spec=spec, status=status))
+
+
+def test_the_protected_part_stays_in_the_regions_while_nobody_needs_it() -> None:
+    tenant = Tenant(protected={"cpu": "4"})
+    tenant.need("a", 5)
+    tenant.settle()
+    assert tenant.granted() == {"a": 5, "b": 2}, "b could start two although it is cut off"
+
+
+def test_it_is_the_first_to_be_taken_back_for_someone_who_needs_it() -> None:
+    tenant = Tenant(protected={"cpu": "4"})
+    tenant.settle()
+    assert tenant.granted() == {"a": 2, "b": 2}
+    tenant.need("a", 12)
+    tenant.settle()
+    assert tenant.granted() == {"a": 12, "b": 0}
+    tenant.need("a", 3)
+    tenant.settle()
+    assert tenant.granted()["b"] == 2, "and it comes back when there is room again"
+
+
+def test_a_borrower_gives_back_only_what_someone_else_lacks() -> None:
+    tenant = Tenant()
+    tenant.need("a", 10)
+    tenant.settle()
+    tenant.need("a", 4)
+    tenant.settle()
+    assert tenant.granted()["a"] == 10, "nobody else needs it: it stays, and nothing is written"
+    tenant.need("b", 5)
+    tenant.settle()
+    assert tenant.granted() == {"a": 7, "b": 5}
+    tenant.need("b", 12)
+    tenant.settle()
+    assert tenant.granted() == {"a": 4, "b": 8}, "never below what the borrower itself needs"
+
+
+@pytest.mark.parametrize(("cap", "expected"), [("3", {"a": 3, "b": 6}), ("20", {"a": 6, "b": 6})])
+def test_a_region_s_cap_holds(cap: str, expected: dict[str, int]) -> None:
+    tenant = Tenant(region_caps={"a": {"cpu": cap}})
+    tenant.need("a", 6)
+    tenant.need("b", 6)
+    tenant.settle()
+    assert tenant.granted() == expected
+
+
+def test_every_class_is_a_pot_of_its_own_and_all_of_them_show_on_the_quota() -> None:
+    tenant = Tenant(recovery_allowance={"cpu": "4"})
+    tenant.need("a", 14)
+    tenant.need("b", 6, Purpose.RECOVERY)
+    tenant.emergency(3, seconds=600)
+    tenant.settle({("a", GrantClass.NORMAL): 13, ("b", GrantClass.RECOVERY): 4})
+    assert tenant.granted() == {"a": 12}
+    assert tenant.granted(GrantClass.RECOVERY) == {"b": 4}, "no more than the allowance, whatever is needed"
+    assert tenant.granted(GrantClass.EMERGENCY) == {"a": 2}, "no more than is lacking, whatever was given"
+    tenant.settle({("a", GrantClass.NORMAL): 13, ("b", GrantClass.RECOVERY): 3})
+    rows = {(r.region, r.grant_class): (r.granted, r.used) for r in tenant.status["regions"]}
+    assert rows["a", GrantClass.NORMAL] == ({"cpu": "12"}, {"cpu": "13"})
+    assert rows["b", GrantClass.RECOVERY] == ({"cpu": "4"}, {"cpu": "3"})
+    assert rows["a", GrantClass.EMERGENCY][0] == {"cpu": "2"}
+    assert tenant.conditions["OverQuota"] == "False"
+
+
+def test_what_emergency_quota_leaves_in_use_is_over_quota_when_it_ends() -> None:
+    tenant = Tenant()
+    tenant.need("a", 14)
+    tenant.emergency(3, seconds=60)
+    tenant.settle({("a", GrantClass.NORMAL): 14})
+    assert tenant.granted(GrantClass.EMERGENCY) == {"a": 2} and tenant.conditions["OverQuota"] == "False"
+    tenant.now += 61
+    tenant.settle({("a", GrantClass.NORMAL): 14})
+    assert tenant.granted(GrantClass.EMERGENCY) == {"a": 0}
+    assert tenant.conditions["OverQuota"] == "True"
+
+
+def test_recovery_quota_goes_back_at_once() -> None:
+    tenant = Tenant(recovery_allowance={"cpu": "4"})
+    tenant.need("b", 4, Purpose.RECOVERY)
+    tenant.settle()
+    tenant.need("b", 0, Purpose.RECOVERY)
+    tenant.settle()
+    assert tenant.granted(GrantClass.RECOVERY) == {"b": 0}

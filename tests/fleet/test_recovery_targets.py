@@ -1,0 +1,226 @@
+"""A target that takes work and does not get on with it is left for another: once, with evidence, make before break."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.fleet.test_recover import NOW, Fleet, fleet
+
+from holdfast.fleet import recover
+from holdfast.model import limits
+from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose
+from holdfast.model.meta import Key
+from holdfast.model.reasons import Reason
+from holdfast.model.recovery import Lane, RecoveryPhase, WorkloadProgress
+from holdfast.model.region import HealthState
+from holdfast.model.times import micro_text
+from holdfast.model.workload import RecoveryPromise
+from holdfast.model.writes import Create, Update
+from making import again, assignment, meta, region, workload
+
+STUCK_S = 300.0 * limits.RECOVERY_STUCK_PART
+
+
+def say(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, why: str = "") -> None:
+    """What the region reports of the recovery replicas it was given."""
+    item = f.assignments(Purpose.RECOVERY)[("api0", where)]
+    waiting = item.spec.replicas - bound
+    pending = (PendingReason(reason=why, count=waiting, message="so it is"),) if why else ()
+    status = AssignmentStatus(
+        observed_epoch=item.spec.epoch, replicas=item.spec.replicas, queued=max(0, waiting), bound=bound, ready=ready,
+        serving=serving, pending=pending,
+    )  # fmt: skip
+    f.cache.put(again(item, status=status))
+
+
+def opened(promise: RecoveryPromise | None = None) -> Fleet:
+    """A workload that lived in `a` alone; `a` is lost, and `b` was chosen."""
+    items: list[object] = [region(name) for name in ("a", "b", "c")]
+    items.append(
+        workload("api0", replicas=4, priority_class_name="critical", recovery=promise or RecoveryPromise(min_serving=4))
+    )
+    status = AssignmentStatus(observed_epoch=1, replicas=4, bound=4, ready=4, serving=4)
+    items.append(assignment("api0", "a", replicas=4, status=status))
+    f = Fleet(*items)
+    f.health("a", HealthState.LOST)
+    f.step("a")
+    f.step("a")
+    assert borrowed(f) == {"b": 4}
+    return f
+
+
+def borrowed(f: Fleet) -> dict[str, int]:
+    return {where: a.spec.replicas for (_, where), a in f.assignments(Purpose.RECOVERY).items()}
+
+
+def row(f: Fleet) -> WorkloadProgress:
+    (found,) = f.recovery.status.workloads
+    return found
+
+
+def wait(f: Fleet, seconds: float) -> None:
+    f.now += seconds
+    f.step("a")
+
+
+def test_a_region_that_accepts_and_never_serves_is_left_in_the_stated_time():
+    f = opened()
+    say(f, "b", bound=4)
+    f.step("a")
+    wait(f, STUCK_S - 5.0)
+    assert borrowed(f) == {"b": 4} and row(f).target == "b"
+    f.now += 10.0
+    notices = recover.decide(Key("", "a"), f.cache, f.now).notices
+    assert [n.reason for n in notices] == [Reason.TARGET_STUCK] and "4 bound, 0 ready, 0 of 4" in notices[0].message
+    f.step("a")
+    assert row(f).target == "c" and borrowed(f) == {"b": 0, "c": 4}, "nothing served in b: it holds nothing back"
+    (left,) = row(f).left
+    assert (left.region, left.reason) == ("b", Reason.TARGET_STUCK) and "nothing moved" in left.message
+
+
+@pytest.mark.parametrize("stage", ["bound", "ready", "serving"])
+def test_progress_in_any_stage_is_progress(stage):
+    f = opened()
+    reached = {"bound": 1, "ready": 0, "serving": 0}
+    for count in range(1, 5):
+        reached = {"bound": max(reached["bound"], count), **{k: reached[k] for k in ("ready", "serving")}, stage: count}
+        say(f, "b", **reached)
+        wait(f, STUCK_S * 0.8)
+    assert row(f).target == "b" and not row(f).left
+
+
+def test_a_replica_that_comes_and_goes_is_no_progress():
+    f = opened()
+    began = f.now
+    while not row(f).left and f.now < began + STUCK_S * 3:
+        for ready in (1, 0):
+            say(f, "b", bound=4, ready=ready)
+            wait(f, STUCK_S / 10)
+    assert [left.region for left in row(f).left] == ["b"] and row(f).target == "c"
+
+
+def test_what_serves_in_the_region_that_was_left_stays_until_the_new_one_serves():
+    f = opened()
+    say(f, "b", bound=4, ready=2, serving=2)
+    f.step("a")
+    wait(f, STUCK_S + 1)
+    f.step("a")
+    assert borrowed(f) == {"b": 2, "c": 4}, "what serves is kept, what does not gives its place and quota back"
+    say(f, "b", bound=2, ready=2, serving=2)
+    say(f, "c", bound=4, ready=3, serving=3)
+    f.step("a")
+    assert borrowed(f) == {"b": 2, "c": 4} and f.recovery.status.phase is RecoveryPhase.OPEN
+    say(f, "c", bound=4, ready=4, serving=4)
+    f.step("a")
+    assert borrowed(f) == {"b": 0, "c": 4} and f.recovery.status.phase is RecoveryPhase.RECOVERED
+    say(f, "b", bound=0)
+    f.step("a")
+    assert borrowed(f) == {"c": 4}, "and its Assignment goes once it is drained"
+
+
+def test_where_the_allowance_does_not_cover_both_the_new_region_needs_only_be_no_worse():
+    f = opened()
+    say(f, "b", bound=4, ready=2, serving=2)
+    f.step("a")
+    wait(f, STUCK_S + 1)
+    say(f, "b", bound=2, ready=2, serving=2)
+    say(f, "c", bound=2, ready=1, serving=1, why=Reason.QUOTA_EXCEEDED)
+    f.step("a")
+    assert borrowed(f) == {"b": 2, "c": 4}
+    say(f, "c", bound=2, ready=2, serving=2, why=Reason.QUOTA_EXCEEDED)
+    f.step("a")
+    assert borrowed(f) == {"b": 0, "c": 4}
+
+
+def test_it_ends_each_region_is_left_once_and_the_last_one_stays_with_the_evidence():
+    f = opened()
+    for _ in range(40):
+        for where in borrowed(f):
+            say(f, where, bound=borrowed(f)[where])
+        wait(f, STUCK_S / 2)
+    assert [left.region for left in row(f).left] == ["b"] and row(f).target == "c"
+    assert row(f).reason == Reason.TARGET_STUCK and "no other region is left to try" in row(f).message
+    assert borrowed(f) == {"c": 4}
+
+
+def test_waiting_for_its_turn_is_not_being_stuck():
+    f = opened()
+    stored = f.assignments(Purpose.RECOVERY)[("api0", "b")]
+    f.cache.remove(Assignment, stored.key, int(again(stored).metadata.resource_version))
+    item = f.recovery
+    later = msgspec.structs.replace(item.status, lanes=(Lane(region="b", next_at=micro_text(NOW + 10_000)),))
+    f.cache.put(again(item, status=later))
+    for _ in range(10):
+        wait(f, STUCK_S / 2)
+    assert row(f).reason == Reason.WAITING_FOR_TURN and row(f).target == "b" and not row(f).left
+
+
+def test_a_promise_of_less_time_moves_on_sooner_and_never_at_once():
+    quick = opened(RecoveryPromise(min_serving=4, deadline_seconds=30.0))
+    say(quick, "b", bound=4)
+    quick.step("a")
+    wait(quick, limits.RECOVERY_STUCK_MIN_S - 5)
+    assert row(quick).target == "b"
+    wait(quick, 10)
+    assert row(quick).target == "c"
+
+
+def test_the_new_target_is_lost_and_the_one_that_was_left_is_the_only_one():
+    """A second failure during a recovery: it goes on from what there is, and nothing is made twice."""
+    f = opened()
+    say(f, "b", bound=4)
+    f.step("a")
+    wait(f, STUCK_S + 1)
+    say(f, "b", bound=0)
+    f.step("a")
+    assert borrowed(f) == {"c": 4}
+    f.health("c", HealthState.LOST)
+    f.step("a")
+    assert row(f).target == "b" and borrowed(f)["b"] == 4
+    say(f, "b", bound=4, ready=4, serving=4)
+    f.step("a")
+    f.step("a")
+    assert f.recovery.status.phase is RecoveryPhase.RECOVERED
+    assert borrowed(f) == {"b": 4, "c": 0}, "what the lost region has is not wanted any more when it returns"
+
+
+def test_a_service_that_fell_after_it_had_recovered_has_the_whole_time_again():
+    f = opened()
+    say(f, "b", bound=4, ready=4, serving=4)
+    f.step("a")
+    assert f.recovery.status.phase is RecoveryPhase.RECOVERED and not row(f).progress_at
+    wait(f, STUCK_S * 10)
+    say(f, "b", bound=4, ready=3, serving=3)
+    f.step("a")
+    wait(f, STUCK_S / 2)
+    assert row(f).target == "b"
+    wait(f, STUCK_S)
+    assert row(f).target == "c" and borrowed(f) == {"b": 3, "c": 4}
+
+
+def test_the_ordinary_replicas_of_a_region_that_is_left_stay():
+    f = fleet(1)
+    f.health("a", HealthState.LOST)
+    for _ in range(2):
+        f.step("a")
+    assert borrowed(f) == {"b": 1}
+    say(f, "b", bound=1)
+    f.step("a")
+    wait(f, STUCK_S + 1)
+    f.step("a")
+    assert borrowed(f) == {"b": 0, "c": 4}
+    assert f.assignments(Purpose.NORMAL)[("api0", "b")].spec.replicas == 3
+
+
+def test_a_region_that_another_recovery_counts_on_is_not_emptied():
+    f = opened()
+    say(f, "b", bound=4)
+    f.step("a")
+    mine = f.recovery
+    spec = msgspec.structs.replace(mine.spec, region="d")
+    other = msgspec.structs.replace(mine, metadata=meta("d-1"), spec=spec)
+    f.cache.put(other)
+    f.now += STUCK_S + 1
+    outcome = recover.decide(Key("", "a"), f.cache, f.now)
+    changed = {w.object.spec.region for w in outcome.writes if isinstance(w, Create | Update)}
+    assert changed == {"c"}, "the other one asks elsewhere by its own clock; then b is given up"

@@ -1,0 +1,176 @@
+"""Recovery while regions are lost, found and stuck in any order: nothing is made twice, nothing that serves is taken
+before there is something better, and in the end everything is given back."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from tests.fleet.test_recover import Fleet
+
+from holdfast.fleet import recover, recovery_targets
+from holdfast.fleet.recovery_plan import criticals
+from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
+from holdfast.model.meta import Key
+from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
+from holdfast.model.region import HealthState, Region
+from holdfast.model.workload import RecoveryPromise
+from holdfast.model.writes import Create, Delete, Update
+from making import again, assignment, region, workload
+
+NAMES = ("a", "b", "c", "d")
+PROMISED = 4
+WORKLOADS = {"wide": {"a": 3, "b": 3}, "narrow": {"c": 4}}
+
+
+class Walk(Fleet):
+    """`stuck` regions take what they are given and bring none of it to serve."""
+
+    def __init__(self) -> None:
+        items: list[object] = [region(name) for name in NAMES]
+        promise = RecoveryPromise(min_serving=PROMISED)
+        for name, parts in WORKLOADS.items():
+            count = sum(parts.values())
+            items.append(workload(name, replicas=count, priority_class_name="critical", recovery=promise))
+            for where, share in parts.items():
+                status = AssignmentStatus(observed_epoch=1, replicas=share, bound=share, ready=share, serving=share)
+                items.append(assignment(name, where, replicas=share, status=status))
+        super().__init__(*items)
+        self.stuck: set[str] = set()
+        self.moved = 0
+
+    def state(self, where: str) -> HealthState:
+        return self.cache.get(Region, where).status.health.state
+
+    def decide(self, where: str) -> None:
+        """One decision of recover, judged before it is carried out."""
+        outcome = recover.decide(Key("", where), self.cache, self.now)
+        self.moved += sum(n.reason == "TargetStuck" for n in outcome.notices)
+        for write in outcome.writes:
+            item = getattr(write, "object", None)
+            if isinstance(write, Create | Update) and isinstance(item, Assignment):
+                self._judge(item)
+            elif isinstance(write, Delete):
+                gone = self.cache.get(Assignment, write.key.name, write.key.namespace)
+                assert gone.spec.purpose is Purpose.RECOVERY and not gone.status.replicas, "only what is drained goes"
+            self._do(write)
+
+    def _judge(self, new: Assignment) -> None:
+        old = self.cache.get(Assignment, new.metadata.name, new.metadata.namespace)
+        if new.spec.purpose is Purpose.NORMAL:
+            same = msgspec.structs.replace(
+                new.spec, suspended=old.spec.suspended, epoch=old.spec.epoch, away_peak=old.spec.away_peak
+            )
+            assert same == old.spec, "ordinary work is suspended or resumed, and nothing else"
+            return
+        (mine,) = [c for c in criticals(self.cache) if c.name == new.spec.workload]
+        before = old.spec.replicas if old is not None else 0
+        if new.spec.replicas > before:
+            after = mine.at(new.spec.region).counted - before + new.spec.replicas
+            assert after <= PROMISED, f"{after} of {PROMISED} for {mine.name} in {new.spec.region}: made twice"
+        elif new.spec.replicas < (old.status.serving if old is not None else 0):
+            best = max(mine.at(name).serving for name in NAMES if self.state(name) is HealthState.HEALTHY)
+            home = all(
+                a.status.serving >= a.spec.replicas
+                for a in self.cache.list(Assignment)
+                if a.spec.workload == mine.name and a.spec.purpose is Purpose.NORMAL
+            )
+            assert best >= PROMISED or home, f"{mine.name} loses what serves in {new.spec.region}, and has no better"
+
+    def report(self, where: str) -> None:
+        """A region that is not lost catches up; replicas get a stage further, unless the region is stuck."""
+        if self.state(where) is HealthState.LOST:
+            return
+        for item in self.cache.list(Assignment):
+            if item.spec.region != where:
+                continue
+            n, old = item.spec.replicas, item.status
+            served = min(n, old.serving) if where in self.stuck else n
+            status = AssignmentStatus(observed_epoch=item.spec.epoch, replicas=n, bound=n, ready=served, serving=served)
+            self.cache.put(again(item, status=status))
+
+    def die(self, where: str) -> None:
+        if self.state(where) is not HealthState.LOST:
+            self.health(where, HealthState.LOST)
+
+    def come_back(self, where: str) -> None:
+        """What ran there died with it: it reports anew."""
+        if self.state(where) is HealthState.LOST:
+            for item in self.cache.list(Assignment):
+                if item.spec.region == where:
+                    self.cache.put(again(item, status=AssignmentStatus(queued=0)))
+            self.health(where, HealthState.HEALTHY)
+
+
+def walk(seed: int) -> Walk:
+    chance = random.Random(seed)
+    world = Walk()
+    for _ in range(250):
+        where = chance.choice(NAMES)
+        match chance.choice(("decide",) * 6 + ("report",) * 4 + ("die", "come back", "stick", "wait", "wait long")):
+            case "decide":
+                world.decide(where)
+            case "report":
+                world.report(where)
+            case "die" if sum(world.state(n) is HealthState.LOST for n in NAMES) < 2:
+                world.die(where)
+            case "come back":
+                world.come_back(where)
+            case "stick":
+                world.stuck ^= {where}
+            case "wait":
+                world.now += 5.0
+            case "wait long":
+                world.now += 80.0
+        world.now += 0.5
+    return world
+
+
+def ended(world: Walk) -> None:
+    """All is well again: every promise is kept at home, and nothing is left over."""
+    world.stuck.clear()
+    for name in NAMES:
+        world.come_back(name)
+    for _ in range(60):
+        for name in NAMES:
+            world.decide(name)
+            world.report(name)
+        world.now += 5.0
+    recoveries = world.cache.list(Recovery)
+    assert not [r for r in recoveries if is_open(r)], [r.status for r in recoveries if is_open(r)]
+    assert all(r.status.phase is RecoveryPhase.CLOSED and not r.status.leftovers for r in recoveries)
+    left = world.cache.list(Assignment)
+    assert {a.spec.purpose for a in left} == {Purpose.NORMAL} and not any(a.spec.suspended for a in left)
+    assert {(a.spec.workload, a.spec.region): a.status.serving for a in left} == {
+        (name, where): share for name, parts in WORKLOADS.items() for where, share in parts.items()
+    }
+
+
+@pytest.mark.parametrize("start", range(0, 36, 12))
+def test_regions_are_lost_found_and_stuck_in_any_order(start: int) -> None:
+    recoveries = moved = 0
+    for seed in range(start, start + 12):
+        world = walk(seed)
+        recoveries += len(world.cache.list(Recovery))
+        moved += world.moved
+        ended(world)
+    assert recoveries > 12 and moved > 3, (recoveries, moved)
+
+
+def walks(seeds: range) -> None:
+    for seed in seeds:
+        walk(seed)
+
+
+def test_the_walks_find_a_region_that_is_left_before_another_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery_targets, "_needed", lambda *given: False)
+    with pytest.raises(AssertionError, match="has no better"):
+        walks(range(60))
+
+
+def test_the_walks_find_a_second_failure_that_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on its way already is forgotten when another region is lost."""
+    monkeypatch.setattr("holdfast.fleet.recovery_plan.Critical.need", lambda self, region: PROMISED)
+    with pytest.raises(AssertionError, match="made twice"):
+        walks(range(20))

@@ -1,0 +1,205 @@
+"""Requests that ask for the same wait as one: what is saved, and that nobody is forgotten for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from tests.flow.test_scheduler import Region, in_region
+from tests.runtime.virtual import until
+
+import making
+from holdfast.flow.alike import alike_key
+from holdfast.flow.plan import ask_of, plan
+from holdfast.flow.snapshot.builder import built
+from holdfast.model import limits
+from holdfast.model.assignment import Purpose
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.placement_rules import AffinityRule, Placement, SpreadRule
+from holdfast.model.scheduler_policy import Rules
+from holdfast.model.scheduling_request import Member, RefusalCount, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+from holdfast.model.workload import Gang
+from holdfast.runtime import metrics
+from holdfast.runtime.request_queue import RequestQueue, Waiting
+
+SHORT = (RefusalCount(reason="InsufficientCpu"),)
+FREED = ("CapacityFreed",)
+BIG = Template(command=("serve",), resources={"cpu": "20", "memory": "1Gi"})
+
+
+def request(name: str, *, template: Template = BIG, namespace: str = "acme", **spec: Any) -> SchedulingRequest:
+    spec.setdefault("members", (Member(f"{name}-0", f"uid-{name}"),))
+    return SchedulingRequest(
+        making.meta(name, namespace),
+        SchedulingRequestSpec(workload=name, assignment=name, revision="1", template=template, **spec),
+    )
+
+
+class Line:
+    """A queue with requests in it that were all tried in vain."""
+
+    def __init__(self, count: int) -> None:
+        self.queue = RequestQueue(random.Random(1))
+        for number in range(count):
+            self.queue.put(request(f"w{number:03}"), 0.0)
+        for waiting in self.queue.due(0.0):
+            self.vain(waiting, 0.0)
+
+    def vain(self, waiting: Waiting, now: float) -> None:
+        self.queue.in_vain(waiting, SHORT, now, wake_on=FREED, alike=alike_key(waiting.request))
+
+    def due(self, now: float) -> list[str]:
+        return sorted(waiting.key.name for waiting in self.queue.due(now))
+
+    def placed(self, now: float) -> None:
+        """Everything that is due found a place."""
+        for waiting in self.queue.due(now):
+            self.queue.rest(waiting, now)
+
+
+def test_only_the_first_is_tried_again_and_an_event_wakes_only_it() -> None:
+    line = Line(100)
+    assert line.due(2.0) == ["w000"], "its backoff ended; the others wait behind it"
+    line.vain(line.queue.due(2.0)[0], 2.0)
+    assert not line.due(2.1)
+    assert not line.queue.wake(["GrantChanged"], 2.2)
+    assert line.queue.wake(FREED, 2.2)
+    assert line.due(2.2) == ["w000"]
+
+
+def test_who_waited_behind_goes_on_twice_as_many_each_time() -> None:
+    line = Line(100)
+    line.queue.wake(FREED, 10.0)
+    sizes = []
+    for _ in range(40):
+        found = line.due(10.0)
+        if not found:
+            break
+        sizes.append(len(found))
+        line.placed(10.0)
+    assert sum(sizes) == 100, "all of them were tried"
+    assert sizes[:2] == [1, 1] and max(sizes) >= 16 and len(sizes) < 30
+
+
+def test_a_try_in_vain_ends_the_run() -> None:
+    line = Line(20)
+    line.queue.wake(FREED, 10.0)
+    line.placed(10.0)
+    (second,) = line.queue.due(10.0)
+    line.vain(second, 10.0)
+    assert not line.due(10.0)
+    line.queue.wake(FREED, 20.0)
+    assert line.due(20.0) == ["w001"]
+
+
+def test_each_is_still_tried_by_itself_from_time_to_time() -> None:
+    line = Line(5)
+    seen: set[str] = set()
+    now = 0.0
+    while now < limits.BEHIND_AGAIN_S:
+        now += 1.0
+        for waiting in line.queue.due(now):
+            seen.add(waiting.key.name)
+            line.vain(waiting, now)
+    assert seen == {f"w{number:03}" for number in range(5)}
+
+
+@pytest.mark.parametrize("how", ["deleted", "changed", "recreated"])
+def test_the_next_takes_over_when_the_first_goes(how: str) -> None:
+    line = Line(3)
+    first = request("w000")
+    match how:
+        case "deleted":
+            line.queue.drop(first, 5.0)
+        case "changed":
+            old = next(w for w in line.queue.all() if w.key.name == "w000").request
+            line.queue.put(making.again(old, spec=request("w000", rank=7).spec), 5.0)
+        case "recreated":
+            other = making.again(first)
+            meta = making.meta("w000", "acme", uid="another")
+            line.queue.put(SchedulingRequest(meta, other.spec), 5.0)
+    assert "w001" in line.due(5.0)
+
+
+def test_an_override_may_concern_one_of_them_alone_and_wakes_all() -> None:
+    line = Line(4)
+    for waiting in line.queue.all():
+        line.queue.in_vain(waiting, SHORT, 0.0, wake_on=("OverrideChanged",), alike=alike_key(waiting.request))
+    line.queue.wake(["OverrideChanged"], 20.0)
+    assert len(line.due(20.0)) == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        request("w", template=Template(command=("serve",), resources={"cpu": "21", "memory": "1Gi"})),
+        request("w", namespace="other"),
+        request("w", rank=3),
+        request("w", reclaimable=True),
+        request("w", placement=Placement(zones=("a",))),
+    ],
+)
+def test_what_differs_in_what_it_asks_for_is_not_alike(other: SchedulingRequest) -> None:
+    one = alike_key(request("x"))
+    assert one and one == alike_key(request("y", template=Template(command=("other",), resources=BIG.resources)))
+    assert alike_key(other) != one
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"gang": Gang(min_available=1)},
+        {"may_preempt": True},
+        {"purpose": Purpose.RECOVERY},
+        {"deadline": "2026-01-01T01:00:00Z"},
+        {"placement": Placement(spread=(SpreadRule(topology="zone", max_skew=1),))},
+        {"placement": Placement(affinity=(AffinityRule(workload_labels={"a": "b"}, topology="node"),))},
+    ],
+)
+def test_whose_place_depends_on_more_than_room_waits_by_itself(spec: dict[str, Any]) -> None:
+    assert alike_key(request("x", **spec)) == b""
+
+
+def test_the_planner_answers_for_the_like_what_it_would_find_by_looking() -> None:
+    nodes = [making.node(f"n{n}", zone="ab"[n % 2], capacity={"cpu": "8", "memory": "8Gi"}) for n in range(6)]
+    scope = OverrideScope(region="here", zone="a", workload="kept", tenant="acme")
+    acting = OverrideStatus(phase="Active", expires_at="2027-01-01T00:00:00Z")
+    avoid = Override(making.meta("avoid"), OverrideSpec(OverrideKind.AVOID_ZONE, scope, "smoke"), acting)
+    snapshot = built("here", [*nodes, avoid])
+    fits = request("fits", template=Template(command=("serve",), resources={"cpu": "5", "memory": "1Gi"}))
+    line = [request("one"), request("two"), request("kept"), fits, request("three"), request("one-more")]
+    asks = [ask_of(item) for item in line]
+    together = plan(snapshot, asks, Rules(), 1_767_225_610.0, seed=7).asks
+    for at, found in enumerate(together):
+        alone = [asks[3], asks[at]] if at > 3 else [asks[at]]
+        looked = plan(snapshot, alone, Rules(), 1_767_225_610.0, seed=7).asks[-1]
+        assert found == looked
+    assert together[0].refusals == together[1].refusals != together[2].refusals
+
+
+def unplaced() -> float:
+    return float(metrics.SCHEDULER_PLANNED.labels("Unplaced")._value.get())
+
+
+def test_two_hundred_that_fit_nowhere_cost_little_and_all_are_placed_when_room_comes() -> None:
+    async def test(region: Region) -> None:
+        await region.cell.grant(limit={"cpu": "10000", "memory": "10000Gi"})
+        for number in range(200):
+            replica = await region.cell.replica(f"w{number:03}-0", template={"resources": {"cpu": "20"}})
+            await region.request(f"w{number:03}", [replica])
+        names = [f"w{number:03}" for number in range(200)]
+        await until(lambda: all(region.stored(name).status.pending for name in names))
+        revisions = {name: region.stored(name).revision for name in names}
+        before = unplaced()
+        await asyncio.sleep(60.0)
+        assert unplaced() - before < 40, "while nothing happens that may help, a few looks at one of them"
+        written = sum(region.stored(name).revision != revisions[name] for name in names)
+        assert written < 10, "and no word about the others"
+        for number in range(4):
+            await region.cell.node(f"big{number}", zone="z0", capacity={"cpu": "1000", "memory": "1000Gi"})
+        await until(lambda: len(region.bound()) == 200, within_s=15)
+
+    in_region(test)

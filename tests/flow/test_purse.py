@@ -1,0 +1,167 @@
+"""What a tenant may spend is known to the planner: who cannot be paid for is told at once, and is in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.flow.test_scheduler import Region, in_region
+from tests.runtime.virtual import until
+
+import making
+from holdfast.flow.plan import AskPlan, ask_of, plan
+from holdfast.flow.plan.record import asked
+from holdfast.flow.purse import recorded, room_of
+from holdfast.flow.snapshot import SnapshotBuilder
+from holdfast.flow.snapshot.builder import built
+from holdfast.model.assignment import Purpose
+from holdfast.model.binding import CapacityClass
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.quota import GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.scheduler_policy import Rules
+from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.template import Template
+from holdfast.model.workload import Gang
+
+NOW = 1_767_225_600.0
+LATER, BEFORE = "2026-01-01T01:00:00Z", "2025-12-31T23:00:00Z"
+ENOUGH = {"cpu": 8_000, "memory": 2**40}
+
+
+def copy(limit: dict[str, str], kind: GrantClass = GrantClass.NORMAL, **spec: Any) -> GrantCopy:
+    return GrantCopy(making.meta(kind.value.lower(), "acme"), GrantCopySpec(kind, limit, **spec))
+
+
+@pytest.mark.parametrize(
+    ("copies", "used", "room"),
+    [
+        ([], {}, {}),
+        ([copy({"cpu": "4"})], {}, {"cpu": 4_000}),
+        ([copy({"cpu": "4"})], {"cpu": 1_500}, {"cpu": 2_500}),
+        ([copy({"cpu": "4"})], {"cpu": 9_000}, {"cpu": 0}),
+        ([copy({"memory": "1Ki"})], {}, {"cpu": 0, "memory": 1_024}),
+        ([copy({"cpu": "4"}), copy({"cpu": "2"}, GrantClass.EMERGENCY)], {"cpu": 5_000}, {"cpu": 1_000}),
+        ([copy({"cpu": "4"}, GrantClass.RECOVERY)], {}, {}),
+        ([copy({"cpu": "4"}, provisional={"cpu": "1"})], {}, {"cpu": 3_000}),
+        ([copy({"cpu": "4"}, spend_until=LATER)], {}, {"cpu": 4_000}),
+        ([copy({"cpu": "4"}, spend_until=BEFORE)], {}, None),
+    ],
+)
+def test_what_is_left_of_grants(copies: list[GrantCopy], used: dict[str, int], room: dict[str, int] | None) -> None:
+    assert room_of(copies, used, NOW) == room
+
+
+def request(name: str, count: int, *, cpu: str = "1", namespace: str = "acme", **spec: Any) -> SchedulingRequest:
+    members = tuple(Member(f"{name}-{n}", f"{name}{n}") for n in range(count))
+    template = Template(command=("serve",), resources={"cpu": cpu, "memory": "1Gi"})
+    spec = {"workload": name, "assignment": name, "revision": "1", "template": template, "members": members, **spec}
+    return SchedulingRequest(making.meta(name, namespace), SchedulingRequestSpec(**spec))
+
+
+def planned(*wanted: tuple[SchedulingRequest, dict[str, int] | None], cpus: str = "8") -> tuple[AskPlan, ...]:
+    snapshot = built("here", [making.node("n0", capacity={"cpu": cpus, "memory": "64Gi"})])
+    return plan(snapshot, [ask_of(item, room=room) for item, room in wanted], Rules(), NOW, 1).asks
+
+
+def reasons(outcome: AskPlan) -> list[str]:
+    return [refusal.reason for refusal in outcome.refusals]
+
+
+def test_as_many_as_are_paid_for_are_placed_and_the_rest_is_told_why() -> None:
+    (made,) = planned((request("w", 5), {"cpu": 2_500, "memory": 2**40}))
+    assert [p.member.name for p in made.proposals] == ["w-0", "w-1"]
+    assert [m.name for m in made.unplaced] == ["w-2", "w-3", "w-4"]
+    assert reasons(made) == [Reason.QUOTA_EXCEEDED]
+    assert made.refusals[0].message == "tenant acme would exceed its limit here: cpu by 500m"
+
+
+def test_what_earlier_work_of_the_tenant_takes_counts_and_other_tenants_do_not() -> None:
+    room = {"cpu": 3_000, "memory": 2**40}
+    first, second, other = planned(
+        (request("a", 2), room), (request("b", 2), room), (request("c", 2, namespace="else"), room)
+    )
+    assert (len(first.proposals), len(second.proposals), len(other.proposals)) == (2, 1, 2)
+    assert reasons(second) == [Reason.QUOTA_EXCEEDED]
+    assert second.ask.room == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}, "what is recorded is what it really had"
+
+
+def test_the_like_that_cannot_be_paid_for_are_recorded_with_what_they_had() -> None:
+    room = {"cpu": 3_000, "memory": 2**40}
+    made = planned((request("a", 2), room), (request("b", 1, cpu="2"), room), (request("c", 1, cpu="2"), room))
+    assert [len(outcome.proposals) for outcome in made] == [2, 0, 0]
+    assert made[1].ask.room == made[2].ask.room == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}
+
+
+def test_work_that_cannot_be_paid_for_takes_no_room_from_the_next() -> None:
+    poor, next_one = planned((request("a", 8), {"cpu": 0}), (request("b", 8, namespace="else"), ENOUGH))
+    assert not poor.proposals and len(next_one.proposals) == 8
+
+
+def test_without_a_grant_nothing_is_placed() -> None:
+    (made,) = planned((request("w", 1), {}))
+    assert reasons(made) == [Reason.NO_GRANT] and not made.proposals
+
+
+def test_full_nodes_come_before_the_limit_where_they_stop_the_next_one() -> None:
+    (made,) = planned((request("w", 9), {"cpu": 8_500, "memory": 2**40}), cpus="4")
+    assert len(made.proposals) == 4
+    assert reasons(made) == [Reason.INSUFFICIENT_CPU, Reason.QUOTA_EXCEEDED]
+
+
+def test_a_gang_that_cannot_be_paid_for_whole_leaves_no_trace() -> None:
+    gang, after = planned(
+        (request("g", 4, gang=Gang(min_available=4)), {"cpu": 3_000, "memory": 2**40}),
+        (request("a", 8, namespace="else"), ENOUGH),
+    )
+    assert not gang.proposals and len(gang.unplaced) == 4
+    assert Reason.QUOTA_EXCEEDED in reasons(gang) and Reason.GANG_INCOMPLETE in reasons(gang)
+    assert len(after.proposals) == 8
+
+
+@pytest.mark.parametrize("room", [None, {}, {"cpu": 0}, {"cpu": 0, "memory": 2**30}, ENOUGH])
+def test_the_room_comes_back_from_the_record_with_the_same_outcome(room: dict[str, int] | None) -> None:
+    item = request("w", 3)
+    (made,) = planned((item, room))
+    again = recorded(asked(made.ask))
+    assert (again is None, bool(again)) == (room is None, bool(room))
+    (repeated,) = planned((item, again))
+    assert (repeated.proposals, repeated.unplaced, repeated.refusals) == (made.proposals, made.unplaced, made.refusals)
+
+
+def test_recovery_work_has_a_room_of_its_own() -> None:
+    item = request("w", 1, purpose=Purpose.RECOVERY)
+    assert ask_of(item, room={}).room is None
+    made = ask_of(request("x", 1), room=ENOUGH)
+    assert made.claim("n0", made.members[0], ()).ordinary and not ask_of(item).claim("n0", made.members[0], ()).ordinary
+
+
+def test_only_ordinary_claims_count_against_the_ordinary_limit() -> None:
+    builder = SnapshotBuilder("here")
+    for name, more in (
+        ("a", {}),
+        ("b", {"capacity_class": CapacityClass.RECLAIMABLE}),
+        ("c", {"capacity_class": CapacityClass.RECOVERY}),
+        ("d", {"run_until": LATER}),
+        ("e", {"quota_released": True}),
+    ):
+        item = making.binding(making.replica(), resources={"cpu": "1"}, **more)
+        builder.upsert(making.again(item, metadata=making.meta(f"{name}.1", "acme")))
+    assert builder.ordinary_use("acme") == {"cpu": 2_000}
+
+
+def test_the_scheduler_tells_quota_without_asking_the_authority() -> None:
+    async def test(region: Region) -> None:
+        await region.cell.grant(limit={"cpu": "2", "memory": "1000Gi"})
+        await until(lambda: bool(region.informers.cache.list(GrantCopy)))
+        await asyncio.sleep(1.0)
+        await region.request("web", await region.replicas(5))
+        await until(lambda: region.stored().status.pending == 3)
+        status = region.stored().status
+        assert [r.reason for r in status.reasons] == [Reason.QUOTA_EXCEEDED]
+        assert sum(len(sent.items) for sent in region.outlet.proposed) == 2, "nothing was proposed in vain"
+        await region.cell.grant()
+        await until(lambda: len(region.bound()) == 5, within_s=5)
+
+    in_region(test)

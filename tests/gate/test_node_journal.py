@@ -1,0 +1,151 @@
+"""The memory of joins and revocations beside a store: nothing it was told is forgotten, whatever tears or returns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast import cell_storage
+from holdfast.cell_storage import Place
+from holdfast.gate import node_journal
+from holdfast.gate.node_journal import NodeJournal, ended
+from holdfast.gate.restored_nodes import identities, restored_nodes
+from holdfast.model import codec, limits
+from holdfast.model.errors import StoreFailed
+from holdfast.model.join import JoinToken, JoinTokenSpec, NodeIdentity, NodeIdentitySpec
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Object, ObjectMeta
+from holdfast.store import backup
+from holdfast.store.contract import Put, Txn
+from holdfast.store.sqlite import SqliteStore
+
+
+def node(name: str, generation: int, revoked: int = 0) -> NodeIdentity:
+    spec = NodeIdentitySpec(generation=generation, key="k", revoked_generation=revoked)
+    return NodeIdentity(metadata=ObjectMeta(name=name, uid=f"u-{name}"), spec=spec)
+
+
+def put(item: Object) -> Put:
+    return Put(kind_of(item).store_key("", item.metadata.name), codec.encode(item))
+
+
+def facts(known: dict[str, NodeIdentity] | None) -> dict[str, tuple[int, int]]:
+    return {n: (i.spec.generation, i.spec.revoked_generation) for n, i in (known or {}).items()}
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> NodeJournal:
+    made = NodeJournal(tmp_path / node_journal.FILE)
+    assert made.read() is None
+    made.begin({"a": node("a", 5), "b": node("b", 7)})
+    return made
+
+
+def test_joins_revocations_and_removals_are_kept_and_renewals_cost_nothing(journal: NodeJournal) -> None:
+    size = journal.path.stat().st_size
+    renewed = msgspec.structs.replace(node("a", 5), spec=msgspec.structs.replace(node("a", 5).spec, serial="FF"))
+    journal.note([(renewed, node("a", 5))])
+    assert journal.path.stat().st_size == size
+    journal.note([(node("a", 5, 5), node("a", 5)), (node("c", 12), None)])
+    journal.note([(None, node("b", 7))])
+    journal.note([(node("b", 20), None)])
+    assert facts(NodeJournal(journal.path).read()) == {"a": (5, 5), "b": (20, 7), "c": (12, 0)}
+    assert journal.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_torn_line_is_the_last_one_and_is_written_again(journal: NodeJournal) -> None:
+    journal.note([(node("a", 5, 5), node("a", 5))])
+    whole = journal.path.read_bytes()
+    for cut in range(1, len(whole.splitlines(keepends=True)[-1]) + 1):
+        journal.path.write_bytes(whole[:-cut])
+        assert facts(NodeJournal(journal.path).read()) == {"a": (5, 0), "b": (7, 0)}
+    again = NodeJournal(journal.path)
+    assert again.begin({"a": node("a", 5, 5), "b": node("b", 7)}) == []
+    assert facts(again.read()) == {"a": (5, 5), "b": (7, 0)}
+
+
+def test_what_is_no_journal_is_refused_by_name(journal: NodeJournal) -> None:
+    journal.path.write_bytes(b"something else\n" + journal.path.read_bytes())
+    with pytest.raises(StoreFailed, match=r"nodes.journal is damaged in line 1"):
+        journal.read()
+
+
+def test_a_store_that_knows_less_is_named_and_what_left_it_unseen_is_ended(journal: NodeJournal) -> None:
+    journal.note([(node("a", 5, 5), node("a", 5))])
+    assert NodeJournal(journal.path).begin({"a": node("a", 5)}) == ["a"]
+    assert facts(NodeJournal(journal.path).read()) == {"a": (5, 5), "b": (7, 7)}
+
+
+def test_it_stays_small(journal: NodeJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "NODE_JOURNAL_SPARE_LINES", 3)
+    for generation in range(6, 60):
+        journal.note([(node("a", generation, generation - 1), None)])
+    assert len(journal.path.read_bytes().splitlines()) <= 2 * 2 + 3
+    assert facts(journal.read())["a"] == (59, 58)
+
+
+def test_a_write_that_failed_is_made_good(journal: NodeJournal) -> None:
+    here, away = journal.path, journal.path.with_name("away")
+    here.rename(away)
+    here.mkdir()
+    with pytest.raises(IsADirectoryError):
+        journal.note([(node("a", 5, 5), node("a", 5))])
+    here.rmdir()
+    away.rename(here)
+    journal.note([(node("a", 5, 5), node("a", 5))])
+    assert facts(journal.read()) == {"a": (5, 5), "b": (7, 0)}
+
+
+TOKEN = JoinToken(metadata=ObjectMeta(name="rack"), spec=JoinTokenSpec(sha256="0" * 64))
+SAVED = [put(node("a", 5)), put(node("b", 7)), put(TOKEN)]
+
+
+def test_a_restored_region_refuses_what_was_refused_and_knows_who_joined_since() -> None:
+    since = [{"a": node("a", 5, 5)}, {"b": node("b", 9), "c": node("c", 12)}]
+    kept = restored_nodes(SAVED, since, None)
+    assert facts(identities(kept)) == {"a": (5, 5), "b": (9, 0), "c": (12, 0)}
+    assert len(kept) == 3, "a join token may have been used up or taken back since: none comes back"
+    assert facts(identities(restored_nodes(SAVED, [{"b": ended(node("b", 7))}], None)))["b"] == (7, 7)
+
+
+def test_without_a_memory_an_operator_must_decide() -> None:
+    for nothing in ([], [{}]):
+        with pytest.raises(StoreFailed, match=r"2 nodes were members.*--node-journal.*--distrust-nodes.*--trust-nodes"):
+            restored_nodes(SAVED, nothing, None)
+    assert facts(identities(restored_nodes(SAVED, [], trusted=True))) == {"a": (5, 0), "b": (7, 0)}
+    assert facts(identities(restored_nodes(SAVED, [], trusted=False))) == {"a": (5, 5), "b": (7, 7)}
+    assert restored_nodes([], [], None) == [], "a cell without nodes has nothing to decide"
+
+
+async def test_a_restore_reads_what_is_given_up_the_journal_and_its_copies(tmp_path: Path) -> None:
+    here = Place(cell="us-east", state=tmp_path / "here")
+    here.state.mkdir()
+    store = SqliteStore(here.file)
+    await store.commit(Txn(writes=tuple(SAVED)))
+    await store.close()
+    await cell_storage.save(here, tmp_path / "saved")
+    store = SqliteStore(here.file)
+    await store.commit(Txn(writes=(put(node("a", 5, 5)),)))
+    await store.close()
+    NodeJournal(here.journal).begin({"a": node("a", 5), "b": node("b", 9)})
+
+    await cell_storage.restore(here, tmp_path / "saved", replace=True)
+    assert facts(held(here)) == {"a": (5, 5), "b": (9, 0)}, "one from the data that was given up, one from the journal"
+
+    new = Place(cell="us-east", state=tmp_path / "new")
+    with pytest.raises(StoreFailed, match="nothing is remembered"):
+        await cell_storage.restore(new, tmp_path / "saved", replace=False)
+    assert not new.file.exists(), "it asks before it does anything"
+    await cell_storage.restore(new, tmp_path / "saved", replace=False, journals=[here.journal])
+    assert facts(held(new)) == {"a": (5, 0), "b": (9, 0)}
+    distrusting = Place(cell="us-east", state=tmp_path / "third")
+    await cell_storage.restore(distrusting, tmp_path / "saved", replace=False, trust_nodes=False)
+    assert facts(held(distrusting)) == {"a": (5, 5), "b": (7, 7)}
+
+
+def held(place: Place) -> dict[str, NodeIdentity]:
+    entries = backup.read_sqlite(place.cell, place.file).entries
+    assert not [entry for entry in entries if entry.key.startswith("/jointokens/")]
+    return identities(entries)

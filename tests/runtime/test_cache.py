@@ -1,0 +1,74 @@
+"""The cache's lists and indexes: in key order whenever they are asked for, however the objects came."""
+
+from __future__ import annotations
+
+import random
+
+from holdfast.model.meta import Key
+from holdfast.model.replica import Replica
+from holdfast.runtime.cache import Cache
+from making import again, assignment, bound_status, replica
+
+HELD = assignment()
+
+
+def test_a_burst_in_any_order_is_listed_in_key_order() -> None:
+    made = [replica(number, HELD) for number in range(40)]
+    shuffled = list(made)
+    random.Random(3).shuffle(shuffled)
+    cache = Cache()
+    for at, item in enumerate(shuffled):
+        cache.put(item)
+        if at % 7 == 0:
+            assert list(cache.list(Replica)) == sorted(shuffled[: at + 1], key=lambda r: r.key)
+    assert list(cache.list(Replica)) == sorted(made, key=lambda r: r.key)
+
+
+def test_removing_from_an_unsorted_burst_takes_the_right_one() -> None:
+    cache = Cache()
+    made = [replica(number, HELD) for number in (5, 3, 9, 1)]
+    for item in made:
+        cache.put(item)
+    cache.remove(Replica, made[1].key, made[-1].revision + 1)
+    assert [r.spec.ordinal for r in cache.list(Replica)] == [1, 5, 9]
+
+
+def test_an_index_asked_for_late_knows_what_came_before_and_follows() -> None:
+    cache = Cache()
+    first = replica(0, HELD, status=bound_status("n1"))
+    cache.put(first)
+    cache.put(replica(1, HELD))
+    assert cache.by(Replica, "node", "n1") == (first,)
+    moved = again(first, status=bound_status("n2", attempt=2))
+    cache.put(moved)
+    assert cache.by(Replica, "node", "n1") == ()
+    assert cache.by(Replica, "node", "n2") == (moved,)
+    cache.remove(Replica, moved.key, moved.revision + 1)
+    assert cache.by(Replica, "node", "n2") == ()
+    assert len(cache.by(Replica, "workload", "acme/api")) == 1
+
+
+def test_a_namespace_is_listed_by_itself() -> None:
+    cache = Cache()
+    other = replica(0, assignment(namespace="rival"))
+    cache.put(replica(0, HELD))
+    cache.put(other)
+    assert cache.list(Replica, "rival") == (other,)
+    assert cache.list(Replica, "nobody") == ()
+    assert cache.get(Replica, other.metadata.name, "rival") is other
+    assert cache.count(Replica) == 2
+    assert Key("rival", other.metadata.name) == other.key
+
+
+def test_a_total_asked_for_late_counts_what_came_before_and_follows() -> None:
+    def placed(item: Replica) -> dict[str, int]:
+        return {"placed": 1} if item.status.placement.binding else {}
+
+    cache = Cache()
+    first = replica(0, HELD)
+    cache.put(first)
+    assert cache.total(Replica, "acme", placed) == {}
+    cache.put(again(first, status=bound_status()))
+    cache.put(replica(1, HELD, status=bound_status()))
+    assert cache.total(Replica, "acme", placed) == {"placed": 2}
+    assert cache.total(Replica, "", placed) == {"placed": 2}

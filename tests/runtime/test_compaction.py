@@ -1,0 +1,138 @@
+"""The loop that compacts a cell's history: a whole cell in virtual time, with a history that is short for the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from virtual import VirtualPorts, run
+
+from holdfast.cell import GLOBAL, Cell
+from holdfast.flow.plan.planner import PLANNER_VERSION
+from holdfast.gate.principal import OPERATORS, from_identity
+from holdfast.model import codec, limits
+from holdfast.model.decision import Decision, DecisionSpec
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.tenant import Tenant
+from holdfast.model.writes import Create
+from holdfast.store.contract import Put, Txn
+from holdfast.store.memory import MemoryStore
+
+OPERATOR = from_identity("ann", (OPERATORS,), credential="token")
+KEPT, MOST = 50, 400
+
+
+class History:
+    """A cell that leads, or waits behind another that does."""
+
+    def __init__(self) -> None:
+        self.ports = VirtualPorts()
+        self.store = MemoryStore()
+        self.cell = Cell(GLOBAL, self.store, MemoryStore(), self.ports, identity="g-0")
+        self.operator = self.cell.client(OPERATOR)
+        self._made = 0
+
+    async def write(self, count: int) -> None:
+        for _ in range(count):
+            self._made += 1
+            await self.operator.commit([Create(Tenant(ObjectMeta(name=f"t{self._made}")))])
+
+    async def decide(self, *, at: int, planner: str = PLANNER_VERSION) -> Decision:
+        """A decision that was made on the state of a revision, as the authority stores it."""
+        spec = DecisionSpec(
+            workload="web",
+            request="web",
+            request_revision=at,
+            snapshot_revision=at,
+            revisions={"Node": at},
+            planner=planner,
+        )
+        kind = kind_of(Decision)
+        item = Decision(ObjectMeta(name=f"d{at}", namespace="t1", uid=f"d{at}"), spec)
+        await self.cell.objects.commit(
+            None, Txn(writes=(Put(kind.store_key("t1", f"d{at}"), codec.encode(item), item),))
+        )
+        return item
+
+    async def passed(self) -> int:
+        """What is compacted after the loop had its turn."""
+        await self.ports.clock.sleep(limits.COMPACT_EVERY_S + 1.0)
+        return self.store.compacted
+
+
+def with_history(test: Any) -> None:
+    async def main() -> None:
+        history = History()
+        await history.cell.start()
+        await history.ports.clock.sleep(limits.LEADER_TTL_S * 2)
+        try:
+            await test(history)
+        finally:
+            await history.cell.stop()
+
+    run(main)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HISTORY_REVISIONS", KEPT)
+    monkeypatch.setattr(limits, "HISTORY_REVISIONS_MAX", MOST)
+
+
+def test_what_is_older_than_is_kept_goes_and_the_rest_stays() -> None:
+    async def test(history: History) -> None:
+        await history.write(200)
+        compacted = await history.passed()
+        assert history.store.back(MOST) < compacted <= history.store.back(KEPT)
+        before = history.store.head
+        assert await history.passed() >= compacted, "it goes on by itself"
+        await history.write(KEPT * 2)
+        assert before < await history.passed() <= history.store.back(KEPT)
+
+    with_history(test)
+
+
+def test_decisions_that_are_kept_hold_the_history_they_need() -> None:
+    async def test(history: History) -> None:
+        await history.write(10)
+        needed = history.store.head
+        await history.decide(at=needed)
+        await history.write(150)
+        assert await history.passed() <= needed, "or it could not be replayed"
+
+    with_history(test)
+
+
+def test_a_decision_of_another_planner_holds_nothing() -> None:
+    async def test(history: History) -> None:
+        await history.write(10)
+        needed = history.store.head
+        await history.decide(at=needed, planner="of old")
+        await history.write(150)
+        assert await history.passed() > needed, "it cannot be replayed anyway"
+
+    with_history(test)
+
+
+def test_not_even_decisions_hold_it_for_ever() -> None:
+    async def test(history: History) -> None:
+        await history.write(10)
+        needed = history.store.head
+        await history.decide(at=needed)
+        await history.write(MOST + 50)
+        compacted = await history.passed()
+        assert needed < compacted <= history.store.back(MOST)
+
+    with_history(test)
+
+
+def test_a_cell_that_does_not_lead_compacts_nothing() -> None:
+    async def test(history: History) -> None:
+        await history.write(200)
+        await history.cell.election.stop()
+        before = history.store.compacted
+        assert not history.cell.election.leading
+        assert await history.passed() == before
+
+    with_history(test)

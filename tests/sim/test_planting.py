@@ -1,0 +1,140 @@
+"""Planted bugs are caught within a bounded number of seeds, each by what it breaks, and the same seeds without them are
+clean."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from typing import Any
+
+import pytest
+
+from holdfast.sim import planting, runs
+from holdfast.sim.declared import base_of
+from holdfast.sim.mutations import CATALOGUE, MUTATIONS, Patch, planted
+
+# Caught by one of the very first worlds, within seconds of its time: looked for at every change.
+QUICK = (
+    "audit-after-commit",
+    "finalizer-removed-early",
+    "ledger-left-out",
+    "quota-left-out",
+    "watch-crosses-tenants",
+    "watch-resumes-at-now",
+)
+QUICK_SEEDS = range(1, 4)
+MEDIAN_MAX = 25
+
+
+def test_every_mistake_of_the_catalogue_is_planted_and_no_name_is_used_twice() -> None:
+    assert {m.entry for m in MUTATIONS if m.entry} == set(CATALOGUE)
+    assert len({m.name for m in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_a_planted_bug_leaves_nothing_behind() -> None:
+    class Spying(Patch):
+        def set(self, owner: Any, name: str, value: Any) -> None:
+            before.append((owner, name, owner.__dict__[name]))
+            super().set(owner, name, value)
+
+    for mutation in MUTATIONS:
+        before: list[tuple[Any, str, Any]] = []
+        patch = Spying()
+        mutation.plant(patch)
+        assert before, f"{mutation.name} changes nothing"
+        assert any(owner.__dict__[name] is not was for owner, name, was in before), f"{mutation.name} changes nothing"
+        patch.undo()
+        first = {(id(owner), name): (owner, name, was) for owner, name, was in reversed(before)}
+        assert all(owner.__dict__[name] is was for owner, name, was in first.values()), mutation.name
+
+
+class Victim:
+    def answer(self, number: int) -> int:
+        return number
+
+    async def later(self, number: int) -> int:
+        return number
+
+
+def test_a_patch_counts_its_calls() -> None:
+    patch = Patch()
+    patch.set(Victim, "answer", lambda self, number: -number)
+    assert not patch.executed
+    assert Victim().answer(3) == -3
+    assert patch.calls == {"Victim.answer": 1}
+    patch.undo()
+    assert Victim().answer(3) == 3
+
+
+async def test_code_that_stumbles_over_a_bug_is_not_the_bugs_own_mistake() -> None:
+    patch = Patch()
+
+    async def stumbles(self: Any, number: int) -> int:
+        found: dict[int, int] = {}
+        return found[number]
+
+    patch.set(Victim, "later", stumbles)
+    with pytest.raises(KeyError):
+        await Victim().later(3)
+    assert patch.tripped == ""
+    patch.undo()
+
+
+def test_a_mutation_whose_signature_is_out_of_date_is_told_and_has_caught_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patch = Patch()
+    patch.set(Victim, "answer", lambda self: 0)
+    with pytest.raises(TypeError):
+        Victim().answer(3)
+    patch.undo()
+    assert "Victim.answer: TypeError" in patch.tripped
+
+    def tripped(seed: int, name: str = "") -> planting.Tried:
+        return planting.Tried(seed, by="unsettled", tripped=patch.tripped)
+
+    monkeypatch.setattr(planting, "try_out", tripped)
+    with pytest.raises(RuntimeError, match=r"must be mended: Victim\.answer"):
+        planting.catch("quota-left-out", [1])
+
+
+def test_a_seed_that_fails_without_the_bug_has_caught_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sick_world(seed: int, name: str = "") -> planting.Tried:
+        return planting.Tried(seed, by="S1" if name or seed == 1 else "")
+
+    monkeypatch.setattr(planting, "try_out", sick_world)
+    control = planting.Control()
+    caught = planting.catch("quota-left-out", [1, 2, 3], control)
+    assert (caught.seed, caught.tried) == (2, (1, 2))
+    assert control.alarms == [1]
+
+
+def test_a_bug_with_a_scenario_is_looked_for_in_seeds_that_begin_from_it() -> None:
+    mutation = next(m for m in MUTATIONS if m.scenario)
+    seeds = list(planting.seeds_for(mutation, first=1, seeds=2))
+    assert seeds[: planting.FIRST_SEEDS] == [1]
+    bases = [base_of(seed) for seed in seeds[planting.FIRST_SEEDS :]]
+    assert len(bases) == 2 and all(base is not None and base.title.startswith(mutation.scenario) for base in bases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_some_planted_bugs_are_caught_at_every_change(name: str) -> None:
+    runs.quiet()
+    caught = planting.catch(name, QUICK_SEEDS)
+    assert caught.seed is not None, f"{name} was not caught in {len(QUICK_SEEDS)} seeds"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("HOLDFAST_PROVE" not in os.environ, reason="a search over many worlds: make prove runs it")
+def test_all_planted_bugs_are_caught_and_the_control_is_clean() -> None:
+    runs.quiet()
+    told: list[str] = []
+    assert planting.plant("all", seeds=planting.SEEDS, first=1, told=told.append) == 0, "\n".join(told)
+    took = [int(line.split()[1]) for line in told[1 : 1 + len(MUTATIONS)]]
+    assert statistics.median(took) <= MEDIAN_MAX and max(took) < planting.SEED_MAX
+
+
+def test_a_bug_that_nobody_planted_is_not_there() -> None:
+    with pytest.raises(LookupError, match="there is no bug"), planted("no-such-bug"):
+        pass

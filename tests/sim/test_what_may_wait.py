@@ -1,0 +1,125 @@
+"""The checkers of rest themselves: what may wait and what may go to and fro for a reason, and no more than that."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.model.assignment import Assignment
+from holdfast.model.kinds import kind_of
+from holdfast.model.meta import Object
+from holdfast.model.replica import ExecutionBlock, Phase, Replica
+from holdfast.model.workload import Autoscale, Load, LoadBlock, RolloutBlock, RolloutPhase, Workload
+from holdfast.sim.checkers import Changed, Commit
+from holdfast.sim.checkers.convergence import Unsettled
+from holdfast.sim.checkers.court import Court
+from holdfast.sim.checkers.unrest import FLIPS_MAX, UnrestChecker
+from holdfast.sim.loop import VirtualLoop
+from holdfast.sim.people import Wanted
+from holdfast.sim.sorts import BEHAVES, HALF_READY
+from holdfast.store.contract import Txn
+from making import TEMPLATE, again, assignment, bound_status, replica, workload
+
+OLD, NEW = "old", "new"
+
+
+def key_of(item: Object) -> str:
+    return kind_of(type(item)).store_key(item.metadata.namespace, item.metadata.name)
+
+
+class Two:
+    """East waits for room for the repaired revision; west, where the rollout has not come, runs what never gets ready.
+    There is no node at all, so there is no room."""
+
+    def __init__(self) -> None:
+        self.block = RolloutBlock(revision=NEW, phase=RolloutPhase.PROGRESSING, regions=("east",))
+        self.waiting: Replica | None = replica(1, assignment(where="east"), revision=NEW)
+        bad = msgspec.structs.replace(TEMPLATE, env={BEHAVES: HALF_READY})
+        running = ExecutionBlock(phase=Phase.RUNNING, attempt=1, ready=False)
+        held = assignment(where="west", template=bad)
+        self.stuck = replica(1, held, revision=OLD, status=bound_status(execution=running))
+
+    def found(self) -> list[str]:
+        court = Court(VirtualLoop(random.Random(1)))
+        made = workload()
+        made = again(made, status=msgspec.structs.replace(made.status, rollout=self.block))
+        for cell, item in (("global", made), ("east", self.waiting), ("west", self.stuck)):
+            if item is not None:
+                court.state(cell)[key_of(item)] = item
+        return Unsettled(court, Wanted(), ("east", "west"), ()).found
+
+
+def test_what_is_to_be_replaced_stays_while_the_repaired_waits_for_room_in_a_region_before_it() -> None:
+    assert Two().found() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"regions": ("east", "west")},
+        {"phase": RolloutPhase.COMPLETE},
+        {"phase": RolloutPhase.FAILED},
+        {"revision": OLD},
+    ],
+    ids=["the rollout has come here", "it is over", "it has failed", "this is what is wanted"],
+)
+def test_it_does_not_stay_for_any_other_reason(changes: dict[str, Any]) -> None:
+    two = Two()
+    two.block = msgspec.structs.replace(two.block, **changes)
+    assert two.found() == ["west: replica api-west-1 is Running"]
+
+
+def test_nor_when_nobody_waits() -> None:
+    two = Two()
+    two.waiting = None
+    assert two.found() == ["west: replica api-west-1 is Running"]
+
+
+def test_nor_does_work_that_could_get_ready() -> None:
+    two = Two()
+    two.stuck = again(two.stuck, spec=msgspec.structs.replace(two.stuck.spec, template=TEMPLATE))
+    assert two.found() == ["west: replica api-west-1 is Running"]
+
+
+# To and fro
+
+
+class Scaled:
+    """A scaled workload and its assignment, as the checker of unrest is shown them."""
+
+    def __init__(self) -> None:
+        self.checker = UnrestChecker()
+        self.disk: dict[str, Any] = {}
+        self.workload: Workload = workload(autoscale=Autoscale(max_replicas=4))
+        self.assignment: Assignment = assignment()
+        assert not self.commit(self.workload) and not self.commit(self.assignment)
+
+    def commit(self, item: Object) -> list[str]:
+        key = key_of(item)
+        changed = Changed(key, kind_of(type(item)), self.disk.get(key), item)
+        self.disk[key] = item
+        found = self.checker.check(Commit("global", 0.0, 0.0, Txn(), (changed,), self.disk))
+        return [promise for promise, _, _ in found]
+
+    def push(self, load: float, at: str) -> None:
+        block = LoadBlock(metrics=(Load("cpuPercent", load, at),))
+        self.workload = again(self.workload, status=msgspec.structs.replace(self.workload.status, load=block))
+        assert not self.commit(self.workload)
+
+    def scale(self, replicas: int) -> list[str]:
+        spec = msgspec.structs.replace(self.assignment.spec, replicas=replicas)
+        self.assignment = again(self.assignment, spec=spec)
+        return self.commit(self.assignment)
+
+
+@pytest.mark.parametrize("loads", [(20.0, 140.0), (70.0, 70.0)], ids=["with the load", "while the load is the same"])
+def test_a_number_may_go_to_and_fro_only_with_its_load(loads: tuple[float, float]) -> None:
+    scaled = Scaled()
+    found = []
+    for n in range(2 * FLIPS_MAX + 2):
+        scaled.push(loads[n % 2], f"2027-01-15T08:00:{n:02d}Z")
+        found += scaled.scale(1 + n % 2)
+    assert found == ([] if loads[0] != loads[1] else ["oscillation"])

@@ -1,0 +1,40 @@
+"""The write-ahead log is copied into the file beside the commits, and does not grow for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from holdfast.model import limits
+from holdfast.store.contract import Put, Txn
+from holdfast.store.sqlite import SqliteStore
+
+PAGE_BYTES = 4096
+VALUE = b"x" * 64 * 1024
+
+
+async def write(store: SqliteStore, begin: int, count: int) -> None:
+    for number in range(begin, begin + count):
+        await store.commit(Txn((), (Put(f"/k/{number}", VALUE),)))
+
+
+async def test_the_file_takes_over_what_the_log_gathered_while_the_store_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "cell.db"
+    log = tmp_path / "cell.db-wal"
+    store = SqliteStore(path)
+    try:
+        pages = len(VALUE) // PAGE_BYTES
+        await write(store, 0, 2 * limits.STORE_CHECKPOINT_PAGES // pages)
+        async with asyncio.timeout(20):
+            while path.stat().st_size < limits.STORE_CHECKPOINT_PAGES * PAGE_BYTES:
+                await asyncio.sleep(0.02)
+        # A log that was copied whole is written anew from its beginning.
+        await write(store, 1_000, 10 * limits.STORE_CHECKPOINT_PAGES // pages)
+        assert log.stat().st_size < 1.5 * limits.STORE_CHECKPOINT_PAGES_MOST * PAGE_BYTES
+    finally:
+        await store.close()
+    again = SqliteStore(path)
+    try:
+        assert (await again.get("/k/1000")) is not None
+    finally:
+        await again.close()
