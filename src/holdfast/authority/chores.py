@@ -268,6 +268,7 @@ class Chores:
         A reader that sees the generation of a lowered limit observed knows that nothing is spent under the higher one
         any more. No other commit begins meanwhile, as all of them rest on these objects.
         """
+        self._state.observe_grants()
         if all(self._use_is_told(copy) for copy in self._state.every(GrantCopy)):
             return
         async with self._commits.alone():

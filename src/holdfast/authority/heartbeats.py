@@ -119,12 +119,12 @@ class Heartbeats:
             answers.append(
                 Answer(
                     result=Result.ACCEPTED, node=item.node, epoch=judged.epoch, ttl_seconds=judged.ttl_s,
-                    tenures=self._tenures(item.node, now) if item.node in state.ledger.tenured else {},
+                    tenures=self._tenures(item.node) if item.node in state.ledger.tenured else {},
                 )
             )  # fmt: skip
         return leases, answers
 
-    def _tenures(self, node: str, now: float) -> dict[str, float]:
+    def _tenures(self, node: str) -> dict[str, float]:
         """How long each of the node's claims of scope Global may run on: what is left of the tenure that names it.
 
         One from before this authority is not passed on; what agents were given of it lasts until its time.
@@ -132,7 +132,7 @@ class Heartbeats:
         held: Lease | None = self._state.get(LEASE, tenure.NAMESPACE, tenure.NAME)
         if held is not None and held.revision <= self._state.tenure_before:
             return {}
-        left_s = tenure.left_s(held, now) if held is not None else 0.0
+        left_s = self._state.tenure_left_s(held) if held is not None else 0.0
         if held is None or left_s <= 0:
             return {}
         covered = tenure.covered_of(held)

@@ -7,7 +7,7 @@ shrank or went away: claims go only when their records go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -50,11 +50,19 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
         return len(self.ended) == len(self.copies)
 
 
-def limit_of(copies: Iterable[GrantCopy], spent_as: GrantClass, now: float, *, emergency: bool = True) -> Limit:
+def limit_of(
+    copies: Iterable[GrantCopy],
+    spent_as: GrantClass,
+    now: float,
+    *,
+    emergency: bool = True,
+    age_s: Callable[[GrantCopy], float] | None = None,
+) -> Limit:
     """The sum of a tenant's grants for this class. Active emergency quota adds to what normal work may spend, unless
     no override stands behind it any more (`emergency`), whatever the grant says.
 
-    A resource that no grant lists has a limit of zero. A grant past its lease end stops new spending (S3, S8).
+    A resource that no grant lists has a limit of zero. A grant past its lease end stops new spending (S3, S8); `age_s`
+    says how long ago one was heard, which the wall clock alone says only while nobody sets it.
     """
     classes = {spent_as, GrantClass.EMERGENCY} if spent_as is GrantClass.NORMAL else {spent_as}
     spendable: Amounts = {}
@@ -72,11 +80,14 @@ def limit_of(copies: Iterable[GrantCopy], spent_as: GrantClass, now: float, *, e
         if copy.spec.grant_class is spent_as and copy.spec.provisional:
             provisional = amounts(copy.spec.provisional)
             limit = {name: max(0, amount - provisional.get(name, 0)) for name, amount in limit.items()}
-        if copy.spec.grant_class is spent_as and copy.spec.heard_at:
-            heard_s = parse_time(copy.spec.heard_at)
+        at_s = parse_time(copy.spec.heard_at) if copy.spec.heard_at else 0.0
+        # Times of the copy are moved so that it was heard as long ago as it really was.
+        late_s = now - age_s(copy) - at_s if age_s is not None and at_s else 0.0
+        if copy.spec.grant_class is spent_as and at_s:
+            heard_s = at_s + late_s
         add(held, limit)
         unbacked = copy.spec.grant_class is GrantClass.EMERGENCY and not emergency
-        if unbacked or (copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now):
+        if unbacked or (copy.spec.spend_until and parse_time(copy.spec.spend_until) + late_s <= now):
             ended.append(copy.metadata.name)
         else:
             add(spendable, limit)

@@ -70,7 +70,8 @@ class World:
             copies = list(self._state.every(GrantCopy, tenant))
             rests_on = {GRANT_COPY.store_key(tenant, c.metadata.name): c.revision for c in copies}
             emergency = checks.has_emergency(self._state.overrides(), tenant, self.now)
-            found = self._limits[key] = (limit_of(copies, spent_as, self.now, emergency=emergency), rests_on)
+            limit = limit_of(copies, spent_as, self.now, emergency=emergency, age_s=self._state.grant_age_s)
+            found = self._limits[key] = (limit, rests_on)
         return found
 
     def partition_mode(self) -> PartitionMode:

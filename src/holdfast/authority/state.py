@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from holdfast.authority.claims import Claim, recorded
+from holdfast.authority.grant_leases import GrantLeases
 from holdfast.authority.leases import LeaseBook
 from holdfast.authority.ledger import Ledger, rebuild
-from holdfast.model import tenure
+from holdfast.model import limits, tenure
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.core import Lease
@@ -55,6 +56,9 @@ class State:
         self.tenure_before = 0
         """The revision of the tenure that was there when this authority began. How old that is nobody knows: the wall
         clock may have been set back while nothing ran here."""
+        self._grant_leases = GrantLeases()
+        self._tenure_until: tuple[str | None, float] = (None, 0.0)
+        """The renewal that was seen last, and until when it lasts on the monotonic clock."""
         self._last_s = 0.0
         self._last_monotonic_s = 0.0
 
@@ -71,6 +75,8 @@ class State:
                 self._last_s = max(self._last_s, lease.renewed_at_s)
         self._last_monotonic_s = self.ports.clock.monotonic()
         self.leases.load(pages, self.now(), self._last_monotonic_s)
+        self._grant_leases = GrantLeases()
+        self._grant_leases.observe(self.every(GrantCopy), self.now(), self._last_monotonic_s)
 
     def now(self) -> float:
         """The wall clock, unless that went back: then time passes from the last commit time on."""
@@ -79,6 +85,27 @@ class State:
         self._last_s = max(self.ports.clock.now(), self._last_s + passed_s)
         self._last_monotonic_s = monotonic_s
         return self._last_s
+
+    def observe_grants(self) -> None:
+        """Renewals that came since; they were written by the wall clock as it is now."""
+        clock = self.ports.clock
+        self._grant_leases.observe(self.every(GrantCopy), clock.now(), clock.monotonic())
+
+    def grant_age_s(self, copy: GrantCopy) -> float:
+        """How long ago the global cell was last heard for this limit."""
+        clock = self.ports.clock
+        return self._grant_leases.age_s(copy, clock.now(), clock.monotonic())
+
+    def tenure_left_s(self, held: Lease) -> float:
+        """What is left of the region's tenure. As with grants, the wall clock is asked once, when a renewal is seen.
+        One from a time that has not come was written before the clock was put back, and the next is waited for."""
+        clock = self.ports.clock
+        if self._tenure_until[0] != held.spec.renew_time:
+            left_s = tenure.left_s(held, clock.now())
+            credible = left_s <= limits.TENURE_S + limits.TENURE_STEP_MAX_S
+            until_s = clock.monotonic() + min(left_s, limits.TENURE_S) if credible else 0.0
+            self._tenure_until = (held.spec.renew_time, until_s)
+        return self._tenure_until[1] - clock.monotonic()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Any:
         return self.objects.get(kind, namespace, name)

@@ -56,12 +56,12 @@ def copy_writes(
             **lease,
         )
         return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
-    if copy.spec.heard_at and parse_time(copy.spec.heard_at) > heard_s:
+    if not heard_s:
         lease = {"heard_at": copy.spec.heard_at, "spend_until": copy.spec.spend_until}
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
     gained_s = parse_time(lease["spend_until"]) - parse_time(copy.spec.spend_until)
     same = limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch
-    late = bool(grant.spec.ends_at) and gained_s < -limits.COUNTDOWN_OFF_S  # this region's clock was put back
+    late = gained_s < -limits.COUNTDOWN_OFF_S  # this region's clock was put back
     if same and not late and gained_s < grant.spec.lease_seconds * RENEWED_AFTER:
         return ()
     spec = msgspec.structs.replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,8 @@ class Link:
         self._ports = ports
         self._there = Informers(there, ports, resync_s=here.resync_s)
         self._heard_s = 0.0
+        """When the last report that was taken was sent, by the wall clock; 0 before the first."""
+        self._heard_monotonic_s = 0.0
         """When the last call was sent that the global cell has answered: what this region's leases count from."""
         now = ports.clock.now
         away, home = self._there.cache, here.cache
@@ -282,11 +285,13 @@ class Link:
     async def _heard(self, asked_s: float) -> None:
         """The global cell has answered. After a silence every lease is renewed at once, unless grants are still known
         here only as they were before it: part of them may have come back by time and be someone else's by now."""
-        silent_s = asked_s - self._heard_s
+        passed_s = self._ports.clock.monotonic()
+        silent_s = passed_s - self._heard_monotonic_s if self._heard_s else math.inf
         if silent_s > limits.GRANT_LEASE_S and not await self._grants_are_current():
             return
-        self._heard_s = max(self._heard_s, asked_s)
-        if silent_s > 2 * limits.REGION_REPORT_EVERY_S:
+        put_back = asked_s < self._heard_s
+        self._heard_s, self._heard_monotonic_s = asked_s, passed_s
+        if put_back or silent_s > 2 * limits.REGION_REPORT_EVERY_S:
             found = grant_sync.keys(self._there.cache, self._here.cache)
             self._limits.mark(found)
             self._acks.mark(found)
@@ -304,6 +309,8 @@ class Link:
         there = await self._there_client.list(Assignment, fields={"region": self.region})
         if there.revision < revision:
             return
+        # Asked for, as it was written a moment ago: a cache that lags would cost renewals one after the other.
+        held = await self._mirrors.get(Lease, tenure.NAME, tenure.NAMESPACE)
         lease = tenure.tenure_lease(self.region, asked_s, tenure.covered_by(list(there.items)))
         if held is None:
             await self._mirrors.commit([Create(lease)])

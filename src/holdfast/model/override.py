@@ -33,6 +33,18 @@ class OverrideKind(enum.StrEnum):
     SHRINK_BUDGET = "ShrinkBudget"
 
 
+PLACING = frozenset(
+    {
+        OverrideKind.AVOID_ZONE,
+        OverrideKind.AVOID_REGION,
+        OverrideKind.EMERGENCY_QUOTA,
+        OverrideKind.RAISE_PRIORITY,
+        OverrideKind.PIN_POLICY,
+    }
+)
+"""The kinds that bear on where work is placed."""
+
+
 class OverrideScope(Part, frozen=True):
     region: str = ""
     zone: str = ""

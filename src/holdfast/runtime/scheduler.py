@@ -32,7 +32,7 @@ from holdfast.model.binding import claim_name
 from holdfast.model.decision import QueueState
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
-from holdfast.model.override import acts
+from holdfast.model.override import PLACING, acts
 from holdfast.model.placement import ReserveRequest
 from holdfast.model.quantity import Amounts
 from holdfast.model.quota import GrantClass
@@ -298,7 +298,8 @@ class Scheduler:
         )
 
     def _overrides_in_force(self, now: float) -> tuple[str, ...]:
-        return tuple(o.metadata.name for o in self._builder.overrides() if acts(o, now))
+        """Those that bear on where work is placed; the others are no ground of a decision."""
+        return tuple(o.metadata.name for o in self._builder.overrides() if o.spec.kind in PLACING and acts(o, now))
 
     def _worth_recording(self, waiting: Waiting, outcome: AskPlan) -> bool:
         """Whether a try in vain leaves a Decision: its reasons are new, or the last is old; at a bounded rate."""

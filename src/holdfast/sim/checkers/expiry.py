@@ -1,10 +1,10 @@
 """S8: nothing acts past its end. Judged by the times that are written into the records, as clocks are stepped and
 commits are late: what is compared is when something was decided with when its ground had ended.
 
-Overrides are judged by true time as well: no cell's clock, skewed or stepped, may make one act for longer than it was
-asked for. What forbids has one exception. A cell that lost count, as another process began to count, cannot know how
-long it was down, and its wall clock may have been set back meanwhile: there it may go on for what its copy says by that
-clock, and for its whole time at most.
+The lease of a grant counts in true time from when it was written. Overrides are judged by true time as well: no cell's
+clock, skewed or stepped, may make one act for longer than it was asked for. What forbids has one exception. A cell
+that lost count, as another process began to count, cannot know how long it was down, and its wall clock may have been
+set back meanwhile: there it may go on for what its copy says by that clock, and for its whole time at most.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from holdfast.model import limits
 from holdfast.model.binding import CapacityClass
 from holdfast.model.decision import Decision
 from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.meta import Key
 from holdfast.model.override import MAX_TTL_S, Override, break_glass_prefix, is_break_glass
 from holdfast.model.placement import Result
 from holdfast.model.quota import Grant, GrantClass
@@ -43,6 +44,8 @@ class ExpiryChecker:
         self._cell = cell
         self._ends = ends if ends is not None else {}
         self._distrusted = distrusted
+        self._renewed_s: dict[Key, float] = {}
+        """When the lease of each grant was last written, in true time: it began no later than that."""
         self._recounted: dict[str, float] = {}
         """uid → until when what forbids may go on in this cell, which lost count."""
 
@@ -53,6 +56,8 @@ class ExpiryChecker:
             match change.kind.name:
                 case "Binding" if change.old is None:
                     yield from self._bound(change, commit)
+                case "GrantCopy" if change.old is None or change.old.spec.heard_at != change.new.spec.heard_at:
+                    self._renewed_s[change.new.key] = commit.at_s
                 case "Override" if self._cell == "global":
                     yield from self._override(change)
                     self._begun(change.new, commit)
@@ -82,9 +87,11 @@ class ExpiryChecker:
         copy: GrantCopy | None = commit.state.get(f"/grantcopies/{meta.namespace}/normal")
         if held is not None and held.metadata.creation_timestamp != meta.creation_timestamp:
             return  # spent when it was reserved
-        if copy is not None and copy.spec.spend_until and parse_time(copy.spec.spend_until) + SECOND_S < made_s:
-            what = f"{change.key} was bound at {meta.creation_timestamp}; the grant ended at {copy.spec.spend_until}"
-            yield "S8", what, (change.key, f"/grantcopies/{meta.namespace}/normal")
+        if copy is not None and copy.spec.spend_until:
+            over_s = commit.at_s - self._renewed_s.get(copy.key, commit.at_s) - _lease_s(copy)
+            if over_s > LATE_S:
+                what = f"{change.key} was bound {over_s:.0f} s after the grant's lease had ended"
+                yield "S8", what, (change.key, f"/grantcopies/{meta.namespace}/normal")
 
     def _begun(self, override: Override, commit: Commit) -> None:
         """The first time it is active, where it was given."""
@@ -184,3 +191,8 @@ def _raises(change: Changed) -> bool:
         return dict(item.spec.limit) if item is not None else {}
 
     return limit(change.new) != limit(change.old) and bool(limit(change.new))
+
+
+def _lease_s(copy: GrantCopy) -> float:
+    """How long a limit may be spent after it was heard. Both times are of one clock, wherever that is put later."""
+    return parse_time(copy.spec.spend_until) - parse_time(copy.spec.heard_at) if copy.spec.heard_at else 0.0

@@ -143,10 +143,11 @@ class UnrestChecker:
                 yield "load", f"{key} was removed {count} times in {minutes:.0f} quiet minutes in {cell}", (key,)
 
 
-# Signs of life, and a waiting request's account of its tries, whose pauses grow to a minute.
+# Signs of life; a waiting request's account of its tries, whose pauses grow to a minute; and a recovery's account of
+# how it is given back, which it is when its region has been well for a while.
 _ALLOWED_PER_MINUTE = {
     "leases": 300.0, "leasepages": 300.0, "regions": 300.0, "grants": 300.0, "grantcopies": 300.0, "terms": 1.0,
-    "schedulingrequests": 10.0,
+    "schedulingrequests": 10.0, "recoveries": 2.0,
 }  # fmt: skip
 
 

@@ -1,0 +1,108 @@
+"""A grant's lease counts from its renewal by time that passes: setting a clock makes it neither longer nor shorter."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.authority.grant_leases import GrantLeases
+from holdfast.authority.ledger import limit_of
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.quota import GrantClass
+from holdfast.model.times import micro_text
+
+NOW_S = 1_800_000_000.0
+LEASE_S = 120.0
+HOUR_S = 3600.0
+
+
+def copy_heard(at_s: float) -> GrantCopy:
+    spec = GrantCopySpec(
+        grant_class=GrantClass.NORMAL,
+        limit={"cpu": "4"},
+        epoch=1,
+        heard_at=micro_text(at_s),
+        spend_until=micro_text(at_s + LEASE_S),
+    )
+    return GrantCopy(metadata=ObjectMeta(name="normal", namespace="acme"), spec=spec)
+
+
+class Region:
+    """An authority whose own time never goes back, and a wall clock that people set."""
+
+    def __init__(self) -> None:
+        self.leases = GrantLeases()
+        self.monotonic_s = 50.0
+        self.wall_s = NOW_S
+        self.own_s = NOW_S
+
+    def passes(self, seconds: float) -> None:
+        self.monotonic_s += seconds
+        self.wall_s += seconds
+        self.own_s = max(self.own_s + seconds, self.wall_s)
+
+    def steps(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.own_s = max(self.own_s, self.wall_s)
+
+    def sees(self, copy: GrantCopy) -> None:
+        self.leases.observe([copy], self.wall_s, self.monotonic_s)
+
+    def over(self, copy: GrantCopy) -> bool:
+        age = lambda c: self.leases.age_s(c, self.wall_s, self.monotonic_s)  # noqa: E731
+        return limit_of([copy], GrantClass.NORMAL, self.own_s, age_s=age).over
+
+
+@pytest.mark.parametrize("step_s", [-HOUR_S, -100.0, 0.0, 100.0, HOUR_S])
+def test_a_step_after_the_renewal_changes_nothing(step_s: float) -> None:
+    region = Region()
+    copy = copy_heard(region.wall_s)
+    region.sees(copy)
+    region.passes(60)
+    region.steps(step_s)
+    region.passes(59)
+    assert not region.over(copy)
+    region.passes(2)
+    assert region.over(copy)
+
+
+@pytest.mark.parametrize("step_s", [-HOUR_S, -100.0, 100.0, HOUR_S])
+def test_a_renewal_after_the_step_counts_from_there(step_s: float) -> None:
+    region = Region()
+    region.sees(copy_heard(region.wall_s))
+    region.steps(step_s)
+    renewed = copy_heard(region.wall_s)
+    region.sees(renewed)
+    assert not region.over(renewed)
+    region.passes(LEASE_S + 1)
+    assert region.over(renewed)
+
+
+def test_a_clock_that_was_ahead_and_put_right_ends_no_lease_for_good() -> None:
+    region = Region()
+    region.steps(HOUR_S)
+    region.sees(copy_heard(region.wall_s))
+    region.steps(-HOUR_S)
+    region.passes(10)
+    renewed = copy_heard(region.wall_s)
+    region.sees(renewed)
+    assert region.own_s > region.wall_s + 3000 and not region.over(renewed)
+
+
+def test_what_was_heard_long_before_it_was_seen_is_that_old() -> None:
+    region = Region()
+    copy = copy_heard(region.wall_s - 100)
+    region.sees(copy)
+    region.passes(19)
+    assert not region.over(copy)
+    region.passes(2)
+    assert region.over(copy)
+
+
+def test_a_limit_that_went_is_forgotten() -> None:
+    region = Region()
+    copy = copy_heard(region.wall_s)
+    region.sees(copy)
+    region.leases.observe([], region.wall_s, region.monotonic_s)
+    region.steps(HOUR_S)
+    assert region.over(copy), "unknown again, and judged by the wall clock"
