@@ -23,6 +23,11 @@ RENEWED_AFTER = 0.5
 """The part of a lease that must have passed before it is worth a write to renew it."""
 
 
+PUT_BACK = 0.5
+"""An answer may come late, and takes nothing back. By this part of a lease it does not: then the clock was put back and
+what was heard before that counts for nothing. By less, the lease lasts until the clock is there again."""
+
+
 def copy_name(grant_class: GrantClass) -> str:
     return grant_class.value.lower()
 
@@ -56,7 +61,8 @@ def copy_writes(
             **lease,
         )
         return (Create(GrantCopy(metadata=ObjectMeta(name=key.name, namespace=key.namespace), spec=spec)),)
-    if not heard_s:
+    known_s = parse_time(copy.spec.heard_at) if copy.spec.heard_at else 0.0
+    if not heard_s or 0.0 < known_s - heard_s < grant.spec.lease_seconds * PUT_BACK:
         lease = {"heard_at": copy.spec.heard_at, "spend_until": copy.spec.spend_until}
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
     gained_s = parse_time(lease["spend_until"]) - parse_time(copy.spec.spend_until)
