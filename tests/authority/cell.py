@@ -13,7 +13,7 @@ import msgspec
 from holdfast.authority.authority import Authority
 from holdfast.client.contract import Token
 from holdfast.gate.principal import Principal, controller
-from holdfast.model import codec
+from holdfast.model import codec, limits
 from holdfast.model.binding import Binding, DeviceClaim, Intent
 from holdfast.model.errors import Ambiguous
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
@@ -297,7 +297,8 @@ class Cell:
         if not self._tasks:
             await self.authority.tick()
         else:
-            await (self.clock.advance(0.5) if hasattr(self.clock, "advance") else asyncio.sleep(0.5))
+            gathered_s = limits.LEASE_GATHER_S + 0.05
+            await (self.clock.advance(gathered_s) if hasattr(self.clock, "advance") else asyncio.sleep(gathered_s))
         return (await waiting).answers[0]
 
     def check_ledger(self) -> None:

@@ -7,9 +7,13 @@ import asyncio
 import pytest
 from tests.authority.cell import WHO, Cell, turns
 
+from holdfast.authority import rejoin
+from holdfast.model import limits
 from holdfast.model.errors import Unavailable
 from holdfast.model.lease_page import LeasePage
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement import RenewItem, RenewRequest, Result
+from holdfast.model.term import INCARNATION, Term, TermSpec
 
 
 async def test_registering_gives_out_epochs_before_the_node_exists(cell: Cell) -> None:
@@ -21,6 +25,16 @@ async def test_registering_gives_out_epochs_before_the_node_exists(cell: Cell) -
     assert (old.result, old.reason, old.facts["current"]) == (Result.REJECTED, "NodeFenced", 2)
     assert (await cell.renew("new", 9)).reason == "NodeFenced"
     assert (await cell.renew("never", 1)).reason == "NodeFenced"
+
+
+async def test_a_restored_region_gives_epochs_that_none_of_its_former_lives_gave(cell: Cell) -> None:
+    """An agent holds every epoch for over that it was ever fenced at, also after the backup was taken."""
+    await cell.put(Term(metadata=ObjectMeta(name=INCARNATION), spec=TermSpec(holder=rejoin.JOINED, term=3)))
+    for node in ("n1", "unknown to the backup"):
+        assert (await cell.renew(node, 1)).reason == "NodeFenced"
+        given = (await cell.renew(node, 0)).epoch
+        assert given == 3 * limits.EPOCHS_PER_INCARNATION + 1
+        assert (await cell.renew(node, given)).epoch == given
 
 
 async def test_many_renewals_share_one_commit_and_a_page_holds_500(cell: Cell) -> None:
@@ -109,3 +123,22 @@ async def test_many_nodes_are_fenced_together_and_one_that_moved_is_left_for_lat
     await cell.clock.advance(23)
     assert all(n.status.fence.fenced_epoch == 1 for n in map(cell.get_node, (f"m-{i}" for i in range(20))))
     assert cell.store.commits <= before + 3
+
+
+async def test_renewals_have_a_moment_to_gather_and_a_node_that_registers_a_shorter_one(cell: Cell) -> None:
+    """Every commit saved is one less for each of its readers; whoever registers can do nothing before the answer."""
+    await cell.lead(run=True)
+    registered = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("new", 0),))))
+    await turns(3)
+    await cell.clock.advance(0.26)
+    assert (await registered).answers[0].epoch == 1
+    first = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
+    await turns(3)
+    await cell.clock.advance(0.9)
+    second = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("new", 1),))))
+    await turns(3)
+    assert not first.done()
+    await cell.clock.advance(0.11)
+    assert [(await asked).answers[0].result for asked in (first, second)] == [Result.ACCEPTED] * 2
+    leases = cell.every(LeasePage)[0].spec.leases
+    assert leases["n1"].renewed_at_s == leases["new"].renewed_at_s

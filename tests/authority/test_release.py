@@ -247,7 +247,6 @@ async def test_bindings_that_someone_else_removed_leave_the_ledger(cell: Cell) -
     binding = cell.binding("web-0.1")
     assert binding is not None
     await cell.remove(binding)
-    await cell.remove(cell.every(Reservation)[0])
     await cell.clock.advance(0)
     assert not cell.authority.ledger.claims
     cell.check_ledger()

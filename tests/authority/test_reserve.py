@@ -11,7 +11,7 @@ from tests.authority.cell import TENANT, Cell, devices
 
 from holdfast.gate import audit
 from holdfast.model.assignment import Purpose
-from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, CapacityClass, Reservation
 from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Contact
@@ -39,16 +39,16 @@ async def test_an_accepted_item_is_reserved_and_bound_in_one_transaction(cell: C
     answer = await cell.place(replica, "n2")
     assert cell.store.commits == before + 1
     assert answer.result is Result.ACCEPTED
-    assert (answer.node, answer.binding, answer.reservation) == ("n2", "web-0.1", "web-0.1")
+    assert (answer.node, answer.binding, answer.reservation) == ("n2", "web-0.1", "")
     assert answer.devices == devices("gpu-0")
     binding = cell.binding("web-0.1")
     assert binding is not None and binding.spec.node_epoch == 1 and binding.spec.epoch == 1
     assert binding.metadata.owner_references == ()
     assert binding.metadata.labels == {"holdfast.dev/node": "n2", "holdfast.dev/workload": "web"}
-    (reservation,) = cell.every(Reservation)
-    assert reservation.status.phase is ReservationPhase.CONSUMED
+    assert not cell.every(Reservation), "it was never held without being bound"
     placed = cell.get_replica().status.placement
     assert (placed.node, placed.zone, placed.binding, placed.attempt) == ("n2", "z1", "web-0.1", 1)
+    assert placed.reservation == ""
     assert placed.bound_at and placed.reserved_at
     records = await audit.read(cell.store.inner)
     assert records[-1][1]["verb"] == "bind" and records[-1][1]["principal"].endswith("scheduler")

@@ -31,6 +31,11 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
+def _claimed(replica: Replica) -> bool:
+    placed = replica.status.placement
+    return bool(placed.reservation or placed.binding)
+
+
 class Walk:
     def __init__(self, cell: Cell, chance: random.Random) -> None:
         self.cell = cell
@@ -68,7 +73,7 @@ class Walk:
         self.check()
 
     def pick(self, *, claimed: bool) -> Replica | None:
-        found = [r for r in self.cell.every(Replica) if bool(r.status.placement.reservation) == claimed]
+        found = [r for r in self.cell.every(Replica) if _claimed(r) == claimed]
         return self.chance.choice(found) if found else None
 
     async def place(self) -> None:

@@ -12,7 +12,7 @@ from holdfast import cell_storage
 from holdfast.agent.decide import Lease, Now, wish
 from holdfast.authority import rejoin
 from holdfast.cell_storage import Place
-from holdfast.model import codec
+from holdfast.model import codec, limits
 from holdfast.model.binding import Binding, Desired
 from holdfast.model.errors import StoreFailed, Unavailable
 from holdfast.model.grant_copy import GrantCopy
@@ -142,18 +142,19 @@ async def test_an_old_backup_under_running_work_doubles_nothing_and_overspends_n
         answer = await cell.renew(name, epoch)
         assert answer.result is Result.REJECTED
         assert answer.reason in (Reason.NODE_FENCED, Reason.NODE_GONE)
+    fresh = 2 * limits.EPOCHS_PER_INCARNATION + 1
     anew = [(await cell.renew(name, 0)).epoch for name in ("n1", "n2")]
-    assert anew == [2, 2]
+    assert anew == [fresh, fresh], "an epoch was given out twice"
     for _ in range(5):
         await cell.clock.advance(4.5)
         for name in ("n1", "n2"):
-            await cell.renew(name, 2)
+            await cell.renew(name, fresh)
     await cell.authority.tick()
     assert not cell.authority.rejoining
     # Nothing is spent on a grant that the global cell has not renewed; then under the limit of today.
     for name in ("n1", "n2"):
         node = cell.get_node(name)
-        execution = msgspec.structs.replace(node.status.execution, epoch=2)
+        execution = msgspec.structs.replace(node.status.execution, epoch=fresh)
         await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=execution)))
     assert (await cell.place(second, "n2")).reason == Reason.GRANT_EXPIRED
     await cell.grant(limit={"cpu": "2", "memory": "100Gi"})

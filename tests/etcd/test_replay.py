@@ -14,9 +14,10 @@ from holdfast.runtime.ports import SystemPorts
 from holdfast.store.etcd.store import open_store
 from holdfast.store.etcd.target import Target
 
-pytestmark = pytest.mark.e2e
-
 DECISIONS = 1_000 if os.environ.get("HOLDFAST_PROVE") else 40
+
+# The day passes on the clock of the wall, as etcd has no other.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800 if DECISIONS > 40 else 300)]
 
 
 async def opened(prefix: str, cluster: etcd_cluster.Cluster) -> Cell:

@@ -6,20 +6,23 @@ import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 import making
 from holdfast.flow.ask import Ask
 from holdfast.flow.plan import ask_of, plan
+from holdfast.flow.shapes import ShapeCount
 from holdfast.flow.snapshot.builder import built
 from holdfast.model.binding import Binding, BindingSpec, DeviceClaim, Intent
+from holdfast.model.limits import PLANNER_SHAPES
 from holdfast.model.node import Device, Node
 from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
 
 RULES = Rules(scores=(WeightedScore(name=ScoreName.GPU_SHAPE, weight=1),))
-STEEPNESS = 2000
+STEEPNESS = 4000
 Shape = tuple[int, int]
 Free = tuple[int, list[int]]
 
@@ -41,12 +44,14 @@ def ask(number: int, cpu_milli: int, gpu_milli: int) -> Ask:
 
 def stranded(shapes: list[Shape], cpu: int, gpus: list[int]) -> int:
     """Word by word: what no shape can use, summed over all shapes there are."""
-    total = 0
+    used = 0
     for need_cpu, need_gpu in shapes:
         share, devices = min(need_gpu, 1000), max(1, need_gpu // 1000)
         large = [free for free in gpus if free >= share]
-        total += sum(gpus) if cpu < need_cpu or len(large) < devices else sum(gpus) - sum(large)
-    return total
+        usable = sum(large) if len(large) >= devices else 0
+        if cpu >= need_cpu:
+            used += usable + (min(usable, cpu // need_cpu * need_gpu) if need_cpu else usable)
+    return sum(gpus) * len(shapes) - used // 2
 
 
 def points(shapes: list[Shape], free: Free, need: Shape) -> int:
@@ -66,7 +71,7 @@ def points(shapes: list[Shape], free: Free, need: Shape) -> int:
     ("need", "better"),
     [
         ((1000, 500), "shared"),  # what is left of a GPU takes it whole: nothing is stranded
-        ((3500, 1000), "one"),  # where it takes the processors, it takes the only GPU as well
+        ((3950, 1000), "one"),  # where it takes the processors, it takes the only GPU as well
         ((1000, 2000), "two"),
         ((4000, 0), "none"),  # without GPUs it takes no processors from them
     ],
@@ -83,6 +88,31 @@ def test_where_it_strands_least(need: Shape, better: str) -> None:
     )  # fmt: skip
     chosen = plan(built("here", [*nodes, held]), [ask(1, *need)], RULES, 0.0, 1).asks[0].proposals[0]
     assert chosen.node == better
+
+
+@pytest.mark.parametrize(
+    ("need", "better"),
+    [
+        ((4000, 0), "ample"),  # "tight" has processors for four GPUs and no more
+        ((8000, 0), "ample"),
+    ],
+)
+def test_processors_that_the_free_gpus_will_need_are_left_to_them(need: Shape, better: str) -> None:
+    nodes = [machine("tight", 8, 4), machine("ample", 32, 4), machine("busy", 4, 2)]
+    held = [
+        Binding(
+            making.meta(f"past{i}.1", "acme"),
+            BindingSpec(
+                replica=f"past{i}", intent=Intent(replica_uid=f"past{i}", template_hash="h", attempt=1), node="busy",
+                template=Template(), resources={"cpu": cpu, "gpu": "1"}, devices=(DeviceClaim(id=f"gpu-{i}"),),
+            ),
+        )
+        for i, cpu in enumerate(("2", "2"))
+    ]  # fmt: skip
+    snapshot = built("here", [*nodes, *held])
+    for tie in range(4):
+        chosen = plan(snapshot, [ask(1, *need)], RULES, 0.0, tie).asks[0].proposals[0]
+        assert chosen.node == better
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -112,6 +142,26 @@ def test_it_is_what_a_plain_reckoning_gives_at_every_step(seed: int) -> None:
         free[proposal.node] = (cpu - need[0], left)
         if need[1]:
             counted.append(need)
+
+
+def test_shapes_are_exact_while_few_and_rounded_up_when_many() -> None:
+    few = ShapeCount(built("here", []))
+    for cpu_milli, gpu_milli in ((1500, 810), (1500, 810), (250, 2000), (0, 500)):
+        few.add({"cpu": cpu_milli, "gpu": gpu_milli}.items(), 1)
+    made = few.columns()
+    assert (made.count, made.times.tolist()) == (4, [1, 1, 2])
+    assert made.fitting(np.array([0, 3100])).tolist()[1:] == [[0, 12 * 2000], [0, 2 * 810]]
+    assert made.fitting(np.array([0]))[0, 0] > 16_000, "what wants no processors is not bounded by them"
+
+    many = ShapeCount(built("here", []))
+    chance = random.Random(1)
+    needs = [(chance.randint(100, 64_000), chance.choice((chance.randint(10, 999), 1000, 8000))) for _ in range(5000)]
+    for cpu_milli, gpu_milli in needs:
+        many.add({"cpu": cpu_milli, "gpu": gpu_milli}.items(), 1)
+    made = many.columns()
+    assert PLANNER_SHAPES // 8 < len(made.times) <= PLANNER_SHAPES
+    assert made.count == made.times.sum() == len(needs)
+    assert set(made.gpu_milli.tolist()) >= {1000, 8000} and made.shares.max() == 1000
 
 
 def test_the_shipped_policy_is_this_score() -> None:

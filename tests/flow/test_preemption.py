@@ -331,6 +331,30 @@ def test_a_used_up_budget_refuses_the_nomination_and_holds_nothing() -> None:
     in_region(test, chores=True)
 
 
+@pytest.mark.parametrize("serves", [0, 1])
+def test_the_refusal_names_a_victim_that_the_budget_keeps(serves: int) -> None:
+    """Both are to go, one serves. The other could go: were it named, it would be left out next time in vain."""
+
+    async def test(region: Region) -> None:
+        cell = region.cell
+        await region.scheduler.stop()
+        for number in range(2):
+            replica = await cell.replica(f"web-{number}", template={"resources": {"cpu": "3"}})
+            await cell.reserve(cell.item(replica, "n0"))
+            ran = ExecutionBlock(attempt=1, phase=Phase.RUNNING, ready=True)
+            now = cell.get_replica(f"web-{number}")
+            traffic = TrafficBlock(serving=number == serves, attempt=1)
+            await cell.put(
+                msgspec.structs.replace(now, status=msgspec.structs.replace(now.status, execution=ran, traffic=traffic))
+            )
+        high = await cell.replica("high", rank=9, template={"resources": {"cpu": "6"}})
+        (refused,) = await cell.reserve(cell.item(high, "n0", victims=("web-0.1", "web-1.1")))
+        assert refused.reason == Reason.VICTIM_NOT_ALLOWED
+        assert refused.facts["victim"] == f"web-{serves}.1"
+
+    in_region(test, chores=True)
+
+
 def test_who_may_not_go_is_not_named_as_a_victim() -> None:
     lows = [binding(0, (0, 4, 1, False)), binding(1, (1, 4, 2, False))]
     asked = ask_of(request(4), evictions=100)

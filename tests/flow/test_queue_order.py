@@ -11,6 +11,7 @@ import pytest
 import making
 from holdfast.flow.active_policy import BUILT_IN, active_policy
 from holdfast.flow.queue_order import backoff_s, dominant_share, in_order, raised_ranks, wake_pause_s
+from holdfast.model import limits
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PromotionStage, QueueKey, Rules
 from holdfast.model.scheduling_request import Member, RefusalCount, SchedulingRequest, SchedulingRequestSpec
@@ -125,6 +126,26 @@ def test_a_request_waits_is_woken_and_never_forgotten() -> None:
     assert queue.of_member("u0") is None and queue.of_member("u1") is waiting
     queue.drop(newer, 10.0)
     assert len(queue) == 0 and queue.next_due() == NEVER and queue.of_member("u1") is None
+
+
+@pytest.mark.parametrize(
+    ("beaten", "cures", "woken"),
+    [(True, "CapacityFreed", True), (False, "CapacityFreed", False), (True, "NodeAdded", False)],
+    ids=["behind others, for room", "behind nobody", "room would not help"],
+)
+def test_who_was_tried_behind_proposals_that_come_to_nothing_looks_again(beaten: bool, cures: str, woken: bool) -> None:
+    queue = RequestQueue(random.Random(1))
+    queue.put(request("w", members=(Member("w-0", "u0"),)), 0.0)
+    (waiting,) = queue.due(0.0)
+    waiting.attempts = 9
+    pause_s = queue.in_vain(waiting, (RefusalCount(reason="QuotaExceeded"),), 0.0, wake_on=(cures,), beaten=beaten)
+    assert pause_s > limits.WAKE_PAUSE_MAX_S
+    queue.given_back(0.1)
+    assert not queue.due(0.1), "it may not make it spin"
+    assert bool(queue.due(limits.WAKE_PAUSE_MAX_S)) is woken
+    queue.in_vain(waiting, (RefusalCount(reason="QuotaExceeded"),), 3.0, wake_on=(cures,))
+    queue.given_back(3.1)
+    assert not queue.due(3.1 + limits.WAKE_PAUSE_MAX_S), "once, and not after a try behind nobody"
 
 
 def test_hints_raise_an_attempt_and_never_lower_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from holdfast.model.times import micro_text
 from holdfast.runtime.past import fetch
 from holdfast.runtime.ports import SystemClock
 from holdfast.store.objects import Objects
+
+LONG_DAY = 1_000 if os.environ.get("HOLDFAST_PROVE") else 300
+"""Decisions on a disk, by a clock that does not hurry."""
 
 
 async def replayed(objects: Objects, decision: Decision, **more: Any) -> Replayed | NotReplayable:
@@ -218,7 +222,7 @@ def test_decisions_of_a_busy_day_replay_bit_for_bit() -> None:
     run(lambda: a_day(None, 150))
 
 
-@pytest.mark.parametrize("decisions", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("decisions", [60, pytest.param(LONG_DAY, marks=pytest.mark.slow)])
 def test_decisions_replay_from_a_file_and_after_a_restart(tmp_path: Path, decisions: int) -> None:
     async def main() -> None:
         path = tmp_path / "cell.db"

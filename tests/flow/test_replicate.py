@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.flow import replicate
+from holdfast.model.assignment import Purpose
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.replica import ExecutionBlock, Phase, Replica, ReplicaStatus
 from holdfast.model.scheduling_request import SchedulingRequest
-from holdfast.model.workload import Exclusivity, Rollout
+from holdfast.model.workload import Disruption, Exclusivity, Rollout
 from holdfast.model.writes import Create, Delete, Update
 from making import again, assignment, batch_assignment, bound_status, replica, serving_status, view
 
@@ -139,3 +140,28 @@ def test_the_queue_item_follows_the_attempt_and_goes_when_nobody_waits():
     assert deleted(decide(wanted.key, view(wanted, placed, request), 3.0), "SchedulingRequest") == [
         request.metadata.name
     ]
+
+
+def turning(*, purpose=Purpose.RECOVERY, away=1, waits=True, mates=()):
+    """Three that serve an older revision, and one of the newest that waits, or starts."""
+    wanted = assignment(replicas=3, purpose=purpose, disruption=Disruption(max_unavailable=away))
+    old = [replica(n, wanted, status=serving_status(), revision="old") for n in range(3)]
+    beside = replica(3, wanted, status=None if waits else bound_status())
+    return deleted(decide(wanted.key, view(wanted, *old, beside, *mates), 1.0), "Replica")
+
+
+def test_recovery_replicas_turn_in_their_places_where_there_is_no_quota_for_more():
+    assert len(turning()) == 1
+    assert len(turning(away=2)) == 2
+    assert turning(away=0) == [], "the budget lets none be away"
+    assert turning(waits=False) == [], "there was quota: the new one serves first"
+    assert turning(purpose=Purpose.NORMAL) == [], "ordinary work waits for quota"
+
+
+def test_who_is_away_of_the_same_workload_counts_when_recovery_replicas_turn():
+    ordinary = assignment(replicas=3)
+    away = again(replica(7, ordinary, status=bound_status()))
+    assert turning(mates=(away,)) == []
+    assert len(turning(away=2, mates=(away,))) == 1
+    going = again(replica(8, ordinary, status=serving_status(), terminating=True))
+    assert turning(mates=(going,)) == []

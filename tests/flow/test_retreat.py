@@ -9,12 +9,14 @@ from holdfast.flow import node_health, serve
 from holdfast.flow.retreat import budget, release
 from holdfast.model.binding import BindingStatus, Desired
 from holdfast.model.endpoint import Endpoint
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key
 from holdfast.model.node import Contact, FenceBlock
 from holdfast.model.placement import ReleaseAction
 from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, ReplicaContact
+from holdfast.model.times import micro_text
 from holdfast.model.workload import Disruption
 from holdfast.model.writes import Create, SetStatus, Update
 from making import again, assignment, binding, bound_status, meta, node, replica, serving_status, view
@@ -55,6 +57,21 @@ def test_a_replica_that_someone_deleted_is_not_said_to_be_one_too_many():
     mate = replica(1, status=serving_status())
     (write,) = release.decide(going.key, view(going, binding(going), node(), assignment(replicas=1), mate), 1.0).writes
     assert write.blocks["release"].reason == "ScaledDown"
+
+
+def test_provisional_work_goes_when_it_is_not_confirmed():
+    now = 1_800_000_000.0
+    item = replica(status=serving_status())
+    claim = binding(item, run_until=micro_text(now + 60))
+    spec = GrantCopySpec(limit={"cpu": "6"}, provisional={"cpu": "3"}, spend_until=micro_text(now + 60))
+    for used, why in (("3", ""), ("5", "ProvisionalWithdrawn")):
+        status = GrantCopyStatus(used={"cpu": used}, observed_generation=1)
+        copy = GrantCopy(metadata=meta("normal", "acme", generation=1), spec=spec, status=status)
+        writes = release.decide(item.key, view(item, claim, node(), copy), now).writes
+        assert [w.blocks["release"].reason for w in writes] == ([why] if why else [])
+    over = msgspec.structs.replace(claim, status=BindingStatus(phase=Phase.STOPPED))
+    (write,) = release.decide(item.key, view(item, over, node()), now + 61).writes
+    assert write.blocks["release"].reason == "ProvisionalEnded"
 
 
 def test_traffic_is_withdrawn_before_the_stop_is_asked_for():

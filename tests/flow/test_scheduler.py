@@ -12,6 +12,8 @@ from tests.runtime.virtual import VirtualClock, run, until
 
 from holdfast.client.contract import Client
 from holdfast.flow.active_policy import shadow_policy
+from holdfast.flow.ask import ask_of
+from holdfast.flow.snapshot import claim_of_binding
 from holdfast.gate.gate import Gate
 from holdfast.gate.local import LocalClient
 from holdfast.gate.principal import controller
@@ -35,7 +37,12 @@ from holdfast.model.scheduler_policy import (
     ScoreName,
     WeightedScore,
 )
-from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.scheduling_request import (
+    Member,
+    SchedulingRequest,
+    SchedulingRequestSpec,
+    SchedulingRequestStatus,
+)
 from holdfast.model.workload import Gang
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.scheduler import Scheduler
@@ -84,13 +91,16 @@ class Region:
             for node in self.cell.every(Node):
                 await self.cell.renew(node.metadata.name, node.status.execution.epoch)
 
-    async def request(self, name: str, replicas: list[Replica], **spec: Any) -> None:
+    async def request(
+        self, name: str, replicas: list[Replica], *, status: SchedulingRequestStatus | None = None, **spec: Any
+    ) -> None:
         members = tuple(Member(r.metadata.name, r.uid, r.status.placement.attempt) for r in replicas)
         spec = {"template": replicas[0].spec.template, **spec}
         await self.cell.put(
             SchedulingRequest(
                 ObjectMeta(name=name, namespace=TENANT, generation=1, creation_timestamp="2026-01-01T00:00:00Z"),
                 SchedulingRequestSpec(workload="web", assignment="a", revision="1", members=members, **spec),
+                status or SchedulingRequestStatus(),
             )
         )
 
@@ -145,6 +155,21 @@ def test_places_every_member_and_records_why() -> None:
             assert entry.runner_up != entry.node
         assert all(b.spec.decision == decision.metadata.name for b in region.cell.every(Binding))
         assert region.stored().revision == first, "what was placed at once is never written to"
+
+    in_region(test)
+
+
+def test_what_is_on_record_is_what_was_assumed() -> None:
+    """Equal in everything that is counted, so that a binding that shows up moves nothing in the snapshot."""
+
+    async def test(region: Region) -> None:
+        template = {"labels": {"tier": "front"}, "resources": {"cpu": "1", "memory": "1Gi"}}
+        await region.request("web", await region.replicas(1, template=template), max_unavailable=1)
+        await until(lambda: len(region.bound()) == 1)
+        (binding,) = region.cell.every(Binding)
+        ask = ask_of(region.stored())
+        assumed, known = ask.claim(binding.spec.node, ask.members[0], ()), claim_of_binding(binding)
+        assert msgspec.structs.replace(assumed, stamp=known.stamp, bound=True) == known
 
     in_region(test)
 
@@ -261,6 +286,23 @@ def test_it_stops_even_if_something_comes_at_the_same_moment() -> None:
             await region.scheduler.stop()
 
     in_region(test)
+
+
+def test_room_that_others_were_planned_into_in_vain_is_found_at_once_by_who_stood_behind_them() -> None:
+    """Both have waited for long, so that by itself neither would be tried again for half a minute."""
+
+    async def test(region: Region) -> None:
+        await region.scheduler.stop()
+        for name, rank in (("first", 9), ("second", 0)):
+            made = await region.cell.replica(f"{name}-0", template={"resources": {"cpu": "6"}})
+            await region.request(name, [made], rank=rank, status=SchedulingRequestStatus(pending=1, attempts=9))
+        await until(lambda: len(region.informers.cache.list(SchedulingRequest)) == 2)
+        region.outlet.faults = ["unavailable"]
+        await region.scheduler.start()
+        await until(lambda: region.bound() == {"second-0": "n0"}, within_s=5)
+        assert [item.replica for asked in region.outlet.proposed for item in asked.items] == ["first-0", "second-0"]
+
+    in_region(test, nodes=1)
 
 
 def test_two_schedulers_race_without_harm() -> None:

@@ -17,7 +17,7 @@ import structlog
 
 from holdfast.agent.config import AgentConfig
 from holdfast.agent.decide import Acknowledge, Forget, Local, Now, Start, Stop, decide
-from holdfast.agent.describe import acknowledgement, execution_of, execution_write
+from holdfast.agent.describe import acknowledgement, execution_of, execution_write, may_wait_s
 from holdfast.agent.follow import follow_bindings
 from holdfast.agent.hollow_nodes import HollowNode, HollowNodes
 from holdfast.agent.reports import Reports
@@ -209,7 +209,7 @@ class HollowHost:
         if unit.binding is not None:
             block = execution_of(unit.binding, local, unit.node.config)
             if block is not None:
-                self._reports.put(execution_write(unit.binding, block))
+                self._reports.put(execution_write(unit.binding, block), wait_s=may_wait_s(block))
         if unit.node.lease.fenced or unit.node.zombies:
             self._count_zombies(unit.node)
         self._nodes.say(unit.node)

@@ -34,23 +34,37 @@ class Reports:
         self._clock = ports.clock
         self._backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
         self._pending: dict[Address, SetStatus] = {}
+        self._waiting: dict[Address, SetStatus] = {}
+        """Words that nobody needs at once: a newer one about the same object goes in their place."""
         self._sent: dict[Address, SetStatus] = {}
         self._in_doubt: dict[Address, None] = {}
         """Objects of which a word got no answer: it may still arrive, after newer ones, and undo them."""
         self._due = asyncio.Event()
         self._flushing = asyncio.Lock()
 
-    def put(self, write: SetStatus) -> None:
+    def put(self, write: SetStatus, *, wait_s: float = 0.0) -> None:
+        """`wait_s` is how long this may wait for a newer word; then it goes as it is."""
         address = (write.kind, write.key, write.uid)
-        merged = _over(self._pending.get(address), write)
+        if wait_s and address not in self._pending:
+            if address not in self._waiting:
+                asyncio.get_running_loop().call_later(wait_s, self._waited, address)
+            self._waiting[address] = _over(self._waiting.get(address), write)
+            return
+        merged = _over(self._waiting.pop(address, None) or self._pending.get(address), write)
         if _says_nothing_new(self._sent.get(address), merged):
             self._pending.pop(address, None)
             return
         self._pending[address] = merged
         self._due.set()
 
+    def _waited(self, address: Address) -> None:
+        write = self._waiting.pop(address, None)
+        if write is not None:  # no newer word has come
+            self.put(write)
+
     def forget(self, kind: str, key: Key, uid: str) -> None:
         """The object is gone: what was said of it need not be remembered."""
+        self._waiting.pop((kind, key, uid), None)
         self._sent.pop((kind, key, uid), None)
         self._in_doubt.pop((kind, key, uid), None)
 
@@ -98,12 +112,18 @@ class Reports:
         for write in batch:
             address = (write.kind, write.key, write.uid)
             if address in self._in_doubt:
-                # Accepted, but an older word may come behind it: the next time the same is said, it is sent once more.
-                del self._in_doubt[address]
-                self._sent.pop(address, None)
+                self._doubted(address, write)
             else:
                 self._sent[address] = _over(self._sent.get(address), write)
         return True
+
+    def _doubted(self, address: Address, write: SetStatus) -> None:
+        """Accepted, but an older word may come behind it: after a moment the same is sent once more. A newer one that
+        is on its way goes instead, and is doubted in its turn."""
+        self._sent.pop(address, None)
+        if address not in self._pending and address not in self._waiting:
+            del self._in_doubt[address]
+            self.put(write, wait_s=limits.AGENT_DOUBTED_AGAIN_S)
 
     def _delay(self, batch: list[SetStatus], fault: BaseException) -> bool:
         _delayed.inc(len(batch))

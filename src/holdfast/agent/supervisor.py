@@ -29,7 +29,15 @@ from holdfast.agent.decide import (
     failures_after,
     run_until_mono_s,
 )
-from holdfast.agent.describe import acknowledgement, execution_of, execution_write, overcommitted, task_id, task_of
+from holdfast.agent.describe import (
+    acknowledgement,
+    execution_of,
+    execution_write,
+    may_wait_s,
+    overcommitted,
+    task_id,
+    task_of,
+)
 from holdfast.agent.drivers.contract import Driver, Ended, Found, StartFailed, Task
 from holdfast.agent.follow import follow_bindings
 from holdfast.agent.memory import Memory
@@ -82,6 +90,9 @@ class Supervisor:
         self._ports = ports
         self._traits = traits
         self._start_failures = StartFailures()
+        self._bound: list[Binding | None] = []
+        self._overcommitted = ""
+        """By how much `_bound` is more than the node has: every renewal asks, and it seldom changes."""
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -177,13 +188,13 @@ class Supervisor:
                 unit.binding = None
                 self._act(unit)
         for binding in bindings:
-            self._see(binding, deleted=False)
+            self._take_in(binding, deleted=False)
             self._repeat(self._units[binding.uid])
         self._refresh()
 
     def _repeat(self, unit: Unit) -> None:
         """Says again what the region turns out not to know, as a write that was refused is not kept."""
-        self._report(unit)
+        self._say(unit)
         if unit.acknowledged and unit.binding is not None and not unit.binding.status.acknowledged_at:
             unit.acknowledged = False
             self._act(unit)
@@ -204,6 +215,10 @@ class Supervisor:
             unit.set(ready_since_s=ready_since_s, exit=said.last_exit)
 
     def _see(self, binding: Binding, *, deleted: bool) -> None:
+        self._take_in(binding, deleted=deleted)
+        self._refresh()
+
+    def _take_in(self, binding: Binding, *, deleted: bool) -> None:
         unit = self._units.get(binding.uid)
         if unit is None:
             if deleted:
@@ -215,7 +230,6 @@ class Supervisor:
         if unit.local.state is State.RUNNING and unit.probes is None and not deleted:
             self._begin_probes(unit)
         self._act(unit)
-        self._refresh()
 
     def _lease_changed(self) -> None:
         self._permit()
@@ -287,9 +301,12 @@ class Supervisor:
         if running == 0:
             self._quiet.set()
         quarantine = self._start_failures.quarantine(now.mono_s)
+        bound = [unit.binding for unit in self._units.values()]
+        if bound != self._bound:
+            self._bound, self._overcommitted = bound, overcommitted(self._config.capacity, bound)
         self._node_report.say(
             listed=self._listed, zombies=zombies, running=running, traits=self._traits(), quarantine=quarantine,
-            overcommitted=overcommitted(self._config.capacity, (unit.binding for unit in self._units.values())),
+            overcommitted=self._overcommitted,
         )  # fmt: skip
 
     # --- deciding and acting -----------------------------------------------------------------------------------
@@ -408,7 +425,7 @@ class Supervisor:
     def _ended(self, unit: Unit, exit_: Exit, stop_reason: str) -> None:
         unit.end_probes()
         if stop_reason in (Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED):
-            message = f"{unit.local.probe_message}; {exit_.message}"
+            message = "; ".join(part for part in (unit.local.probe_message, exit_.message) if part)
             exit_ = msgspec.structs.replace(exit_, reason=stop_reason, message=message)
         unit.local = ended(unit.local, exit_, stop_reason, self._now())
         metrics.AGENT_EXITS.labels(reason=exit_.reason).inc()
@@ -438,9 +455,13 @@ class Supervisor:
             self._call(unit, unit.driver.forget(unit.id))
 
     def _report(self, unit: Unit) -> None:
+        if unit.binding is not None:
+            self._say(unit)
+            self._refresh()
+
+    def _say(self, unit: Unit) -> None:
         if unit.binding is None:
             return
         block = execution_of(unit.binding, unit.local, self._config)
         if block is not None:
-            self._reports.put(execution_write(unit.binding, block))
-        self._refresh()
+            self._reports.put(execution_write(unit.binding, block), wait_s=may_wait_s(block))

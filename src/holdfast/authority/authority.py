@@ -297,8 +297,8 @@ class Authority:
     async def _renew_leases(self) -> None:
         """What comes within a moment is made durable together; while nobody renews, nothing is done."""
         while self._commits.leading:
-            await self._heartbeats.arrived()
-            await self._ports.clock.sleep(limits.LEASE_FLUSH_EVERY_S)
+            gathering_s = await self._heartbeats.arrived()
+            await self._ports.clock.sleep(gathering_s)
             await self._try("flush", self._heartbeats.flush())
 
     async def _fence_leases(self) -> None:

@@ -303,10 +303,13 @@ class Chores:
                 return  # a newer limit came; the next tick reports under it
 
     def _use(self, copy: GrantCopy) -> dict[str, Amount]:
-        """Emergency quota adds to the normal limit; use is reported once, on the normal copy."""
-        if copy.spec.grant_class is GrantClass.EMERGENCY:
-            return {}
-        return dict(amounts_text(self._state.ledger.used.get((copy.metadata.namespace, copy.spec.grant_class), {})))
+        """Emergency quota adds to the normal limit; use is reported once, on the normal copy where there is one."""
+        tenant, grant_class = copy.metadata.namespace, copy.spec.grant_class
+        if grant_class is GrantClass.EMERGENCY:
+            if any(c.spec.grant_class is GrantClass.NORMAL for c in self._state.every(GrantCopy, tenant)):
+                return {}
+            grant_class = GrantClass.NORMAL
+        return dict(amounts_text(self._state.ledger.used.get((tenant, grant_class), {})))
 
     def _use_is_told(self, copy: GrantCopy) -> bool:
         told = copy.status

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 import structlog
 
-from holdfast.authority import records
+from holdfast.authority import records, rejoin
 from holdfast.authority.commits import Commits, Landed, Probe, not_leader
 from holdfast.authority.leases import page_name
 from holdfast.authority.rounds import rejected
@@ -27,13 +27,15 @@ from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import FenceBlock, Node
 from holdfast.model.placement import Answer, RenewItem, Result
 from holdfast.model.reasons import Reason
+from holdfast.model.term import INCARNATION
 from holdfast.model.times import micro_text, seconds_text
 from holdfast.runtime import metrics
 from holdfast.store.contract import Put, Remove
 
 _log = structlog.get_logger()
 
-_Waiting = tuple[RenewItem, "asyncio.Future[Answer]"]
+_Waiting = tuple[tuple[RenewItem, ...], "asyncio.Future[list[Answer]]"]
+"""A call and its answers, as one: hundreds of nodes may renew in it."""
 
 
 class Heartbeats:
@@ -47,11 +49,10 @@ class Heartbeats:
 
     async def renew(self, items: Iterable[RenewItem]) -> list[Answer]:
         """Answers after the next flush."""
-        loop = asyncio.get_running_loop()
-        mine = [(item, loop.create_future()) for item in items]
-        self._waiting += mine
+        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((tuple(items), answered))
         self._arrived.set()
-        return [await future for _, future in mine]
+        return await answered
 
     def refuse_all(self) -> None:
         """This is no longer the authority: whoever waits must ask the one that is."""
@@ -60,9 +61,13 @@ class Heartbeats:
             if not future.done():
                 future.set_exception(not_leader())
 
-    async def arrived(self) -> None:
-        """Waits until there is something to flush."""
+    async def arrived(self) -> float:
+        """Waits until there is something to flush. Answers how long others may gather beside it: a renewal has time,
+        while a node that registers can do nothing before it is answered."""
         await self._arrived.wait()
+        if any(item.epoch == 0 for items, _ in self._waiting for item in items):
+            return limits.LEASE_REGISTER_S
+        return min(limits.LEASE_GATHER_S, self._state.leases.ttl_s * limits.LEASE_GATHER_PART)
 
     async def flush(self) -> None:
         """Commits everything that waits, and answers it."""
@@ -85,14 +90,16 @@ class Heartbeats:
                 if not future.done():
                     future.set_exception(not_leader())
             raise
-        for (_, future), answer in zip(taken, answers, strict=True):
+        first = 0
+        for items, future in taken:
             if not future.done():
-                future.set_result(answer)
+                future.set_result(answers[first : first + len(items)])
+            first += len(items)
 
     async def _renewed(self, taken: list[_Waiting]) -> list[Answer]:
         for _ in range(limits.COMMIT_ROUNDS):
             await self._commits.ready()
-            leases, answers = self._judge(item for item, _ in taken)
+            leases, answers = self._judge(item for items, _ in taken for item in items)
             try:
                 await self.write(leases)
             except Conflict as conflict:
@@ -103,12 +110,13 @@ class Heartbeats:
 
     def _judge(self, items: Iterable[RenewItem]) -> tuple[dict[str, NodeLease | None], list[Answer]]:
         state, now = self._state, self._state.now()
+        before = rejoin.epochs_before(state.get(rejoin.TERM, "", INCARNATION))
         leases: dict[str, NodeLease | None] = {}
         answers = []
         for item in items:
             held = state.leases.held.get(item.node)
             known = leases.get(item.node) or (held.lease if held is not None else None)
-            judged = state.leases.judge(item.node, item.epoch, known, self._floor(item.node), now)
+            judged = state.leases.judge(item.node, item.epoch, known, self._floor(item.node, before), now)
             if not isinstance(judged, Refused) and item.epoch and self._was_removed(item.node):
                 message = f"node {item.node} was removed: create it again, or stop its agent"
                 judged = Refused(Reason.NODE_GONE, message, {"node": item.node, "epoch": item.epoch})
@@ -152,14 +160,15 @@ class Heartbeats:
         a lease that nothing can be placed on, while what is bound there can be neither stopped nor freed."""
         return self._state.node(name) is None and name in self._state.ledger.nodes
 
-    def _floor(self, name: str) -> int:
-        """The highest epoch of the node that may not be given out again."""
+    def _floor(self, name: str, before: int) -> int:
+        """The highest epoch of the node that may not be given out again; `before` are those of former lives."""
         node = self._state.node(name)
         account = self._state.ledger.nodes.get(name)
         claimed = 0
         if account is not None and self._state.leases.epoch(name) == 0:
             claimed = max((c.node_epoch for c in account.claims.values()), default=0)
-        return max(claimed, node.status.fence.fenced_epoch if node is not None else 0)
+        fenced = node.status.fence.fenced_epoch if node is not None else 0
+        return max(claimed, fenced, before)
 
     async def write(self, leases: dict[str, NodeLease | None]) -> None:
         """Makes these leases durable, one row per page; None forgets a node. One transaction."""

@@ -42,16 +42,22 @@ REJOINING = "rejoining"
 JOINED = "joined"
 NOT_RENEWED = micro_text(1.0)
 """Until when a restored limit may be spent: it was over long ago, and shows that nobody has renewed it since."""
-_TERM = kind_of(Term)
+TERM = kind_of(Term)
 
 
 def incarnation_key() -> str:
-    return _TERM.store_key("", INCARNATION)
+    return TERM.store_key("", INCARNATION)
 
 
 def incarnation_of(value: bytes | None) -> int:
     """The incarnation that the stored Term says; the first where there is none."""
-    return codec.decode(_TERM, value, 0).spec.term if value is not None else 1
+    return codec.decode(TERM, value, 0).spec.term if value is not None else 1
+
+
+def epochs_before(term: Term | None) -> int:
+    """The highest epoch that a node may have had in a life before: its agent remembers those as over, also such as were
+    given since the backup, and would take nothing that is bound under one of them."""
+    return term.spec.term * limits.EPOCHS_PER_INCARNATION if term is not None and term.spec.term > 1 else 0
 
 
 def restored(cell: str, entries: Sequence[Put], now_s: float, uid: str, known: int) -> tuple[list[Put], int]:
@@ -80,7 +86,7 @@ def restored(cell: str, entries: Sequence[Put], now_s: float, uid: str, known: i
         # The global cell joins again region by region: `fleet.rejoin` reads from those who was heard.
         spec=TermSpec(holder=JOINED if is_global else REJOINING, term=incarnation + 1),
     )
-    return [*kept, _put(_TERM, risen)], incarnation + 1
+    return [*kept, _put(TERM, risen)], incarnation + 1
 
 
 def _awaiting(item: Object, incarnation: int) -> Object | None:

@@ -235,34 +235,30 @@ class Placing:
             victims=() if binds else claim.victims,
             tenured=needs_tenure(replica.spec.exclusive),
         )
-        phase = (
-            ReservationPhase.CONSUMED if binds
-            else ReservationPhase.NOMINATED if claim.nominated
-            else ReservationPhase.FIRM
-        )  # fmt: skip
+        # What is bound at once was never held without being bound: a Reservation would be consumed in the transaction
+        # that makes it, and be a quarter of the rows (docs/decisions/0019). Only places it draws have to be on record.
+        held = not binds or bool(claim.holds)
         placement = PlacementBlock(
             attempt=claim.attempt,
             node=claim.node,
             zone=node.spec.zone,
-            reservation=claim.name,
+            reservation=claim.name if held else "",
             binding=claim.name if binds else "",
             epoch=claim.attempt,
             reserved_at=world.at,
             bound_at=world.at if binds else "",
             decision=self.decision_name,
         )
-        replica_key = REPLICA.store_key(item.namespace, item.replica)
-        reservation = records.reservation_put(
-            claim, replica, item.intent, phase, uid=ids.uid(), created=world.created, policy=item.policy_revision,
-            bind_when_firm=self._bind and not binds,
-        )  # fmt: skip
         compares = {
             **rests_on,
-            replica_key: replica.revision,
+            REPLICA.store_key(item.namespace, item.replica): replica.revision,
             NODE.store_key("", claim.node): node.revision,
-            reservation.key: 0,
         }
-        writes: list[Put | Remove] = [reservation]
+        writes: list[Put | Remove] = []
+        if held:
+            reservation = self._reservation(item, replica, claim)
+            compares[reservation.key] = 0
+            writes.append(reservation)
         if binds:
             binding = records.binding_put(
                 claim, replica, node, item.intent, uid=ids.uid(), created=world.created,
@@ -280,13 +276,25 @@ class Placing:
         return Step(
             answer=Answer(
                 result=Result.ACCEPTED, reason=waiting_for, node=claim.node, devices=claim.devices, ports=claim.ports,
-                reservation=claim.name, binding=placement.binding, attempt=claim.attempt, epoch=claim.attempt,
+                reservation=placement.reservation, binding=placement.binding, attempt=claim.attempt,
+                epoch=claim.attempt,
             ),
             compares=compares,
             writes=writes,
             probe=Probe(kind, item.namespace, claim.name, lambda found: found is not None and found.uid == made_uid),
             entry=Entry("create", kind.name, claim.name, item.namespace, made_uid),
             claim=claim,
+        )  # fmt: skip
+
+    def _reservation(self, item: PlaceItem, replica: Replica, claim: Claim) -> Put:
+        phase = (
+            ReservationPhase.CONSUMED if claim.bound
+            else ReservationPhase.NOMINATED if claim.nominated
+            else ReservationPhase.FIRM
+        )  # fmt: skip
+        return records.reservation_put(
+            claim, replica, item.intent, phase, uid=self._state.ports.ids.uid(), created=self._world.created,
+            policy=item.policy_revision, bind_when_firm=self._bind and not claim.bound,
         )  # fmt: skip
 
     def _drawn(self, claim: Claim) -> list[Hold]:

@@ -91,7 +91,7 @@ def why_not_evicted(
         for claim in state.ledger.account(item.node).waiting.values()
         for v in claim.victims
     }
-    holders: list[Replica] = []
+    holders: dict[str, Replica] = {}
     for victim in victims:
         claim: Claim = state.ledger.claims[victim_key(item.namespace, victim)]
         if claim.node != item.node:
@@ -109,9 +109,13 @@ def why_not_evicted(
             return _refused(item, victim, f"it is not reclaimable, and the class of {replica.key} may not preempt")
         if _rank(holder, raised) >= rank:
             return _refused(item, victim, f"its rank {_rank(holder, raised)} is not below {rank}")
-        holders.append(holder)
-    broken = preempt.over_budget(holders, mates)
-    return _refused(item, victims[0], f"the disruption budget of {broken} is used up") if broken else None
+        holders[victim] = holder
+    broken = preempt.over_budget(holders.values(), mates)
+    if not broken:
+        return None
+    # One of those that the budget keeps: whoever is named is not proposed again for a while.
+    kept = next(v for v, holder in holders.items() if preempt.counts_against(holder) == broken)
+    return _refused(item, kept, f"the disruption budget of {broken} is used up")
 
 
 def mates_of(state: State, replica: Replica) -> preempt.Mates:

@@ -41,7 +41,7 @@ class Ask(msgspec.Struct, frozen=True):
     spared: tuple[str, ...] = ()
     """Claims (tenant/claim) that the authority would not let go for it a moment ago."""
     template_hash: str = ""
-    """Only of gangs, whose members are counted by it."""
+    """What a gang's members are counted by, and part of every claim: one on record must equal what was assumed."""
 
     @property
     def gpu_milli(self) -> int:
@@ -77,7 +77,7 @@ class Ask(msgspec.Struct, frozen=True):
             max_unavailable=self.max_unavailable,
             nominated=bool(victims),
             victims=victims,
-            keeps_off=keeps_off(self.placement),
+            keeps_off=keeps_off(self.placement) if self.placement.affinity else (),
             ordinary=not self.draws,
         )
 
@@ -118,5 +118,5 @@ def ask_of(
         evictions=evictions,
         room=None if draws else room,
         spared=spared,
-        template_hash=template_hash(template) if spec.gang is not None else "",
+        template_hash=template_hash(template),
     )

@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason
-from holdfast.model.lifecycle import PLACED, STARTED, Stage, finished, stage
+from holdfast.model.lifecycle import PLACED, STARTED, Stage, current_execution, finished, stage
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Phase, Replica
 from holdfast.model.scheduling_request import SchedulingRequest
+
+FAILURES_TOLD = 3
+_COMING_UP = (Stage.BOUND, Stage.STARTING, Stage.RUNNING)
 
 
 def assignment_status(
@@ -18,6 +21,7 @@ def assignment_status(
     """`replicas` counts what still exists and is not finished: nothing may be forgotten while it could run."""
     stages: Counter[Stage] = Counter()
     ended: Counter[Phase] = Counter()
+    failures: Counter[tuple[str, str]] = Counter()
     live = updated = updated_serving = 0
     for replica in replicas:
         at, end = stage(replica), finished(replica)
@@ -30,6 +34,8 @@ def assignment_status(
             live += 1
             updated += current
         updated_serving += current and at is Stage.SERVING
+        if at in _COMING_UP and (why := _failure(replica)):
+            failures[why] += 1
     queued = stages[Stage.QUEUED]
     return AssignmentStatus(
         observed_generation=assignment.metadata.generation,
@@ -47,7 +53,26 @@ def assignment_status(
         succeeded=ended[Phase.SUCCEEDED],
         failed=ended[Phase.FAILED],
         pending=_pending(queued, requests),
+        failing=_failing(failures),
     )
+
+
+def _failing(failures: Counter[tuple[str, str]]) -> tuple[PendingReason, ...]:
+    """The most frequent first."""
+    ranked = sorted(failures.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(PendingReason(reason=why, count=count, message=how) for (why, how), count in ranked[:FAILURES_TOLD])
+
+
+def _failure(replica: Replica) -> tuple[str, str] | None:
+    """What keeps a placed replica from being ready, in words that stay the same from one restart to the next."""
+    ran = current_execution(replica)
+    if ran is None:
+        return None
+    left = ran.last_exit
+    if left is not None and left.reason:
+        how = f"signal {left.signal}" if left.signal else f"exit code {left.code}" if left.code is not None else ""
+        return left.reason, how
+    return (str(ran.reason), "") if ran.reason == Reason.BECAME_UNREADY else None
 
 
 def _pending(queued: int, requests: Sequence[SchedulingRequest]) -> tuple[PendingReason, ...]:

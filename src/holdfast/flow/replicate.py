@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from holdfast.flow.retreat.budget import allowed_away
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.lifecycle import Stage, finished, stage
@@ -44,7 +45,10 @@ def decider(region: str) -> Callable[[Key, View, float], Outcome]:
             gone += [_drop(request) for request in requests]
             some = tuple(gone[: limits.WRITES_JOINED])
             return Outcome(writes=some, again_in_s=0.0 if len(gone) > len(some) else None) if gone else NOTHING
-        return _decide(region, assignment, replicas, requests, now)
+        mates: Sequence[Replica] = ()
+        if assignment.spec.purpose is Purpose.RECOVERY and any(_is_old(r, assignment) for r in replicas):
+            mates = view.by(Replica, "workload", f"{key.namespace}/{assignment.spec.workload}")
+        return _decide(region, assignment, replicas, requests, now, mates=mates)
 
     return decide
 
@@ -55,9 +59,11 @@ def _decide(
     replicas: Sequence[Replica],
     requests: Sequence[SchedulingRequest],
     now: float,
+    *,
+    mates: Sequence[Replica],
 ) -> Outcome:
     live = [r for r in replicas if not r.metadata.terminating and finished(r) is None]
-    creates, every_removal = _changes(assignment, replicas, live)
+    creates, every_removal = _changes(assignment, replicas, live, mates)
     removals = every_removal[:REMOVALS_PER_PASS]
     made = _make(region, assignment, replicas, min(creates, CREATES_PER_PASS), now)
     writes: list[Write] = [Create(replica) for replica in made]
@@ -76,8 +82,10 @@ def _decide(
     return Outcome(writes=tuple(writes), notices=notices, again_in_s=again)
 
 
-def _changes(assignment: Assignment, replicas: Sequence[Replica], live: Sequence[Replica]) -> tuple[int, list[Replica]]:
-    """How many to create, and which to remove."""
+def _changes(
+    assignment: Assignment, replicas: Sequence[Replica], live: Sequence[Replica], mates: Sequence[Replica]
+) -> tuple[int, list[Replica]]:
+    """How many to create, and which to remove. `mates` are the workload's replicas here that a turn must think of."""
     spec = assignment.spec
     if assignment.metadata.terminating:
         return 0, list(live)
@@ -88,7 +96,7 @@ def _changes(assignment: Assignment, replicas: Sequence[Replica], live: Sequence
     if spec.exclusive is not None:
         return _exclusive_changes(assignment, live)
     current = [r for r in live if r.spec.revision == spec.revision]
-    old = [r for r in live if r.spec.revision != spec.revision]
+    old = [r for r in live if _is_old(r, assignment)]
     want = spec.replicas
     excess = _least_useful(current)[: len(current) - want] if len(current) > want else []
     if not old:
@@ -101,7 +109,27 @@ def _changes(assignment: Assignment, replicas: Sequence[Replica], live: Sequence
     spare = serving - (want - spec.rollout.max_unavailable)
     idle = [r for r in old if stage(r) is not Stage.SERVING]
     busy = _least_useful([r for r in old if stage(r) is Stage.SERVING])
+    spare = max(spare, _in_its_place(assignment, live, mates))
     return max(0, surge), [*excess, *idle, *busy[: max(0, spare)]]
+
+
+def _is_old(replica: Replica, assignment: Assignment) -> bool:
+    return replica.spec.revision != assignment.spec.revision
+
+
+def _in_its_place(assignment: Assignment, live: Sequence[Replica], mates: Sequence[Replica]) -> int:
+    """How many recovery replicas may go before their successors serve, whatever the rollout says of that.
+
+    A recovery allowance is measured for what was promised, so what comes beside it for a turn may find no quota. While
+    one waits in vain for a place, the others turn in theirs, as far as the disruption budget lets them be away.
+    """
+    spec = assignment.spec
+    if spec.purpose is not Purpose.RECOVERY or len(live) <= spec.replicas:
+        return 0
+    waiting = [r for r in live if stage(r) is Stage.QUEUED and not _is_old(r, assignment)]
+    away = [r for r in mates if not r.metadata.terminating and finished(r) is None and stage(r) is not Stage.SERVING]
+    going = [r for r in mates if r.metadata.terminating]
+    return allowed_away(live[0], assignment) - (len(away) - len(waiting)) - len(going) if waiting else 0
 
 
 def _exclusive_changes(assignment: Assignment, live: Sequence[Replica]) -> tuple[int, list[Replica]]:
@@ -157,6 +185,11 @@ def _make(region: str, assignment: Assignment, replicas: Sequence[Replica], coun
     return [_replica(region, assignment, ordinal, now) for ordinal, _ in zip(pool, range(count), strict=False)]
 
 
+def _owned_by(assignment: Assignment) -> tuple[OwnerReference, ...]:
+    meta = assignment.metadata
+    return (OwnerReference(api_version=API_VERSION, kind="Assignment", name=meta.name, uid=meta.uid, controller=True),)
+
+
 def _replica(region: str, assignment: Assignment, ordinal: int, now: float) -> Replica:
     spec = assignment.spec
     name = replica_name(spec.workload, region, ordinal, spec.purpose)
@@ -165,15 +198,7 @@ def _replica(region: str, assignment: Assignment, ordinal: int, now: float) -> R
         namespace=assignment.metadata.namespace,
         uid=_uid(assignment, name, now),
         labels={**spec.template.labels, LABEL_WORKLOAD: spec.workload, LABEL_REVISION: spec.revision},
-        owner_references=(
-            OwnerReference(
-                api_version=API_VERSION,
-                kind="Assignment",
-                name=assignment.metadata.name,
-                uid=assignment.uid,
-                controller=True,
-            ),
-        ),
+        owner_references=_owned_by(assignment),
     )
     return Replica(
         metadata=meta,
@@ -262,15 +287,7 @@ def _request(region: str, assignment: Assignment, members: Sequence[Replica], ga
             name=f"{spec.workload}-{region}-{first.revision}{mark}",
             namespace=assignment.metadata.namespace,
             labels={LABEL_WORKLOAD: spec.workload},
-            owner_references=(
-                OwnerReference(
-                    api_version=API_VERSION,
-                    kind="Assignment",
-                    name=assignment.metadata.name,
-                    uid=assignment.uid,
-                    controller=True,
-                ),
-            ),
+            owner_references=_owned_by(assignment),
         ),
         spec=SchedulingRequestSpec(
             workload=spec.workload,

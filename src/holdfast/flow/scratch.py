@@ -68,7 +68,7 @@ class Scratch:
         if self._shapes is None:
             self._shapes = ShapeCount(self.snapshot)
             self._shapes.add(ask.amounts.items(), 1)
-        return self._shapes.classes()
+        return self._shapes.columns()
 
     def ports(self, slot: int) -> frozenset[int]:
         changed = self._ports.get(slot)

@@ -12,19 +12,26 @@ import msgspec
 import numpy as np
 
 from holdfast.flow.snapshot.frozen import Counts, Snapshot
+from holdfast.model.limits import PLANNER_SHAPES
 from holdfast.model.quantity import CPU, GPU, WHOLE_GPU_MILLI
 
 Shape = tuple[int, int]
 """Processor milli and GPU milli of one replica."""
 
+_NO_BOUND = 1 << 20
+"""So many of a shape that wants no processors: more than any node has devices for."""
+
+_COARSEST_MILLI = 1 << 20
+"""Rounding up ends here: all processors asked for are alike by then, and whole GPUs are few in kind."""
+
 _REBUILD_PARTS = 16
-"""The classes are worked out anew when one part in so many of the work is new since."""
+"""The columns are worked out anew when one part in so many of the work is new since."""
 
 
 class Shapes(msgspec.Struct, frozen=True):
-    """All shapes in columns, a class being those that ask alike of GPUs: `devices` with one of `shares` free on each.
+    """All shapes in columns. A kind is what they ask of GPUs: `devices` with one of `shares` free on each.
 
-    `cpus` rise; `upto[class, i]` counts the shapes of a class that ask for no more than the first `i` of them.
+    Every shape has a row in `times`, `kind_of`, `cpu_of` and `gpu_milli`; `cpus` are the processors that any asks for.
     """
 
     count: int
@@ -32,16 +39,21 @@ class Shapes(msgspec.Struct, frozen=True):
     share_of: Counts
     devices: Counts
     cpus: Counts
-    upto: Counts
+    times: Counts
+    kind_of: Counts
+    cpu_of: Counts
+    gpu_milli: Counts
 
     def fitting(self, cpu_free: Counts) -> Counts:
-        """[class, candidate]: how much of a class has enough processors, for each amount that is free."""
-        found: Counts = self.upto[:, np.searchsorted(self.cpus, cpu_free, side="right")]
+        """[shape, candidate]: GPU milli that so many of a shape would take as there are processors for."""
+        often = np.maximum(cpu_free, 0) // np.maximum(self.cpus, 1)[:, None]
+        often[self.cpus == 0] = _NO_BOUND
+        found: Counts = often[self.cpu_of] * self.gpu_milli[:, None]
         return found
 
 
 class ShapeCount:
-    """The tally, and the classes made from it: both are a function of what was counted, in order."""
+    """The tally, and the columns made from it: both are a function of what was counted, in order."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._tally: dict[Shape, int] = {}
@@ -60,27 +72,52 @@ class ShapeCount:
             self._tally[shape] = self._tally.get(shape, 0) + sign
             self._total += sign
 
-    def classes(self) -> Shapes:
+    def columns(self) -> Shapes:
         if self._made is None or abs(self._total - self._made_at) * _REBUILD_PARTS > self._made_at:
-            self._made = _classes(self._tally)
+            self._made = _columns(self._tally)
             self._made_at = self._total
         return self._made
 
 
-def _classes(tally: dict[Shape, int]) -> Shapes:
-    rows = [(gpu_milli, cpu, count) for (cpu, gpu_milli), count in tally.items() if count > 0]
-    kinds = sorted({gpu_milli for gpu_milli, _, _ in rows})
-    cpus = sorted({cpu for _, cpu, _ in rows})
-    shares = sorted({min(gpu_milli, WHOLE_GPU_MILLI) for gpu_milli in kinds})
-    counts: Counts = np.zeros((len(kinds), len(cpus) + 1), dtype=np.int64)
+def _columns(tally: dict[Shape, int]) -> Shapes:
+    rows = _few({shape: count for shape, count in tally.items() if count > 0})
+    shapes = sorted(rows)
+    kinds = sorted({gpu_milli for _, gpu_milli in shapes})
+    cpus = sorted({cpu for cpu, _ in shapes})
+    shares = sorted({min(kind, WHOLE_GPU_MILLI) for kind in kinds})
     kind_at, cpu_at = {kind: at for at, kind in enumerate(kinds)}, {cpu: at for at, cpu in enumerate(cpus)}
-    for gpu_milli, cpu, count in rows:
-        counts[kind_at[gpu_milli], cpu_at[cpu] + 1] += count
+    share_at = {share: at for at, share in enumerate(shares)}
     return Shapes(
-        count=int(counts.sum()),
-        shares=np.array(shares, dtype=np.int64),
-        share_of=np.array([shares.index(min(kind, WHOLE_GPU_MILLI)) for kind in kinds], dtype=np.int64),
-        devices=np.array([max(1, kind // WHOLE_GPU_MILLI) for kind in kinds], dtype=np.int64),
-        cpus=np.array(cpus, dtype=np.int64),
-        upto=counts.cumsum(axis=1),
+        count=sum(rows.values()),
+        shares=_column(shares),
+        share_of=_column([share_at[min(kind, WHOLE_GPU_MILLI)] for kind in kinds]),
+        devices=_column([max(1, kind // WHOLE_GPU_MILLI) for kind in kinds]),
+        cpus=_column(cpus),
+        times=_column([rows[shape] for shape in shapes]),
+        kind_of=_column([kind_at[gpu_milli] for _, gpu_milli in shapes]),
+        cpu_of=_column([cpu_at[cpu] for cpu, _ in shapes]),
+        gpu_milli=_column([gpu_milli for _, gpu_milli in shapes]),
     )
+
+
+def _few(tally: dict[Shape, int]) -> dict[Shape, int]:
+    """The same work in no more shapes than a score can weigh: exact while they are few, else rounded up, in steps no
+    coarser than it takes."""
+    step, rows = 1, tally
+    while len(rows) > PLANNER_SHAPES and step < _COARSEST_MILLI:
+        step *= 2
+        coarser: dict[Shape, int] = {}
+        for (cpu, gpu_milli), count in rows.items():
+            share = min(_up(gpu_milli, step), WHOLE_GPU_MILLI)
+            shape = (_up(cpu, step), max(share, gpu_milli))
+            coarser[shape] = coarser.get(shape, 0) + count
+        rows = coarser
+    return rows
+
+
+def _up(amount: int, step: int) -> int:
+    return -(-amount // step) * step
+
+
+def _column(values: list[int]) -> Counts:
+    return np.array(values, dtype=np.int64)

@@ -15,8 +15,9 @@ from holdfast.model.decision import Decision, DecisionEntry
 from holdfast.model.lifecycle import Stage, current_execution, stage, unheard
 from holdfast.model.meta import is_true
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import Replica
+from holdfast.model.replica import Phase, Replica
 from holdfast.model.scheduling_request import RefusalCount, SchedulingRequest
+from holdfast.model.times import parse_time
 
 _SHOWN_SCORES = 6
 
@@ -86,11 +87,18 @@ def replica_story(replica: Replica, known: Evidence) -> Story:
         *_ran(replica),
         *_left(replica),
     ]  # fmt: skip
+    events = _in_order(events)
     subject = f"replica {replica.metadata.namespace}/{replica.metadata.name}"
     if now_at is Stage.QUEUED and known.request is not None:
         return _waiting_story(subject, known.request, known, tuple(events))
     reasons: tuple[str, ...] = ()
     cure = ""
+    ran = current_execution(replica)
+    if ran is not None and ran.phase is Phase.BACKING_OFF:
+        reasons, step = (f"{ran.reason}: {ran.message}",), "starts it again after its pause"
+        cure = f"see what it wrote: holdfast logs {replica.metadata.namespace}/{replica.metadata.name}"
+    elif now_at is Stage.RUNNING and ran is not None and ran.message:
+        reasons = (f"{ran.reason}: {ran.message}",)
     if now_at is Stage.RESERVED and known.reservation is not None:
         nominated = known.reservation.status.phase is ReservationPhase.NOMINATED
         reason = Reason.WAITING_FOR_VICTIMS if nominated else Reason.WAITING_FOR_GANG
@@ -101,9 +109,20 @@ def replica_story(replica: Replica, known: Evidence) -> Story:
     return Story(subject, tuple(events), now_at.value, owner, step, reasons, cure=cure)
 
 
+def _in_order(events: Iterable[Event]) -> list[Event]:
+    """By time; a step without one stays behind the step it was told after."""
+    last = ""
+    timed: list[tuple[float, Event]] = []
+    for event in events:
+        last = event.at or last
+        timed.append((parse_time(last) if last else 0.0, event))
+    return [event for _, event in sorted(timed, key=lambda pair: pair[0])]
+
+
 def request_story(request: SchedulingRequest, known: Evidence) -> Story:
     """Of all members of a request that have no place."""
-    subject = f"{request.status.pending} replicas of {request.metadata.namespace}/{request.spec.workload}"
+    count = request.status.pending
+    subject = f"{count} replica{'s' if count != 1 else ''} of {request.metadata.namespace}/{request.spec.workload}"
     events = (Event(request.metadata.creation_timestamp, "Queued", "replicate", f"{len(request.spec.members)} queued"),)
     return _waiting_story(subject, request, known, events)
 
@@ -199,7 +218,8 @@ def _ran(replica: Replica) -> Iterable[Event]:
     if ran.started_at:
         yield Event(ran.started_at, "Starting", "agent", f"started, {ran.restarts} restarts")
     if ran.ready_since:
-        yield Event(ran.ready_since, "Ready", "agent", f"its probes pass at {ran.address}")
+        ports = ",".join(str(port) for _, port in sorted(ran.ports.items()))
+        yield Event(ran.ready_since, "Ready", "agent", f"ready at {ran.address}{':' + ports if ports else ''}")
     if ran.last_exit is not None:
         left = ran.last_exit
         yield Event(left.at, "Exited", "agent", f"{left.reason or 'ended'} {left.message}".strip())
@@ -213,7 +233,9 @@ def _ran(replica: Replica) -> Iterable[Event]:
 def _left(replica: Replica) -> Iterable[Event]:
     asked = replica.status.release
     if asked is not None:
-        yield Event(asked.at, "Stopping", asked.requested_by or "release", f"{asked.reason}: {asked.message}")
+        before = f"attempt {asked.attempt} had to leave: " if asked.attempt < replica.status.placement.attempt else ""
+        text = f"{before}{asked.reason}: {asked.message}"
+        yield Event(asked.at, "Stopping", asked.requested_by or "release", text)
     contact = replica.status.contact
     if contact is not None and unheard(replica):
         yield Event(contact.since, "Unknown", "node-health", f"its node is not heard: {contact.reason}")

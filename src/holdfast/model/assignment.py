@@ -92,6 +92,9 @@ class AssignmentStatus(Part, frozen=True):
     succeeded: int = 0
     failed: int = 0
     pending: tuple[PendingReason, ...] = ()
+    failing: tuple[PendingReason, ...] = ()
+    """Replicas that have a place and do not get ready: they ended by themselves, could not start, or their probes
+    fail."""
 
 
 class Assignment(Object, frozen=True):

@@ -151,20 +151,18 @@ def _running_stage(replica: Replica) -> Stage:
     ran = current_execution(replica)
     if ran is None:
         return Stage.BOUND
-    traffic = replica.status.traffic
-    match ran.phase:
-        case Phase.STARTING | Phase.BACKING_OFF | Phase.STOPPING | Phase.STOPPED:
-            # Stopped without a decision to give up the place, as for want of a lease: it is between two runs.
-            return Stage.STARTING
-        case Phase.SUCCEEDED:
-            return Stage.SUCCEEDED
-        case Phase.FAILED:
-            return Stage.FAILED
-        case Phase.RUNNING:
-            if not ran.ready:
-                return Stage.RUNNING
-            in_endpoint = traffic is not None and traffic.serving and traffic.attempt == ran.attempt
-            return Stage.SERVING if in_endpoint else Stage.READY
+    if ran.phase is Phase.RUNNING:
+        if not ran.ready:
+            return Stage.RUNNING
+        traffic = replica.status.traffic
+        in_endpoint = traffic is not None and traffic.serving and traffic.attempt == ran.attempt
+        return Stage.SERVING if in_endpoint else Stage.READY
+    if ran.phase is Phase.SUCCEEDED:
+        return Stage.SUCCEEDED
+    if ran.phase is Phase.FAILED:
+        return Stage.FAILED
+    # Starting; or stopped without a decision to give up the place, as for want of a lease: it is between two runs.
+    return Stage.STARTING
 
 
 STARTED = frozenset({Stage.RUNNING, Stage.READY, Stage.SERVING})

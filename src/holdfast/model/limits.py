@@ -60,6 +60,8 @@ DECISIONS_KEPT = 5_000
 REASON_NODES_SHOWN = 5
 PLANNER_MEMO_ENTRIES = 1024
 PLANNER_LEVELS_AHEAD = 8
+# How many shapes of GPU work are weighed one by one; more are rounded up until they are so few.
+PLANNER_SHAPES = 256
 ASSUMED_TTL_S = 30.0
 STATUS_WRITES_PER_COMMIT = WRITES_JOINED
 BATCHES_PER_ORDER = 8
@@ -106,7 +108,10 @@ TENURE_WAIT_S = TENURE_S * (1 + 2 * CLOCK_DRIFT) + KILL_BOUND_S + TENURE_STEP_MA
 # The authority of a region
 COMMIT_ROUNDS = 16
 CONFLICT_WAIT_S = 0.5
-LEASE_FLUSH_EVERY_S = 0.25
+# Renewals of one moment are one commit; the holder counts from sending, so what it waits here is lost to its lease.
+LEASE_GATHER_S = 1.0
+LEASE_GATHER_PART = 1 / 15  # of the lease, where that is shorter
+LEASE_REGISTER_S = 0.25  # a node that begins waits for no more than this, if it is the first to come
 LEASE_KEPT_S = 24 * 3600.0
 AUTHORITY_TICK_S = 1.0
 USE_REPORT_EVERY_S = 1.0
@@ -222,11 +227,19 @@ REGION_REPORT_LEAST_S = 1.0
 REGION_REPORTS_PER_LOSS = 6
 REGION_SUSPECT_PART = 4 / 9
 REGION_FIRST_REPORT_S = 15.0
+# How long replicas wait in a full region, while another one has room, before they are given to that one; how often room
+# elsewhere is looked for meanwhile; for how long they do not come back, four times as long each further time; how many
+# of these are remembered.
+MOVE_ON_AFTER_S = 60.0
+MOVE_ON_LOOK_S = 30.0
+MOVED_ON_FOR_S = 600.0
+MOVED_ON_MAX_S = 24 * 3600.0
+MOVES_KEPT = 16
 REGION_LOOK_EVERY_S = 1.0
 PEER_PROBE_TIMEOUT_S = 1.5
 PEER_PROBE_FAILURES = 2
 LINK_FLUSH_EVERY_S = 0.1
-# A restored global cell jumps so far ahead that no region can have heard of a later epoch from its former life.
+# A restored cell jumps so far ahead that no region, and no agent, can have heard of a later epoch from its former life.
 EPOCHS_PER_INCARNATION = 1_000_000
 REJOIN_LOOK_EVERY_S = 1.0
 JOIN_TOKEN_KEPT_S = 86400.0
@@ -299,9 +312,15 @@ AUTOSCALE_WISHES_KEPT = 64
 LOAD_MAX_AGE_S = 120.0
 NODE_POOL_LOOK_EVERY_S = 5.0
 NODE_POOL_START_S = 120.0
+# So soon after it is there, what waits has found a new node of a pool, if it can use it.
+NODE_POOL_TAKEN_S = 15.0
 
 # The node agent
 AGENT_FLUSH_EVERY_S = 0.1
+# So long after it was accepted a word is said once more, if one before it got no answer and may come behind it.
+AGENT_DOUBTED_AGAIN_S = 5.0
+# That a first start has begun is told only if it takes this long; the deadline of the stage Bound is far behind it.
+START_TOLD_AFTER_S = 2.0
 AGENT_CALL_TIMEOUT_S = 10.0
 AGENT_RETRY_FIRST_S = 0.2
 AGENT_RETRY_MAX_S = 5.0

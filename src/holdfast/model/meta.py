@@ -55,8 +55,9 @@ class ManagedFields(Part, frozen=True):
 
 
 class ObjectMeta(Part, frozen=True):
-    """Identity and bookkeeping. `resource_version` is filled in from the store, never stored."""
+    """Identity and bookkeeping; `resourceVersion` changes with every write of the object."""
 
+    # resource_version is filled in from the store, never stored.
     name: str = ""
     generate_name: str = ""
     namespace: str = ""

@@ -48,6 +48,7 @@ OWNERS: dict[str, dict[str, frozenset[str]]] = {
         "status.load": _PEOPLE,
         "status.rollout": _one("rollout"),
         "status.backing": _one("backing"),
+        "status.moves": _one("assign"),
     },
     "Assignment": {"metadata": _one("assign", "recover"), "spec": _one("assign", "recover"), "status": _one(REGION)},
     "Override": {

@@ -97,6 +97,7 @@ class Reason(enum.StrEnum):
     REGION_NOT_HEALTHY = "RegionNotHealthy", "Regions that would be allowed are not healthy at the moment."
     ASSIGNED = "Assigned", "Every replica has a region."
     PARTLY_ASSIGNED = "PartlyAssigned", "Some replicas have no region yet."
+    MOVED_ON = "MovedOn", "Replicas that waited in a full region were given to another one that has room for them."
 
     # Workload conditions
     ALL_SERVING = "AllServing", "Every wanted replica serves."

@@ -19,6 +19,7 @@ from holdfast.model import limits
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.errors import Cause
 from holdfast.model.field_notes import FIELD_NOTES
+from holdfast.model.kind_notes import KIND_NOTES, SPEC_NOTE, STATUS_NOTE
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference, Part
 from holdfast.model.node import Device
@@ -109,7 +110,11 @@ def object_schema(type_: type[Object]) -> Schema:
     if found is None:
         made = _struct(shapes.type_info(type_))
         fields = {"apiVersion": _TEXT, "kind": _TEXT, **made.fields}
-        found = _known[type_] = msgspec.structs.replace(made, fields=fields)
+        for name, note in (("spec", SPEC_NOTE), ("status", STATUS_NOTE)):
+            if name in fields and not fields[name].description:
+                fields[name] = msgspec.structs.replace(fields[name], description=note)
+        says = KIND_NOTES.get(type_.__name__, made.says)
+        found = _known[type_] = msgspec.structs.replace(made, fields=fields, says=says, description=says)
     return found
 
 

@@ -184,7 +184,8 @@ class Revision(Part, frozen=True):
 class RolloutBlock(Part, frozen=True):
     """rollout's: which revision is wanted, in which regions it may run by now, and the ones before it.
 
-    `progressedAt` is when the rollout last moved; `serving` how many replicas of the revision served then.
+    `progressedAt` is when the rollout last moved; `serving` how many replicas of the revision served then. `silent` are
+    regions that are out of touch: the deadline does not run for them, and begins anew when one is back.
     """
 
     revision: str = ""
@@ -195,6 +196,7 @@ class RolloutBlock(Part, frozen=True):
     regions: tuple[str, ...] = ()
     serving: int = shown(0)
     progressed_at: str = ""
+    silent: tuple[str, ...] = ()
     history: tuple[Revision, ...] = ()
 
 
@@ -206,6 +208,34 @@ class BackingBlock(Part, frozen=True):
     message: str = ""
 
 
+class RegionWait(Part, frozen=True):
+    """Replicas wait in a region that is full while another one has room; if they still do in a while they move on."""
+
+    region: str
+    reason: str
+    since: str
+
+
+class LeftRegion(Part, frozen=True):
+    """`count` replicas that waited in a full region were given to another one; none comes back before `until`."""
+
+    region: str
+    to: str
+    count: int
+    reason: str
+    message: str = ""
+    at: str = ""
+    until: str = ""
+    times: int = shown(1)
+
+
+class MovesBlock(Part, frozen=True):
+    """assign's: who waits where for room that another region has, and which regions were left as full."""
+
+    waits: tuple[RegionWait, ...] = ()
+    left: tuple[LeftRegion, ...] = ()
+
+
 class WorkloadStatus(Part, frozen=True):
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -214,6 +244,7 @@ class WorkloadStatus(Part, frozen=True):
     load: LoadBlock | None = None
     rollout: RolloutBlock | None = None
     backing: BackingBlock | None = None
+    moves: MovesBlock | None = None
 
 
 class Workload(Object, frozen=True):

@@ -8,6 +8,7 @@ without an answer is settled by reading the claim, never by guessing.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -168,8 +169,9 @@ class Proposals:
         stored = sent.request.record_refused or any(answer.result is Result.ACCEPTED for answer in answers)
         if sent.request.decision is not None and stored:
             sent.waiting.decision = sent.request.decision.metadata.name
+        for (result, reason), count in Counter((answer.result.value, answer.reason) for answer in answers).items():
+            metrics.SCHEDULER_ANSWERS.labels(result, reason).inc(count)
         for proposal, key, answer in zip(sent.outcome.proposals, sent.claims, answers, strict=True):
-            metrics.SCHEDULER_ANSWERS.labels(answer.result.value, answer.reason).inc()
             if answer.result is Result.ACCEPTED:
                 self._keep(key)
                 sent.waiting.attempts = 0
@@ -205,9 +207,11 @@ class Proposals:
         self._member_of.pop(key, None)
 
     def _forget(self, key: ClaimKey) -> None:
+        """It came to nothing, or to something else: whoever was planned behind it may find room now."""
         self._ended(key)
         self._drop(key)
         self._builder.forget(key)
+        self._queue.given_back(self._ports.clock.monotonic())
 
     def _adopt(self, sent: Sent, proposal: Proposal, key: ClaimKey, answer: Answer) -> None:
         """Someone placed it before, perhaps ourselves: take over the place that is on record."""

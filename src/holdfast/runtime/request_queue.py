@@ -82,6 +82,8 @@ class RequestQueue:
         self._number = 0
         self._due: dict[Key, Waiting] = {}
         """What has become due and was not dealt with yet, among others."""
+        self._beaten: dict[Key, Waiting] = {}
+        """Whose last try in vain stood behind proposals that nobody had answered yet."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -145,6 +147,7 @@ class RequestQueue:
             self._forget_members(waiting)
             self._let_go(waiting, now)
             self._due.pop(waiting.key, None)
+            self._beaten.pop(waiting.key, None)
             if waiting.attempts and waiting.due_at != NEVER:
                 self._tried.pop(waiting.key, None)
                 self._tried[waiting.key] = waiting
@@ -176,10 +179,20 @@ class RequestQueue:
         if len(waiting.spared) > limits.SPARED_VICTIMS:
             del waiting.spared[next(iter(waiting.spared))]
 
+    def given_back(self, now: float) -> None:
+        """What others were planned into is free after all, and no record will tell: who was tried behind them looks
+        again, if room is what it waits for; of those that ask for the same the first, each at most so often."""
+        beaten, self._beaten = self._beaten, {}
+        for waiting in beaten.values():
+            waits = waiting.due_at != NEVER and Wake.CAPACITY_FREED in waiting.wake_on
+            if waits and self._waiting.get(waiting.key) is waiting and not self._groups.behind(_name(waiting)):
+                self.hasten(waiting, max(now, waiting.tried_at + wake_pause_s(waiting.attempts)))
+
     def rest(self, waiting: Waiting, now: float) -> None:
         """Nothing in it needs a place. Who waited for the same may find one too."""
         waiting.due_at = NEVER
         self._due.pop(waiting.key, None)
+        self._beaten.pop(waiting.key, None)
         self._let_go(waiting, now)
 
     def hasten(self, waiting: Waiting, at: float) -> None:
@@ -207,11 +220,16 @@ class RequestQueue:
         wake_on: tuple[str, ...] = (),
         alike: bytes = b"",
         within_s: float = NEVER,
+        beaten: bool = False,
     ) -> float:
         """Counts a try that left someone without a place; says how long it is until the next, at most `within_s`.
 
-        Requests with the same `alike` get the same answers: all but the first of them wait for long.
+        Requests with the same `alike` get the same answers: all but the first of them wait for long. One that was
+        `beaten` by proposals under way looks again if they come to nothing.
         """
+        self._beaten.pop(waiting.key, None)
+        if beaten:
+            self._beaten[waiting.key] = waiting
         waiting.attempts += 1
         waiting.tried_at = now
         waiting.refusals = refusals

@@ -253,8 +253,8 @@ class Scheduler:
                 # that nothing fits, and to pause for long.
                 self._queue.look_again(part.waiting, self._ports.clock.monotonic())
                 continue
+            wake_up_at = self._settle_plan(part.waiting, outcome, now, contested=contested)
             contested = contested or bool(outcome.proposals)
-            wake_up_at = self._settle_plan(part.waiting, outcome, now)
             if not outcome.proposals and not self._worth_recording(part.waiting, outcome):
                 continue
             recorded = decision(
@@ -334,8 +334,9 @@ class Scheduler:
             used=normal.status.used if normal is not None else {},
         )
 
-    def _settle_plan(self, waiting: Waiting, outcome: AskPlan, now: float) -> float | None:
-        """Books the outcome in the queue; answers when the unplaced are tried again."""
+    def _settle_plan(self, waiting: Waiting, outcome: AskPlan, now: float, *, contested: bool) -> float | None:
+        """Books the outcome in the queue; answers when the unplaced are tried again. `contested`: others stood in the
+        plan before it."""
         nominated = sum(bool(proposal.victims) for proposal in outcome.proposals)
         self._placed.inc(len(outcome.proposals) - nominated)
         if nominated:
@@ -344,7 +345,7 @@ class Scheduler:
             return None
         waiting.found_room = False
         self._unplaced.inc(len(outcome.unplaced))
-        pause_s = self._vain(waiting, outcome.refusals, alike=alike_key(waiting.request))
+        pause_s = self._vain(waiting, outcome.refusals, alike=alike_key(waiting.request), beaten=contested)
         return now + pause_s
 
     def _assume(self, waiting: Waiting, outcome: AskPlan, request: ReserveRequest, batch: str) -> Sent:
@@ -367,13 +368,15 @@ class Scheduler:
         waiting.found_room = True
         self._work.set()
 
-    def _vain(self, waiting: Waiting, refusals: tuple[RefusalCount, ...], *, alike: bytes) -> float:
+    def _vain(
+        self, waiting: Waiting, refusals: tuple[RefusalCount, ...], *, alike: bytes, beaten: bool = False
+    ) -> float:
         clock = self._ports.clock
         # A deadline that comes near, or passes, is told when it does.
         within_s = deadline_turns_in_s(waiting.request, clock.now())
         cures = wake_on(refusal.reason for refusal in refusals)
         pause_s = self._queue.in_vain(
-            waiting, refusals, clock.monotonic(), wake_on=cures, alike=alike, within_s=within_s
+            waiting, refusals, clock.monotonic(), wake_on=cures, alike=alike, within_s=within_s, beaten=beaten
         )
         waiting.next_try_at = micro_text(clock.now() + pause_s)
         self._reporter.mark(waiting.key)

@@ -30,7 +30,7 @@ from holdfast.runtime.retry_budget import RetryBudget
 _STALE_ENTRIES = 64
 """How many outdated entries of the heap are put up with before it is rebuilt."""
 _RESTING_MAX = 4_096
-"""How many keys' pauses are remembered before those that are over are forgotten."""
+"""How many keys' pauses are remembered, at least, before those that are over are forgotten."""
 
 
 class Closed(Exception):
@@ -62,6 +62,7 @@ class Workqueue:
         self._pace_s = pace_s
         self._rests_until: dict[Key, float] = {}
         """With a pace: until when a key that was worked on is left alone."""
+        self._forget_at = _RESTING_MAX
         self._calm_s = calm_s
         self._at_once = RetryBudget(ports.clock, per_s=limits.CALM_KEYS_PER_S, burst=limits.CALM_KEYS_BURST)
         """With a moment of calm: how many more keys need not wait for it."""
@@ -209,8 +210,10 @@ class Workqueue:
 
     def _rest(self, key: Key) -> None:
         now = self._ports.clock.monotonic()
-        if len(self._rests_until) >= _RESTING_MAX:
+        if len(self._rests_until) >= self._forget_at:
             self._rests_until = {other: until for other, until in self._rests_until.items() if until > now}
+            # Ten thousand keys at rest at once must not be gone through for each that joins them.
+            self._forget_at = max(_RESTING_MAX, 2 * len(self._rests_until))
         self._rests_until[key] = now + self._pace_s
 
     def clear(self) -> None:

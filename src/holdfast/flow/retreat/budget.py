@@ -60,7 +60,7 @@ def why_among(replica: Replica, assignment: Assignment | None, mates: Iterable[R
 def _none_may(replica: Replica, assignment: Assignment | None) -> str:
     whole = (assignment.spec if assignment is not None else replica.spec).disruption.max_unavailable
     if whole:
-        return f"its budget lets {whole} be away over all regions, and other regions have that now"
+        return f"its budget lets {whole} be away over all regions, and none of that is this region's now (it asks)"
     return "its budget lets none be away (disruption.maxUnavailable is 0)"
 
 

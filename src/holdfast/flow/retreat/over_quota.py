@@ -42,7 +42,6 @@ def excess_of(copies: Sequence[GrantCopy]) -> Amounts:
     for copy in copies:
         if copy.spec.grant_class in (GrantClass.NORMAL, GrantClass.EMERGENCY):
             add(limit, amounts(copy.spec.limit))
-        if copy.spec.grant_class is GrantClass.NORMAL:
             add(used, amounts(copy.status.used))
     return shortfall(used, limit)
 

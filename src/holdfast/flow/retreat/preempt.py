@@ -127,17 +127,23 @@ def over_budget(victims: Iterable[Replica], mates: Callable[[Replica], Mates]) -
 
     `mates` counts the replicas of a victim's workload in the region.
     """
-    leaving: dict[tuple[str, str], list[Replica]] = {}
+    leaving: dict[str, list[Replica]] = {}
     for victim in victims:
-        if victim.spec.reclaimable or victim.spec.type is not WorkloadType.SERVICE:
-            continue
-        if stage(victim) is not Stage.SERVING:
-            continue  # it leaves already, or nothing is lost that serves
-        leaving.setdefault((victim.metadata.namespace, victim.spec.workload), []).append(victim)
-    for (namespace, workload), replicas in leaving.items():
+        workload = counts_against(victim)
+        if workload:
+            leaving.setdefault(workload, []).append(victim)
+    for workload, replicas in leaving.items():
         if not _within_budget(replicas, mates(replicas[0])):
-            return f"{namespace}/{workload}"
+            return workload
     return ""
+
+
+def counts_against(victim: Replica) -> str:
+    """The workload on whose disruption budget a victim draws; empty when it leaves already, or none is lost that
+    serves."""
+    if victim.spec.reclaimable or victim.spec.type is not WorkloadType.SERVICE or stage(victim) is not Stage.SERVING:
+        return ""
+    return f"{victim.metadata.namespace}/{victim.spec.workload}"
 
 
 def victims_of(nomination: Reservation, view: View) -> list[Replica]:

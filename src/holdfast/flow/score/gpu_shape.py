@@ -1,9 +1,11 @@
 """Prefers places that keep free GPUs usable: the less of them a placement strands, the better.
 
-A node's free GPU milli are stranded for a shape of work that cannot use them: all of them where the shape does not fit
-for want of processors or devices, else those on devices with less free than one share of it. Weighed by how common each
-shape is among the work there is, that is the node's fragmentation; the score follows how little a placement adds to it
-(the gradient of "Beware of Fragmentation", Weng et al., USENIX ATC 2023). Whole numbers throughout.
+A node's free GPU milli are stranded for a shape of work that cannot use them: those on devices with less free than one
+share of it, and of the others all where the processors do not suffice for one more. That is the measure of "Beware of
+Fragmentation" (Weng et al., USENIX ATC 2023). It counts half; the other half is stricter with processors: stranded is
+all that is more than the shape would take if it got all of those that are free. Weighed by how common each shape is
+among the work there is, that is the node's fragmentation; the score follows how little a placement adds to it.
+Whole numbers throughout.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from holdfast.flow.shapes import Shapes
 from holdfast.flow.snapshot import Counts
 from holdfast.model.quantity import CPU, GPU, WHOLE_GPU_MILLI
 
+_NOW = "stranded"
+"""The note that holds what is stranded on every slot as it is."""
 _MIDDLE = 50
-_STEEPNESS_MILLI = 2000
-"""So much more stranded, or less, takes half of the points on that side; near the middle a point is about 40 milli.
+_STEEPNESS_MILLI = 4000
+"""So much more stranded, or less, takes half of the points on that side; near the middle a point is about 80 milli.
 On the openb trace (bench/openb.py) both finer and coarser steps fill fewer GPUs."""
 
 
@@ -61,19 +65,38 @@ def _points(at: Standing, shapes: Shapes) -> Counts:
     before = _Free(at.free(CPU), at.pick(at.scratch.gpu_free))
     asked = at.ask.amounts.get(CPU, 0)
     after = _Free(before.cpu - asked, _after(at, before.gpu))
-    gained = stranded(shapes, before) - stranded(shapes, after)
+    now = _stranded_now(at, shapes) if at.everywhere else stranded(shapes, before)
+    gained = now - stranded(shapes, after)
     milli = gained // max(1, shapes.count)
     points: Counts = _MIDDLE + _MIDDLE * milli // (_STEEPNESS_MILLI + np.abs(milli))
     return np.clip(points, 0, 100)
 
 
+def _stranded_now(at: Standing, shapes: Shapes) -> Counts:
+    """Of all slots, before anything goes there: the same for every kind of ask."""
+    scratch = at.scratch
+    known: _Known | None = scratch.notes.get(_NOW)
+    if known is None or known.shapes is not shapes:
+        found = stranded(shapes, _Free(at.free(CPU), scratch.gpu_free))
+        known = scratch.notes[_NOW] = _Known(shapes, len(scratch.touched), found)
+    elif known.placements < len(scratch.touched):
+        slots = np.unique(np.array(scratch.touched[known.placements :], dtype=np.intp))
+        some = at.only(slots)
+        known.points[slots] = stranded(shapes, _Free(some.free(CPU), some.pick(scratch.gpu_free)))
+        known.placements = len(scratch.touched)
+    return known.points
+
+
 def stranded(shapes: Shapes, free: _Free) -> Counts:
     """Per candidate: stranded GPU milli, summed over all shapes as often as each occurs."""
-    total = free.gpu.sum(axis=0)
     large = free.gpu >= shapes.shares[:, None, None]  # [share, device, candidate]
     usable = np.where(large, free.gpu, 0).sum(axis=1)[shapes.share_of]
-    enough = large.sum(axis=1)[shapes.share_of] >= shapes.devices[:, None]
-    found: Counts = shapes.count * total - (shapes.fitting(free.cpu) * enough * usable).sum(axis=0)
+    many = shapes.devices > 1  # which are whole
+    if many.any():
+        usable[many] *= (free.gpu >= WHOLE_GPU_MILLI).sum(axis=0) >= shapes.devices[many, None]
+    one_fits, all_fit = usable[shapes.kind_of], shapes.fitting(free.cpu)
+    used = np.where(all_fit > 0, one_fits, 0) + np.minimum(one_fits, all_fit)
+    found: Counts = shapes.count * free.gpu.sum(axis=0) - (shapes.times @ used) // 2
     return found
 
 

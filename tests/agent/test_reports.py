@@ -1,0 +1,90 @@
+"""What an agent's reports gather, let wait and send, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import virtual
+
+from holdfast.agent.describe import may_wait_s
+from holdfast.agent.reports import Reports
+from holdfast.client.contract import Committed
+from holdfast.model import limits
+from holdfast.model.errors import Ambiguous
+from holdfast.model.meta import Key
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import ExecutionBlock, Phase
+from holdfast.model.writes import SetStatus
+
+STARTING = ExecutionBlock(phase=Phase.STARTING, attempt=1, reason=Reason.STARTED)
+READY = ExecutionBlock(phase=Phase.RUNNING, attempt=1, ready=True, reason=Reason.BECAME_READY)
+
+
+class Region:
+    """Takes every word, and remembers when it came."""
+
+    def __init__(self, unanswered: int = 0, late_s: float = 0.0) -> None:
+        self.heard: list[tuple[float, Phase]] = []
+        self._unanswered = unanswered
+        self._late_s = late_s
+
+    async def commit(self, writes: Sequence[SetStatus], **_: Any) -> Committed:
+        if self._unanswered:
+            self._unanswered -= 1
+            asyncio.get_running_loop().call_later(self._late_s, self._take, writes)
+            raise Ambiguous("no answer; it is carried out late")
+        self._take(writes)
+        return Committed(1, ())
+
+    def _take(self, writes: Sequence[SetStatus]) -> None:
+        at_s = asyncio.get_running_loop().time()
+        self.heard += [(at_s, write.blocks["execution"].phase) for write in writes]
+
+
+def said(words: list[tuple[float, ExecutionBlock]], region: Region | None = None) -> list[tuple[float, Phase]]:
+    """When the region hears what, if the agent says these things at these moments."""
+    region = region or Region()
+
+    async def main() -> None:
+        reports = Reports(region, virtual.VirtualPorts())  # type: ignore[arg-type]
+        running = asyncio.create_task(reports.run())
+        for at_s, block in words:
+            await asyncio.sleep(at_s - asyncio.get_running_loop().time())
+            write = SetStatus(kind="Replica", key=Key("acme", "web-0"), uid="u", blocks={"execution": block})
+            reports.put(write, wait_s=may_wait_s(block))
+        await asyncio.sleep(10.0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    virtual.run(main)
+    return [(round(at_s, 1), phase) for at_s, phase in region.heard]
+
+
+def test_a_start_that_is_soon_over_is_told_once() -> None:
+    assert said([(0.0, STARTING), (0.5, READY)]) == [(0.6, Phase.RUNNING)]
+
+
+def test_a_start_that_takes_long_is_told_when_it_does() -> None:
+    after_s = round(limits.START_TOLD_AFTER_S + limits.AGENT_FLUSH_EVERY_S, 1)
+    with_pid = ExecutionBlock(phase=Phase.STARTING, attempt=1, pid=7, reason=Reason.STARTED)
+    told = said([(0.0, STARTING), (1.0, with_pid), (5.0, READY)])
+    assert told == [(after_s, Phase.STARTING), (5.1, Phase.RUNNING)]
+
+
+def test_what_went_wrong_is_told_at_once() -> None:
+    failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
+    again = ExecutionBlock(phase=Phase.STARTING, attempt=1, restarts=1, reason=Reason.STARTED)
+    assert said([(0.0, STARTING), (0.5, failed)]) == [(0.6, Phase.BACKING_OFF)]
+    assert said([(0.0, failed), (1.0, again)]) == [(0.1, Phase.BACKING_OFF), (1.1, Phase.STARTING)]
+
+
+def test_a_word_that_an_unanswered_one_may_undo_is_said_once_more_by_itself() -> None:
+    """Nothing else happens, and nothing is ever listed again: the last word must be the newest all the same."""
+    failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
+    heard = [phase for _, phase in said([(0.0, failed), (0.05, READY)], Region(unanswered=1, late_s=3.0))]
+    assert heard == [Phase.RUNNING, Phase.RUNNING, Phase.RUNNING], "merged before it was sent"
+    heard = [phase for _, phase in said([(0.0, failed), (0.2, READY)], Region(unanswered=1, late_s=3.0))]
+    assert heard == [Phase.RUNNING, Phase.BACKING_OFF, Phase.RUNNING]
+    assert len(said([(0.0, failed), (0.2, READY)])) == 2, "what was answered is not repeated"

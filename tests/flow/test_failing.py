@@ -1,0 +1,81 @@
+"""Replicas that have a place and do not get ready are told of: by the region, and in the workload's own condition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+import making
+from holdfast.fleet import workload_status
+from holdfast.flow.assignment_status import assignment_status
+from holdfast.flow.story import Evidence, replica_story
+from holdfast.model.assignment import PendingReason
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import ExecutionBlock, Exit, Phase, ReleaseBlock, Replica, ReplicaStatus
+from holdfast.model.writes import SetStatus
+
+
+def ran(**block: Any) -> ReplicaStatus:
+    return making.bound_status("n1", name="x", attempt=1, execution=ExecutionBlock(attempt=1, **block))
+
+
+def crashed(pid: int, phase: Phase = Phase.BACKING_OFF) -> ReplicaStatus:
+    left = Exit(code=3, reason=Reason.EXITED, message=f"process {pid} exited with code 3", at="2026-01-01T00:00:05Z")
+    return ran(phase=phase, reason=Reason.EXITED, message=f"process {pid} exited", restarts=pid, last_exit=left)
+
+
+def failing(*statuses: ReplicaStatus) -> tuple[PendingReason, ...]:
+    wish = making.assignment(replicas=len(statuses))
+    return assignment_status(wish, [making.replica(i, wish, status=s) for i, s in enumerate(statuses)], ()).failing
+
+
+def test_what_keeps_replicas_from_being_ready_is_counted() -> None:
+    unready = ran(phase=Phase.RUNNING, reason=Reason.BECAME_UNREADY, message="GET /readyz: 503")
+    told = failing(crashed(7), unready, crashed(9), making.serving_status())
+    assert [(f.reason, f.count, f.message) for f in told] == [("Exited", 2, "exit code 3"), ("BecameUnready", 1, "")]
+    assert failing(making.serving_status(), ran(phase=Phase.STARTING, reason=Reason.STARTED)) == ()
+
+
+def test_a_restart_changes_nothing_of_what_is_told() -> None:
+    """Each restart has another process and another pause; the region must not report for that alone."""
+    assert failing(crashed(7)) == failing(crashed(8, Phase.STARTING)) != ()
+
+
+def test_one_that_crashed_and_is_well_again_fails_no_more() -> None:
+    left = Exit(code=3, reason=Reason.EXITED)
+    status = making.serving_status()
+    assert status.execution is not None
+    well = msgspec.structs.replace(status.execution, last_exit=left)
+    assert failing(msgspec.structs.replace(status, execution=well)) == ()
+
+
+def test_the_workloads_condition_says_why_it_does_not_serve() -> None:
+    workload = making.workload(replicas=1)
+    wish = making.assignment(replicas=1, namespace=workload.metadata.namespace)
+    wish = msgspec.structs.replace(
+        wish, status=assignment_status(wish, [making.replica(0, wish, status=crashed(7))], ())
+    )
+    (write,) = workload_status.decide(workload.key, making.view(workload, wish, making.region("us-east")), 0.0).writes
+    assert isinstance(write, SetStatus)
+    serving = next(c for c in write.conditions if c.type == "Serving")
+    assert serving.message == "0 of 1 replicas serve; failing: 1 in us-east: Exited (exit code 3)"
+    assert write.blocks["summary"].regions[0].pending_reason == "Exited"
+
+
+def test_the_story_of_a_crashing_replica_says_why_and_where_to_look() -> None:
+    story = replica_story(making.replica(0, status=crashed(7)), Evidence())
+    assert story.reasons == ("Exited: process 7 exited",)
+    assert story.next_owner == "agent" and "starts it again" in story.next_step
+    assert "holdfast logs acme/api-us-east-0" in story.cure
+
+
+def test_a_story_is_in_the_order_of_time() -> None:
+    """A replica that was drained and placed anew left before it came: the old attempt's end is told first."""
+    left = ReleaseBlock(reason="Drained", attempt=1, message="node n1 is drained", at="2026-01-01T00:00:01Z")
+    status = making.serving_status(attempt=2)
+    placed = msgspec.structs.replace(status.placement, bound_at="2026-01-01T00:00:03Z")
+    item: Replica = making.replica(0, status=msgspec.structs.replace(status, placement=placed, release=left))
+    told = [(e.stage, e.text) for e in replica_story(item, Evidence()).events]
+    assert [stage for stage, _ in told] == ["Queued", "Stopping", "Bound", "Ready", "Serving"]
+    assert told[1][1] == "attempt 1 had to leave: Drained: node n1 is drained"
