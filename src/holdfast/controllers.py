@@ -44,7 +44,7 @@ from holdfast.runtime.controller import Controller
 
 
 def global_controllers() -> tuple[Controller, ...]:
-    return (*_workload_controllers(), *_incident_controllers(), _finalizers("global"))
+    return (*_workload_controllers(), *_revision_controllers(), *_incident_controllers(), _finalizers("global"))
 
 
 def _finalizers(cell: str) -> Controller:
@@ -73,7 +73,7 @@ def _workload_controllers() -> tuple[Controller, ...]:
                 Region: assign.woken_by_region,
                 PriorityClass: assign.woken_by_priority,
             },
-            reads=(Tenant, Override),
+            reads=(Tenant, Override, Quota, Grant),
         ),
         Controller(
             name="grant",
@@ -107,12 +107,21 @@ def _workload_controllers() -> tuple[Controller, ...]:
             batch=True,
             calm_s=limits.STATUS_CALM_S,
         ),
+    )
+
+
+def _revision_controllers() -> tuple[Controller, ...]:
+    """How a workload changes: its revision, its number, its end."""
+    return (
         Controller(
             name="rollout",
             decide=rollout.decide,
             keys=rollout.keys,
-            wakes={Workload: rollout.woken_by_workload, Assignment: rollout.woken_by_assignment},
-            reads=(Region,),
+            wakes={
+                Workload: rollout.woken_by_workload,
+                Assignment: rollout.woken_by_assignment,
+                Region: rollout.woken_by_region,
+            },
             batch=True,
             calm_s=limits.STATUS_CALM_S,
         ),

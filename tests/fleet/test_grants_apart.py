@@ -103,8 +103,11 @@ class Apart:
             before = self.used[where, cls]
             self.used[where, cls] = min(wanted, max(before, limit.spendable.get("cpu", 0) // 1000))
             self.most[cls] = max(self.most[cls], self.used[where, cls])
+        normal = any(copy.spec.grant_class is GrantClass.NORMAL for copy in copies)
         for copy in copies:
-            count = self.used.get((where, copy.spec.grant_class), 0)  # emergency use is told on the normal copy
+            alone = copy.spec.grant_class is GrantClass.EMERGENCY and not normal
+            told_as = GrantClass.NORMAL if alone else copy.spec.grant_class  # use is told once, on the normal copy
+            count = self.used.get((where, told_as), 0)
             used = {"cpu": str(count)} if count else {}
             status = msgspec.structs.replace(copy.status, used=used, observed_generation=copy.metadata.generation)
             self.here[where].put(again(copy, status=status))
@@ -250,6 +253,19 @@ def live(story: list[tuple[str, str, int]]) -> Apart:
 @settings(max_examples=300, deadline=None)
 @given(steps)
 def test_what_regions_may_spend_never_exceeds_the_quota(story):
+    live(story)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        [("quiet", "a", 5), ("incident", "b", 5), ("sync", "b", 5), ("quiet", "b", 4)],
+        [("quiet", "a", 5), ("incident", "b", 6), ("sync", "b", 6), ("quiet", "c", 3)],
+        [("want", "c", 1), ("quiet", "a", 7), ("incident", "b", 2), ("sync", "b", 2), ("quiet", "c", 5)],
+    ],
+    ids=["given on as normal", "given to two", "told by nobody"],
+)
+def test_use_of_an_emergency_counts_as_that_when_its_limit_is_gone(story):
     live(story)
 
 

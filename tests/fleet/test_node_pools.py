@@ -13,7 +13,7 @@ from holdfast.model import limits
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.hold import Hold, HoldSpec, HoldStatus, KeptBlock
 from holdfast.model.meta import Key
-from holdfast.model.node import Node
+from holdfast.model.node import Contact, Node
 from holdfast.model.node_pool import NodePool, NodePoolSpec, validate_node_pool
 from holdfast.model.placement_rules import Placement
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
@@ -118,6 +118,42 @@ def test_work_that_insists_on_an_empty_pool_brings_its_first_node_and_no_more_fo
     world.provide()
     world.look(after_s=5)
     assert world.names == ["burst-1"], "from then on the pool has a node, and what that lacks is what counts"
+
+
+def test_work_that_does_not_take_the_nodes_it_brought_brings_no_more_of_them():
+    """It needs a label that the pool's nodes do not have, say, and is told that those which have it are full."""
+    world = World()
+    world.waits(1)
+    for _ in range(40):
+        world.look(after_s=5)
+        world.provide()
+    assert [n.zone for n in world.pool.status.nodes] == ["a", "b"], "one in every zone is proof enough"
+    assert world.pool.status.reason == "PoolSteady" and "2 node(s) of the pool stay empty" in world.pool.status.message
+    world.waits(7)
+    world.look(after_s=5)
+    assert len(world.names) == 4, "as many as more would need, beside the empty ones"
+
+
+def test_a_node_that_cannot_be_taken_is_no_proof():
+    world = World()
+    world.waits(1)
+    for _ in range(40):
+        world.look(after_s=5)
+        world.provide()
+        for item in list(world.cache.list(Node)):
+            lapsed = msgspec.structs.replace(item.status.contact, state=Contact.LAPSED)
+            world.cache.put(again(item, status=msgspec.structs.replace(item.status, contact=lapsed)))
+    assert len(world.names) == 5
+
+
+def test_a_node_that_has_just_come_is_about_to_be_taken():
+    world = World()
+    world.waits(1)
+    world.look()
+    world.provide()
+    world.look(after_s=5)
+    world.look(after_s=5)
+    assert world.names == ["burst-1"]
 
 
 def test_work_that_would_not_fit_or_may_not_use_the_pool_brings_none():

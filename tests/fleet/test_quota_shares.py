@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.fleet import grants
-from holdfast.model.assignment import Purpose, assignment_name
+from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose, assignment_name
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts
@@ -148,3 +148,24 @@ def test_recovery_quota_goes_back_at_once() -> None:
     tenant.need("b", 0, Purpose.RECOVERY)
     tenant.settle()
     assert tenant.granted(GrantClass.RECOVERY) == {"b": 0}
+
+
+def test_recovery_replicas_that_turn_get_room_beside_them_from_what_no_incident_needs():
+    tenant = Tenant(recovery_allowance={"cpu": "6"})
+    tenant.need("a", 4, Purpose.RECOVERY)
+    tenant.settle()
+    assert tenant.granted(GrantClass.RECOVERY) == {"a": 4}
+    name = assignment_name("api", "a", Purpose.RECOVERY)
+    stored = tenant.cache.get(Assignment, name, "acme")
+    spec = msgspec.structs.replace(stored.spec, rollout=Rollout(max_surge=1), revision="next")
+    tenant.cache.put(again(stored, spec=spec, status=AssignmentStatus(replicas=4, bound=4, serving=4)))
+    tenant.settle()
+    assert tenant.granted(GrantClass.RECOVERY) == {"a": 5}
+    tenant.need("b", 2, Purpose.RECOVERY)
+    tenant.settle()
+    assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 2}, "whoever is to be recovered comes first"
+    turned = AssignmentStatus(replicas=4, bound=4, serving=4, updated=4, updated_serving=4)
+    tenant.need("b", 0, Purpose.RECOVERY)
+    tenant.cache.put(again(tenant.cache.get(Assignment, name, "acme"), status=turned))
+    tenant.settle()
+    assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 0}

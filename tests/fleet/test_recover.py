@@ -171,14 +171,19 @@ def test_waves_keep_the_pace_of_the_target_and_the_order_of_rank():
     assert f.now - begun < 60
 
 
-def test_failback_waits_then_gives_everything_back_and_closes():
-    f = fleet()
+def lose_recover_and_heal(f: Fleet) -> None:
+    """Region a is lost, all of it serves elsewhere, and it is healthy again."""
     f.health("a", HealthState.LOST)
     for _ in range(3):
         f.step("a")
         f.all_serve()
     f.health("a", HealthState.HEALTHY)
     f.step("a")
+
+
+def test_failback_waits_then_gives_everything_back_and_closes():
+    f = fleet()
+    lose_recover_and_heal(f)
     assert f.recovery.status.stable_since and f.recovery.status.phase is RecoveryPhase.RECOVERED
     assert f.assignments(Purpose.NORMAL)[("api0", "a")].spec.suspended
     f.now += 31
@@ -197,12 +202,7 @@ def test_failback_waits_then_gives_everything_back_and_closes():
 
 def test_a_region_lost_again_while_failing_back_goes_on_from_there():
     f = fleet()
-    f.health("a", HealthState.LOST)
-    for _ in range(3):
-        f.step("a")
-        f.all_serve()
-    f.health("a", HealthState.HEALTHY)
-    f.step("a")
+    lose_recover_and_heal(f)
     f.now += 31
     f.step("a")
     f.health("a", HealthState.LOST)
@@ -222,12 +222,7 @@ def test_it_does_not_close_while_a_recovery_grant_is_in_use():
         status=GrantStatus(used={"cpu": "500m"}),
     )
     f = fleet(1, grant)
-    f.health("a", HealthState.LOST)
-    for _ in range(3):
-        f.step("a")
-        f.all_serve()
-    f.health("a", HealthState.HEALTHY)
-    f.step("a")
+    lose_recover_and_heal(f)
     f.now += 31
     for _ in range(6):
         f.all_serve()

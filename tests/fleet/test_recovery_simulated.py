@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from holdfast.model.assignment import Assignment, Purpose
@@ -17,9 +18,11 @@ from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, S
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Port, Probe, Probes, TcpProbe, Template
 from holdfast.model.tenant import Tenant
-from holdfast.model.workload import RecoveryPromise, Workload, WorkloadSpec
+from holdfast.model.workload import Disruption, RecoveryPromise, Rollout, RolloutPhase, Workload, WorkloadSpec
+from holdfast.model.writes import Update
 from holdfast.sim import people
 from holdfast.sim.ports import stream
+from holdfast.sim.sorts import BEHAVES, NEVER_READY
 from holdfast.sim.world import Shape, World
 
 SHAPE = {"cpu": "100m", "memory": "64Mi"}
@@ -151,6 +154,69 @@ def test_lost_regions_are_recovered_from_and_everything_is_given_back(seed, lost
     assert outcome.violations == () and outcome.failures == ()
     assert outcome.unsettled == ()
     assert world.seconds < 200
+
+
+class Renewed(Loss):
+    """While a region is lost its work gets a new revision, here a broken one and then one that is well."""
+
+    allowance = "4"
+    revisions: frozenset[str] = frozenset()
+
+    def _promised(self):
+        replace = msgspec.structs.replace
+        for item in super()._promised():
+            match item:
+                case Quota():
+                    allowance = {"cpu": self.allowance, "memory": "16Gi"}
+                    yield replace(item, spec=replace(item.spec, recovery_allowance=allowance))
+                case Workload():
+                    yield replace(item, spec=replace(item.spec, disruption=Disruption(max_unavailable=4)))
+                case _:
+                    yield item
+
+    async def _recovered(self):
+        if not await super()._recovered():
+            return False
+        if not self.revisions:
+            await self._change({BEHAVES: NEVER_READY}, deadline_s=30.0)
+            await self._until(self._gone_back, 120)
+            self.revisions = await self._running()
+            await self._change({"NEW": "1"}, deadline_s=600.0)
+        now = await self._running()
+        return len(now) == 1 and not now & self.revisions
+
+    async def _change(self, env, *, deadline_s):
+        async def change():
+            risk = await self.operator.get(Workload, "risk", "pay")
+            template = msgspec.structs.replace(risk.spec.template, env=env)
+            rollout = Rollout(progress_deadline_seconds=deadline_s)
+            spec = msgspec.structs.replace(risk.spec, template=template, rollout=rollout)
+            await self.operator.commit([Update(msgspec.structs.replace(risk, spec=spec))])
+
+        await self._persist(change)
+
+    async def _gone_back(self):
+        risk = await self.operator.get(Workload, "risk", "pay")
+        return risk.status.rollout.phase == RolloutPhase.ROLLED_BACK
+
+    async def _running(self):
+        """The revisions that all of its Assignments in touch have, and serve in full."""
+        held = [a for a in (await self.operator.list(Assignment)).items if a.spec.workload == "risk"]
+        heard = [a for a in held if a.spec.region not in self.lost]
+        served = all(a.status.updated_serving >= a.spec.replicas for a in heard)
+        assert any(a.spec.purpose is Purpose.RECOVERY for a in heard)
+        return frozenset(a.spec.revision for a in heard) if served else frozenset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allowance", ["4", "100m"], ids=["with room beside", "in its place"])
+def test_a_rollout_reaches_what_a_recovery_holds(allowance):
+    world = Renewed(1, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
+    world.lost, world.allowance = ("east",), allowance
+    outcome = world.run()
+    assert outcome.violations == () and outcome.failures == ()
+    assert outcome.unsettled == ()
+    assert world.revisions
 
 
 class Stuck(Loss):

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from holdfast.fleet import assign, batch_ttl, rollout, workload_status
-from holdfast.model.assignment import Assignment, AssignmentStatus
+from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose, assignment_name
 from holdfast.model.meta import Condition, Key
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template, template_hash
 from holdfast.model.workload import Batch, Rollout, Summary, Workload, WorkloadStatus, WorkloadType
 from holdfast.model.writes import Create, Delete, SetStatus, Update
-from making import TEMPLATE, again, meta, priority, region, tenant, view, workload
+from making import TEMPLATE, again, assignment, meta, priority, region, tenant, view, workload
 
 KEY = Key("acme", "api")
 REGIONS = ("ap-south", "eu-west", "us-east")
@@ -21,6 +21,10 @@ T0 = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 
 def other(n: int) -> Template:
     return msgspec.structs.replace(TEMPLATE, args=(f"v{n}",))
+
+
+def named(item: Assignment) -> str:
+    return item.spec.region if item.spec.purpose is Purpose.NORMAL else f"{item.spec.region} recovers"
 
 
 class Play:
@@ -46,9 +50,9 @@ class Play:
         for write in assign.decide(KEY, self.view(), self.now).writes:
             if isinstance(write, Create):
                 made = write.object
-                self.assignments[made.spec.region] = again(made, metadata=meta(made.metadata.name, "acme"))
+                self.assignments[named(made)] = again(made, metadata=meta(made.metadata.name, "acme"))
             elif isinstance(write, Update) and isinstance(write.object, Assignment):
-                self.assignments[write.object.spec.region] = again(write.object)
+                self.assignments[named(write.object)] = again(write.object)
 
     def serve(self, *names: str) -> None:
         for name in names or tuple(self.assignments):
@@ -59,6 +63,18 @@ class Play:
                 serving=item.spec.replicas, updated=item.spec.replicas, updated_serving=count,
             )  # fmt: skip
             self.assignments[name] = again(item, status=status)
+
+    def health(self, name: str, state: HealthState) -> None:
+        health = msgspec.structs.replace(self.items[name].status.health, state=state)
+        status = msgspec.structs.replace(self.items[name].status, health=health)
+        self.items[name] = again(self.items[name], status=status)
+
+    def recover(self, name: str, replicas: int) -> None:
+        """What a recovery asks of a region, serving."""
+        stored = assignment(where=name, replicas=replicas, purpose=Purpose.RECOVERY, away_share=0)
+        title = assignment_name("api", name, Purpose.RECOVERY)
+        self.assignments[named(stored)] = again(stored, metadata=meta(title, "acme"))
+        self.serve(named(stored))
 
     def settle(self, steps: int = 12) -> None:
         for _ in range(steps):
@@ -194,6 +210,144 @@ def test_a_lost_region_holds_nothing_up():
         play.serve("eu-west", "us-east")
     assert play.block.phase == "Complete"
     assert play.running()["eu-west"] == play.running()["us-east"] == template_hash(other(2))
+
+
+def test_a_recovery_gets_the_revision_with_its_region_and_the_next_wave_waits_for_it():
+    play = Play()
+    play.settle()
+    play.health("us-east", HealthState.LOST)
+    play.recover("ap-south", 3)
+    old, new = template_hash(TEMPLATE), template_hash(other(2))
+    play.change(other(2))
+    play.step()
+    play.step()
+    assert play.running()["ap-south"] == play.running()["ap-south recovers"] == new
+    play.serve("ap-south")
+    for _ in range(3):
+        play.step()
+    assert play.running()["eu-west"] == old, "the recovery replicas do not serve it yet"
+    assert "/3 for recovery" in play.block.message and "1 region(s) to come" in play.block.message
+    play.serve("ap-south recovers")
+    play.step()
+    play.step()
+    assert play.running()["eu-west"] == new
+    play.serve("eu-west")
+    play.step()
+    assert play.block.phase == "Complete"
+
+
+def test_a_region_that_has_only_a_recovery_is_a_wave_of_its_own():
+    play = Play()
+    play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
+    play.settle()
+    assert list(play.running()) == ["ap-south"]
+    play.recover("eu-west", 4)
+    play.change(other(2))
+    play.step()
+    play.step()
+    assert play.running()["eu-west recovers"] == template_hash(TEMPLATE)
+    play.settle()
+    assert set(play.running().values()) == {template_hash(other(2))} and play.block.phase == "Complete"
+
+
+def test_a_bad_revision_leaves_a_recovery_as_well():
+    play = Play()
+    play.settle()
+    play.recover("ap-south", 2)
+    play.bad.add(template_hash(other(2)))
+    play.change(other(2))
+    play.settle(3)
+    assert play.running()["ap-south recovers"] == template_hash(other(2))
+    play.step(70.0)
+    play.settle()
+    assert play.block.phase == "RolledBack" and set(play.running().values()) == {template_hash(TEMPLATE)}
+
+
+def test_recovery_replicas_without_a_place_say_nothing_about_the_revision():
+    play = Play()
+    play.settle()
+    play.recover("ap-south", 4)
+    play.change(other(2))
+    for _ in range(12):
+        play.step(20.0)
+        play.serve(*REGIONS)
+        item = play.assignments["ap-south recovers"]
+        waits = AssignmentStatus(
+            observed_epoch=item.spec.epoch, replicas=4, queued=4, updated=4,
+            pending=(PendingReason(reason="InsufficientCpu", count=4),),
+        )  # fmt: skip
+        play.assignments["ap-south recovers"] = again(item, status=waits)
+    assert play.block.phase == "Complete"
+
+
+def test_what_waits_for_recovery_proves_no_revision():
+    play = Play(auto_rollback=False)
+    play.recover("ap-south", 4)
+    item = play.assignments["ap-south recovers"]
+    play.assignments["ap-south recovers"] = again(
+        item, status=AssignmentStatus(observed_epoch=1, replicas=4, queued=4, updated=4)
+    )
+    for name in REGIONS:
+        play.health(name, HealthState.UNKNOWN)
+    play.step()
+    play.step()
+    assert play.block.phase == "Progressing" and not play.block.last_good_revision
+
+
+@pytest.mark.parametrize("state", [HealthState.LOST, HealthState.SUSPECT, HealthState.AWAITING_WITNESS])
+def test_the_deadline_stands_still_for_a_region_that_is_out_of_touch(state):
+    play = Play()
+    play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
+    play.settle()
+    (only,) = play.running()
+    play.change(other(2))
+    play.step()
+    play.step()
+    play.health(only, state)
+    play.step()
+    assert only in play.block.message and play.block.silent == (only,)
+    for _ in range(20):
+        play.step(30.0)
+        assert play.block.phase == "Progressing", "it had 60 seconds, and cannot be blamed for these"
+    play.health(only, HealthState.HEALTHY)
+    play.step()
+    play.step(50.0)
+    assert play.block.phase == "Progressing" and play.block.silent == (), "its time begins anew"
+    play.serve(only)
+    play.step()
+    assert play.block.phase == "Complete"
+
+
+def test_a_region_that_is_out_of_touch_saves_nobody_else_from_the_deadline():
+    play = Play(wave_regions=3)
+    play.settle()
+    play.bad.add(template_hash(other(2)))
+    play.change(other(2))
+    play.settle(2)
+    play.health("ap-south", HealthState.SUSPECT)
+    play.step()
+    play.step(70.0)
+    assert play.block.phase == "RollingBack"
+
+
+def test_back_from_being_lost_it_has_its_whole_time_and_no_more():
+    play = Play()
+    play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
+    play.settle()
+    (only,) = play.running()
+    play.bad.add(template_hash(other(2)))
+    play.change(other(2))
+    play.step()
+    play.step()
+    play.health(only, HealthState.LOST)
+    play.step(500.0)
+    play.health(only, HealthState.HEALTHY)
+    play.step()
+    play.serve(only)
+    play.step(59.0)
+    assert play.block.phase == "Progressing"
+    play.step(5.0)
+    assert play.block.phase == "RollingBack"
 
 
 @pytest.mark.parametrize("back", [False, True])

@@ -210,6 +210,40 @@ def test_at_home_a_clock_that_goes_back_does_not_prolong_it():
     assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED
 
 
+@pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
+@pytest.mark.parametrize("skew_s", [0.0, -3600.0])
+def test_what_was_given_in_a_region_and_allows_more_is_over_after_a_restart_of_it(kind, skew_s):
+    """The wall clock may have been put back meanwhile: nobody knows how long it has acted."""
+    ports, here = Ports(), Cache()
+    override = given_at(0.0, 600.0, kind)
+    named = msgspec.structs.replace(override.metadata, name="break-glass-east-1")
+    here.put(msgspec.structs.replace(override, metadata=named))
+    home = Countdown(here, Nobody(), ports, Nobody())
+    home.lost()
+    ports.clock.true_s, ports.clock.skew_s = 100.0, skew_s
+    writes = home.look()
+    if kind is OverrideKind.AVOID_REGION:
+        assert writes == [], "what forbids goes on, for its whole time at most"
+        return
+    (write,) = writes
+    assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED
+    assert "give it again" in write.conditions[0].message
+
+
+def test_what_is_given_in_a_region_while_it_counts_has_its_time():
+    ports, here = Ports(), Cache()
+    home = Countdown(here, Nobody(), ports, Nobody())
+    home.lost()
+    assert home.look() == []
+    override = given_at(0.0, 600.0, OverrideKind.RAISE_PRIORITY)
+    named = msgspec.structs.replace(override.metadata, name="break-glass-east-1")
+    here.put(msgspec.structs.replace(override, metadata=named))
+    assert home.look() == []
+    ports.clock.true_s, ports.clock.skew_s = 601.0, -3600.0
+    (write,) = home.look()
+    assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED
+
+
 @given(skew_s=st.floats(-7200, 7200), sent_ago_s=st.floats(0, 30))
 def test_what_ends_by_itself_at_the_global_cell_is_spent_no_longer_by_a_skewed_clock(skew_s, sent_ago_s):
     east = East(skew_s)

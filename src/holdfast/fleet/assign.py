@@ -9,13 +9,14 @@ only after the others serve (make before break).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from holdfast.fleet import rollout
 from holdfast.fleet.away_shares import Parts, away_shares, with_peak
 from holdfast.fleet.capacity import Room, room_of
+from holdfast.fleet.moving_on import held, left_by, move_on, spread_limit, waits_for_room
 from holdfast.fleet.ordinals import Ordinals, share_ordinals, waited, withdrawn
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus, Purpose, assignment_name
@@ -53,37 +54,41 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return Outcome(again_in_s=1.0)  # rather wait a moment than crowd whichever region was heard first
     open_to_more = [r for r in allowed if accepts_more(r, view)]
     staying = [r for r in allowed if not leaves_by_itself(workload, r)] if open_to_more else allowed
-    shares = _shares(workload, stored, staying, open_to_more, view)
+    wanted = _shares(workload, stored, staying, open_to_more, view, left=left_by(workload, now))
+    moves = move_on(workload, stored, wanted, open_to_more, view, now=now)
+    shares = moves.shares
     wished = sum(shares.values())
     ordinals: Ordinals = {}
     if workload.spec.exclusive is not None:
         ordinals = share_ordinals(shares, stored)
         shares = {region: len(given) for region, given in ordinals.items()}
-    writes: list[Write] = []
-    notices: list[Notice] = []
+    writes: list[Write] = list(moves.writes)
+    notices: list[Notice] = list(moves.notices)
     current = {a.spec.region: a for a in stored}
     moved = _moved_in(workload, shares, current)
-    holding = {region for region, share in shares.items() if share} | {a.spec.region for a in borrowed if _held(a)}
+    holding = {region for region, share in shares.items() if share} | {a.spec.region for a in borrowed if held(a)}
     away = away_shares(workload, holding, every)
     for region in sorted({*shares, *current}):
         spec = spec_for(
             workload, region, shares.get(region, 0), view,
             ordinals=ordinals.get(region, ()), stored=current.get(region), away_share=away.get(region),
+            because=moves.why.get(region, ""),
         )  # fmt: skip
-        write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=moved)
+        lets_go = moved or region in moves.emptied
+        write = _settle(workload, spec, shares.get(region, 0), current.get(region), region, moved=lets_go)
         if write is None:
             continue
         writes.append(write)
         if isinstance(write, Create | Update) and isinstance(write.object, Assignment):
             said = f"{write.object.spec.replicas} replica(s) in {region}: {write.object.spec.reason}"
             notices.append(Notice(workload, Reason.ASSIGNED, said))
-    writes += _share_budget(workload, borrowed, away)
+    writes += _follow(workload, borrowed, away, view)
     if sum(shares.values()) < wished and needs_tenure(workload.spec.exclusive):
         touched = {write.object.key for write in writes if isinstance(write, Update)}
         steps = [found for a in stored if a.key not in touched and (found := waited(a, now)) is not None]
         writes += [Update(step) for step in steps]
         return Outcome(writes=tuple(writes), notices=tuple(notices), again_in_s=limits.TENURE_STEP_S)
-    return Outcome(writes=tuple(writes), notices=tuple(notices))
+    return Outcome(writes=tuple(writes), notices=tuple(notices), again_in_s=moves.again_in_s)
 
 
 def leaves_by_itself(workload: Workload, region: Region) -> bool:
@@ -135,11 +140,13 @@ def _shares(
     allowed: Sequence[Region],
     open_to_more: Sequence[Region],
     view: View,
+    *,
+    left: Collection[str],
 ) -> Shares:
     """How many replicas each region should hold: what it has, plus or minus as little as possible."""
     want = _wanted(workload)
     names = {r.metadata.name for r in allowed}
-    have: Shares = {a.spec.region: _held(a) for a in stored if a.spec.region in names and _held(a)}
+    have: Shares = {a.spec.region: held(a) for a in stored if a.spec.region in names and held(a)}
     while sum(have.values()) > want:
         fullest = max(have, key=lambda name: (have[name], name))
         have[fullest] -= 1
@@ -147,7 +154,7 @@ def _shares(
     if not lacking:
         return have  # what has its place need not be measured against the room that is left
     rooms = {r.metadata.name: room_of(r, workload, view) for r in open_to_more}
-    candidates = _candidates(workload, have, rooms)
+    candidates = _candidates(workload, have, rooms, left)
     for _ in range(lacking):
         if not candidates:
             break
@@ -162,14 +169,19 @@ def _preference(name: str, have: Mapping[str, int], room: Room) -> tuple[object,
     return (room.fits - max(0, held - room.counted) <= 0, held, room.cost, name)
 
 
-def _candidates(workload: Workload, have: Mapping[str, int], rooms: Mapping[str, Room]) -> list[str]:
-    """Regions new replicas may go to. `spreadRegions` limits how many are used; regions in use come first."""
+def _candidates(
+    workload: Workload, have: Mapping[str, int], rooms: Mapping[str, Room], left: Collection[str]
+) -> list[str]:
+    """Regions new replicas may go to. `spreadRegions` limits how many are used; regions in use come first. Those that
+    were left as full (`left`) are taken only if there is no other."""
     order = sorted(rooms, key=lambda name: (name not in have, -rooms[name].fits, rooms[name].cost, name))
     able = [name for name in order if rooms[name].ever] or order
-    limit = workload.spec.placement.spread_regions
-    if not limit and workload.spec.type is WorkloadType.BATCH:
-        limit = 1
-    return able[:limit] if limit else able
+    limit = spread_limit(workload)
+    used = sum(name in have for name in order)
+    if limit and used < limit:  # room for regions that are not in use yet: those that were left come last
+        able.sort(key=lambda name: (name not in have, name in left))
+    able = able[:limit] if limit else able
+    return [name for name in able if name not in left] or able
 
 
 def _wanted(workload: Workload) -> int:
@@ -178,11 +190,6 @@ def _wanted(workload: Workload) -> int:
     if workload.spec.type is WorkloadType.BATCH and batch is not None:
         return batch.completions
     return wanted_replicas(workload)
-
-
-def _held(assignment: Assignment) -> int:
-    batch = assignment.spec.batch
-    return batch.completions if batch is not None else assignment.spec.replicas
 
 
 def _moved_in(workload: Workload, shares: Shares, current: Mapping[str, Assignment]) -> bool:
@@ -220,21 +227,30 @@ def _settle(
     return Update(msgspec.structs.replace(stored, spec=with_peak(spec, stored)))
 
 
-def _share_budget(workload: Workload, borrowed: Sequence[Assignment], away: Parts) -> Iterable[Update]:
-    """Recovery Assignments belong to recover, all but their part of the budget: one decision must share that out."""
-    budget = workload.spec.disruption
+def _follow(workload: Workload, borrowed: Sequence[Assignment], away: Parts, view: View) -> Iterable[Update]:
+    """Recovery Assignments belong to recover, which says how many and where. What they are follows the workload: its
+    revision, as far as the rollout has come, its rules, and their part of the budget, which one decision shares out.
+    """
     for item in borrowed:
-        part = away.get(item.spec.region)
-        if item.metadata.terminating or (part, budget) == (item.spec.away_share, item.spec.disruption):
+        stored, part = item.spec, away.get(item.spec.region)
+        if item.metadata.terminating:
             continue
-        spec = msgspec.structs.replace(item.spec, away_share=part, disruption=budget, epoch=item.spec.epoch + 1)
-        yield Update(msgspec.structs.replace(item, spec=with_peak(spec, item)))
+        spec = spec_for(
+            workload, stored.region, stored.replicas, view, epoch=stored.epoch, purpose=Purpose.RECOVERY,
+            reason=stored.reason, stored=item, away_share=part,
+        )  # fmt: skip
+        if spec is None or not stored.replicas:  # what is given back needs no more than its part
+            spec = msgspec.structs.replace(stored, away_share=part, disruption=workload.spec.disruption)
+        spec = msgspec.structs.replace(spec, away_peak=stored.away_peak, suspended=stored.suspended)
+        if spec != stored:
+            spec = msgspec.structs.replace(spec, epoch=stored.epoch + 1)
+            yield Update(msgspec.structs.replace(item, spec=with_peak(spec, item)))
 
 
 def drained(assignment: Assignment) -> bool:
     """Whether the region says, about the newest epoch, that nothing is left."""
     return (
-        _held(assignment) == 0
+        held(assignment) == 0
         and assignment.status.observed_epoch >= assignment.spec.epoch
         and assignment.status.replicas == 0
     )
@@ -264,6 +280,7 @@ def spec_for(
     ordinals: tuple[int, ...] = (),
     stored: Assignment | None = None,
     away_share: int | None = None,
+    because: str = "",
 ) -> AssignmentSpec | None:
     """Everything the region needs while it is cut off; None while the priority class is missing."""
     wanted = workload.spec
@@ -302,7 +319,7 @@ def spec_for(
         dedicated=tenant is not None and tenant.spec.isolation is Isolation.DEDICATED,
         min_ready_seconds=wanted.min_ready_seconds,
         epoch=epoch,
-        reason=reason or _reason(workload, region, share),
+        reason=reason or "; ".join(said for said in (_reason(workload, region, share), because) if said),
     )
 
 
@@ -323,7 +340,7 @@ def _wind_down(workload: Workload, stored: Sequence[Assignment], *, recovering: 
         if drained(assignment):
             if not assignment.metadata.terminating:
                 writes.append(Delete("Assignment", assignment.key, assignment.uid))
-        elif assignment.spec.replicas or _held(assignment):
+        elif assignment.spec.replicas or held(assignment):
             batch = assignment.spec.batch
             spec = msgspec.structs.replace(
                 assignment.spec,
@@ -386,7 +403,7 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
 def _standing(assignment: Assignment) -> tuple[object, ...]:
     """What of an assignment a decision rests on: how far its replicas are on their way is none of it."""
     meta, status = assignment.metadata, assignment.status
-    told = (status.observed_epoch, status.replicas, status.serving, status.held_back)
+    told = (status.observed_epoch, status.replicas, status.serving, status.held_back, waits_for_room(assignment))
     return (assignment.spec, meta.deletion_timestamp, meta.finalizers, told)
 
 
@@ -394,6 +411,8 @@ def _stays_alone(new: Assignment, old: Assignment, view: View) -> bool:
     """Whether this is mere progress of the one region that has the whole workload: nobody waits for it."""
     spec = new.spec
     if spec != old.spec or not spec.replicas or spec.exclusive is not None or new.metadata.terminating:
+        return False
+    if waits_for_room(new) or waits_for_room(old):
         return False
     workload: Workload | None = view.get(Workload, spec.workload, new.metadata.namespace)
     alone = len(view.by(Assignment, "workload", f"{new.metadata.namespace}/{spec.workload}")) == 1

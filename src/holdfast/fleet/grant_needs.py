@@ -22,6 +22,18 @@ def need(assignment: Assignment) -> dict[Need, int]:
     return {(spec.purpose, spec.region, name): amount * held for name, amount in requests(spec.template).items()}
 
 
+def turning_need(assignment: Assignment) -> dict[Need, int]:
+    """What a recovery's replicas would use beside themselves while they turn to another revision. It is no need of the
+    incident: it comes from what nobody needs of the allowance, and where there is none they turn in their places."""
+    spec, status = assignment.spec, assignment.status
+    if spec.purpose is not Purpose.RECOVERY or spec.type is not WorkloadType.SERVICE or not spec.replicas:
+        return {}
+    if status.updated >= status.replicas and status.replicas <= spec.replicas:
+        return {}
+    beside = spec.rollout.max_surge
+    return {(spec.purpose, spec.region, name): amount * beside for name, amount in requests(spec.template).items()}
+
+
 def demand(needs: Mapping[Need, int], purpose: Purpose) -> Limits:
     """What each region needs for work of one purpose."""
     found: Limits = {}

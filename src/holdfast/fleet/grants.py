@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.fleet import rejoin
 from holdfast.fleet.grant_epochs import next_epoch, returned
-from holdfast.fleet.grant_needs import Limits, Need, demand, need, provisional_need
+from holdfast.fleet.grant_needs import Limits, Need, demand, need, provisional_need, turning_need
 from holdfast.fleet.override_rules import in_force
 from holdfast.flow.active_policy import active_policy
 from holdfast.model import limits
@@ -72,7 +72,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     limits_now: dict[GrantClass, Limits] = {}
     on_trust = _on_trust(view, key.namespace, regions, now)
     normal = _normal(quota, needs, regions, on_trust)
-    recovery = Pot(GrantClass.RECOVERY, amounts(quota.spec.recovery_allowance), {}, demand(needs, Purpose.RECOVERY))
+    recovery = _recovery(quota, needs, view.total(Assignment, key.namespace, turning_need))
     for pot in (normal, recovery):
         limits_now[pot.grant_class] = _settle(quota, pot, grants, regions, writes=writes, rows=rows, now=now)
     emergency = _emergency(view, key.namespace, normal, limits_now[GrantClass.NORMAL], now)
@@ -127,6 +127,14 @@ def _normal(quota: Quota, needs: Mapping[Need, int], regions: Sequence[str], on_
     return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, on_trust)
 
 
+def _recovery(quota: Quota, needs: Mapping[Need, int], turning: Mapping[Need, int]) -> Pot:
+    wanted = demand(needs, Purpose.RECOVERY)
+    least = {region: dict(values) for region, values in wanted.items()}
+    for region, beside in demand(turning, Purpose.RECOVERY).items():
+        add(least.setdefault(region, {}), beside)
+    return Pot(GrantClass.RECOVERY, amounts(quota.spec.recovery_allowance), {}, wanted, least)
+
+
 def _emergencies(view: View, tenant: str, now: float) -> list[Override]:
     return [o for o in in_force(view, OverrideKind.EMERGENCY_QUOTA, now) if o.spec.scope.tenant == tenant]
 
@@ -165,7 +173,8 @@ def _settle(
     )
     if pot.grant_class is not GrantClass.NORMAL:
         # Borrowed for an incident: what is not needed goes back at once, whether or not someone waits for it.
-        new = {region: _at_most(limit, pot.wanted.get(region, {})) for region, limit in new.items()}
+        used = {region: pot.least.get(region) or pot.wanted.get(region, {}) for region in new}
+        new = {region: _at_most(limit, used[region]) for region, limit in new.items()}
     for region, limit in new.items():
         stored = mine.get(region)
         write = _write(quota, region, pot, limit, stored)
@@ -235,9 +244,10 @@ class _Room:
         lacking = want - limit
         if lacking <= 0:
             return 0
-        # What the region still enforces from before a shrink may be given back to it without touching `free`.
+        # What the region still enforces from before a shrink may be given back to it without touching `free`: but not
+        # while more is counted than there is, as nothing says that its part of the excess is not in this.
         owned = self._counted[region] - limit
-        granted = min(lacking, owned + max(0, self.free))
+        granted = min(lacking, max(0, owned + self.free))
         self.free -= max(0, granted - owned)
         if granted > 0:
             self._new[region][self._resource] = limit + granted
@@ -306,7 +316,7 @@ def _status(
     for limit in new.values():
         add(granted, limit)
     for row in rows:
-        if row.grant_class is GrantClass.NORMAL:
+        if row.grant_class is not GrantClass.RECOVERY:  # an emergency's use is use as any other, until it is drained
             add(used, amounts(row.used))
     conditions = (_granted(quota, grants, rows), _within(quota, used, emergency))
     known = quota.status.conditions

@@ -1,8 +1,10 @@
 """node-pool: which nodes of a pool should exist, from what waits and what is held. Owns NodePool.status.
 
 More nodes are asked for only for reasons that a node cures: too little of a resource, or no node at all, for work and
-recovery places that would fit on an empty one. A node is given up only when it holds nothing, no recovery place
-either, has done so for the pool's idle time, and nothing waits; it is closed to new work first, and looked at again.
+recovery places that would fit on an empty one; and never for what waits although such a node is there and stays empty,
+in every zone of the pool: what keeps it off that one keeps it off the next. A node is given up only when it holds
+nothing, no recovery place either, has done so for the pool's idle time, and nothing waits; it is closed to new work
+first, and looked at again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from holdfast.model import limits
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.hold import Hold, is_kept
 from holdfast.model.meta import Key
-from holdfast.model.node import Node
+from holdfast.model.node import Node, why_not_schedulable
 from holdfast.model.node_pool import NodePool, PoolNode
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.reasons import Reason
@@ -40,11 +42,12 @@ CURED_BY_THE_FIRST = CURED_BY_A_NODE | {Reason.POOL_NOT_ALLOWED}
 
 
 class Lack(msgspec.Struct, frozen=True, gc=False):
-    """What has no place: as so many nodes of the pool, and in words."""
+    """What has no place: as so many nodes of the pool, and in words; `widest` is the most that any of it asks for."""
 
     nodes: int = 0
     replicas: int = 0
     places: int = 0
+    widest: Amounts = {}
 
 
 def decider(region: str) -> Callable[[Key, View, float], Outcome]:
@@ -60,7 +63,7 @@ def _decide(region: str, key: Key, view: View, now: float) -> Outcome:
         return NOTHING
     there = {n.metadata.name: n for n in view.list(Node) if n.spec.pool == pool.metadata.name}
     lack = lacking(pool, region, view)
-    nodes, said = next_nodes(pool, there, occupied(view), lack, now)
+    nodes, said = next_nodes(pool, there, occupied([n.name for n in pool.status.nodes], view), lack, now)
     writes: list[Write] = []
     for wanted in nodes:
         node = there.get(wanted.name)
@@ -80,13 +83,16 @@ def _ours(pool: NodePool, wanted: PoolNode) -> bool:
     return wanted.leaving or any(n.name == wanted.name and n.leaving for n in pool.status.nodes)
 
 
-def occupied(view: View) -> frozenset[str]:
-    """Nodes on which something is bound, reserved, or kept for a recovery."""
-    held = {b.spec.node for b in view.list(Binding)}
+def occupied(names: Iterable[str], view: View) -> frozenset[str]:
+    """Those of the nodes on which something is bound, reserved, or kept for a recovery."""
     ended = (ReservationPhase.RELEASED, ReservationPhase.CONSUMED)
-    held |= {r.spec.node for r in view.list(Reservation) if r.status.phase not in ended}
-    held |= {h.spec.node for h in view.list(Hold)}
-    return frozenset(held)
+    return frozenset(
+        name
+        for name in names
+        if bool(view.by(Binding, "node", name))
+        or bool(view.by(Hold, "node", name))
+        or any(r.status.phase not in ended for r in view.by(Reservation, "node", name))
+    )
 
 
 def lacking(pool: NodePool, region: str, view: View) -> Lack:
@@ -94,6 +100,7 @@ def lacking(pool: NodePool, region: str, view: View) -> Lack:
     shape = amounts(pool.spec.capacity)
     there = any(node.spec.pool == pool.metadata.name for node in view.list(Node))
     total: Amounts = {}
+    widest: Amounts = {}
     replicas = places = 0
     for request in view.list(SchedulingRequest):
         if not request.status.pending or not _may_use(request, pool):
@@ -103,14 +110,16 @@ def lacking(pool: NodePool, region: str, view: View) -> Lack:
             continue
         asked = requests(request.spec.template)
         if _fits(asked, shape):
+            widest = _wider(widest, asked)
             add(total, scaled(asked, request.status.pending))
             replicas += request.status.pending
     for shape_of, missing in missing_places(region, view):
         if _fits(shape_of, shape):
+            widest = _wider(widest, shape_of)
             add(total, scaled(shape_of, missing))
             places += missing
     nodes = max((math.ceil(amount / shape[name]) for name, amount in total.items() if shape.get(name)), default=0)
-    return Lack(nodes, replicas, places)
+    return Lack(nodes, replicas, places, widest)
 
 
 def _may_use(request: SchedulingRequest, pool: NodePool) -> bool:
@@ -139,6 +148,10 @@ def _fits(asked: Amounts, shape: Amounts) -> bool:
     return all(amount <= shape.get(name, 0) for name, amount in asked.items())
 
 
+def _wider(one: Amounts, other: Amounts) -> Amounts:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+
 Said = tuple[str, str]
 
 
@@ -148,8 +161,9 @@ def next_nodes(
     """The nodes that should exist, one step on from those that should now, and what is said of it."""
     spec = pool.spec
     nodes = [_seen(n, there, held, now) for n in pool.status.nodes if not _given_up(n, there, held, lack, now)]
-    coming = sum(n.name not in there and _young(n, now) for n in nodes)
-    short = max(lack.nodes - coming, spec.min_nodes - len(nodes), 0)
+    coming = sum(_young(n, now) if n.name not in there else _just_there(n, now) for n in nodes)
+    empty = _passed_over(pool, nodes, there, lack, now)
+    short = max(lack.nodes - coming - empty, spec.min_nodes - len(nodes), 0)
     for index, node in enumerate(nodes):
         if short and node.leaving:
             nodes[index] = msgspec.structs.replace(node, leaving=False, idle_since="")
@@ -159,6 +173,8 @@ def next_nodes(
     waiting = f"{lack.replicas} replica(s) and {lack.places} recovery place(s) wait for room"
     if short > room:
         return tuple(nodes), (Reason.POOL_FULL, f"{waiting}; the pool has its {spec.max_nodes} nodes")
+    if lack.nodes and not coming and not short:
+        return tuple(nodes), (Reason.POOL_STEADY, f"{waiting}, and {empty} node(s) of the pool stay empty beside them")
     if lack.nodes:
         return tuple(nodes), (Reason.POOL_GROWING, f"{waiting}; {coming + min(short, room)} node(s) on their way")
     return _with_one_leaving(pool, nodes, there, now)
@@ -183,6 +199,26 @@ def _given_up(node: PoolNode, there: dict[str, Node], held: frozenset[str], lack
 def _young(node: PoolNode, now: float) -> bool:
     """Whether it may still be on its way: a machine takes its time to start and to register."""
     return bool(node.since) and now - parse_time(node.since) < limits.NODE_POOL_START_S
+
+
+def _just_there(node: PoolNode, now: float) -> bool:
+    """Whether it has been there, and empty, for so short a time that it may still be taken."""
+    return bool(node.idle_since) and not node.leaving and now - parse_time(node.idle_since) < limits.NODE_POOL_TAKEN_S
+
+
+def _passed_over(pool: NodePool, nodes: Sequence[PoolNode], there: dict[str, Node], lack: Lack, now: float) -> int:
+    """How many nodes could take any of what waits by their size, and stay empty. None while a zone of the pool has no
+    such node: what waits may need that one."""
+    found = [
+        there[node.name]
+        for node in nodes
+        if node.idle_since
+        and not node.leaving
+        and not _just_there(node, now)
+        and not why_not_schedulable(there[node.name])
+        and _fits(lack.widest, amounts(there[node.name].spec.capacity))
+    ]
+    return len(found) if {node.spec.zone for node in found} >= set(pool.spec.zones) else 0
 
 
 def _more(pool: NodePool, nodes: Sequence[PoolNode], count: int, now: float) -> list[PoolNode]:

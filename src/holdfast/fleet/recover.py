@@ -230,8 +230,9 @@ def _assignment(recovery: Recovery, critical: Critical, target: str, need: int, 
     reason = f"recovery {recovery.metadata.name}: {need} more to serve {critical.promise.min_serving} in {target}"
     epoch = stored.spec.epoch + 1 if stored is not None else 1
     spec = spec_for(
-        workload, target, have + need, view, epoch=epoch, purpose=Purpose.RECOVERY, reason=reason, away_share=0
-    )
+        workload, target, have + need, view, epoch=epoch, purpose=Purpose.RECOVERY, reason=reason, stored=stored,
+        away_share=0,
+    )  # fmt: skip
     if spec is None:
         return None
     if stored is None:  # without a part of the budget: assign, which shares it out, gives it one

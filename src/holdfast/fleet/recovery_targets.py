@@ -23,6 +23,7 @@ from holdfast.model.recovery import LeftTarget, Recovery, RecoveryPhase, Workloa
 from holdfast.model.region import Region
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
+from holdfast.model.workload import RolloutPhase
 from holdfast.model.writes import Delete, Update, Write
 
 _SHORT_OF_QUOTA = frozenset({Reason.QUOTA_EXCEEDED, Reason.NO_GRANT})
@@ -71,7 +72,7 @@ def _why_stuck(critical: Critical, row: WorkloadProgress, waiting_for: str, now:
     here = critical.at(row.target)
     if here.serving >= critical.promise.min_serving or not row.progress_at:
         return ""
-    if points(critical, row.target) > row.best:
+    if points(critical, row.target) > row.best or _turning(critical, row.target):
         return ""
     if now - parse_time(row.progress_at) < stuck_after_s(critical):
         return ""
@@ -80,6 +81,14 @@ def _why_stuck(critical: Critical, row: WorkloadProgress, waiting_for: str, now:
         f"region {row.target} took {here.assigned} replica(s), and since {row.progress_at} nothing moved: {here.bound} "
         f"bound, {here.ready} ready, {here.serving} of {critical.promise.min_serving} serving{said}"
     )
+
+
+def _turning(critical: Critical, target: str) -> bool:
+    """Whether no more is missing there than a rollout under way may have away: its own deadline judges that."""
+    block, away = critical.workload.status.rollout, critical.workload.spec.disruption.max_unavailable
+    if block is None or block.phase not in (RolloutPhase.PROGRESSING, RolloutPhase.ROLLING_BACK):
+        return False
+    return target in block.regions and critical.at(target).serving >= max(1, critical.promise.min_serving - away)
 
 
 def waiting_for(critical: Critical, target: str, view: View) -> str:

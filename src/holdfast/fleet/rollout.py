@@ -3,6 +3,8 @@
 Owns Workload.status.rollout and the condition RolledOut. A region takes the next revision only when those before it
 serve it in full (waves); no progress within the deadline ends it, by going back to the last good revision where there
 is one and that is wanted. Inside a region `replicate` keeps to surge and unavailable.
+What a recovery has in a region takes part: it gets the revision with the region, and the next wave waits for it too.
+A region that is out of touch has all the time it is away: the deadline is for those that are heard.
 Never changes what the user wrote: `target` says which template a region runs, and `assign` asks it.
 """
 
@@ -33,6 +35,7 @@ _REASONS = {
     RolloutPhase.ROLLED_BACK: Reason.ROLLED_BACK,
     RolloutPhase.FAILED: Reason.ROLLOUT_FAILED,
 }
+_SILENT = (HealthState.SUSPECT, HealthState.AWAITING_WITNESS, HealthState.LOST)
 _SOON_S = 0.1
 
 
@@ -63,22 +66,38 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     workload: Workload | None = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating or workload.spec.type is WorkloadType.BATCH:
         return NOTHING
-    held = [
-        a for a in view.by(Assignment, "workload", str(key))
-        if a.spec.purpose is Purpose.NORMAL and (a.spec.replicas or a.status.replicas)
-    ]  # fmt: skip
-    lost = {r.metadata.name for r in view.list(Region) if r.status.health.state is HealthState.LOST}
-    heard = sorted((a for a in held if a.spec.region not in lost), key=lambda a: a.spec.region)
+    held = [a for a in view.by(Assignment, "workload", str(key)) if _takes_part(a)]
+    states = {r.metadata.name: r.status.health.state for r in view.list(Region)}
+    order = sorted(held, key=lambda a: (a.spec.region, a.spec.purpose is not Purpose.NORMAL))
+    heard = [a for a in order if states.get(a.spec.region) is not HealthState.LOST]
+    silent = tuple(dict.fromkeys(a.spec.region for a in order if states.get(a.spec.region) in _SILENT))
     block = workload.status.rollout
     new = _begun(workload, block, heard, now)
     if new.phase not in _OVER:
-        new = _moved(workload, new, heard, now)
+        new = _moved(workload, _waited_for(new, silent, heard, now), heard, now)
     elif new.phase == RolloutPhase.FAILED and _proved(heard, new.revision):
         new = _finished(new, RolloutPhase.COMPLETE, f"revision {new.revision} serves after all")
-    again_s = _deadline_in_s(workload, new, now) if new.phase not in _OVER else None
+    again_s = _deadline_in_s(workload, new, heard, now) if new.phase not in _OVER else None
     if new == block:
         return Outcome(again_in_s=again_s)
     return Outcome(writes=(_write(workload, new),), notices=_notices(workload, block, new), again_in_s=again_s)
+
+
+def _takes_part(assignment: Assignment) -> bool:
+    """What a recovery has given back already is not worth a new revision."""
+    if assignment.spec.purpose is Purpose.RECOVERY:
+        return bool(assignment.spec.replicas) and not assignment.metadata.terminating
+    return bool(assignment.spec.replicas or assignment.status.replicas)
+
+
+def _waited_for(block: RolloutBlock, silent: tuple[str, ...], heard: Sequence[Assignment], now: float) -> RolloutBlock:
+    """The rollout with the regions that are out of touch. One that is back has its whole time again to go on."""
+    if block.phase != RolloutPhase.PROGRESSING:
+        return block
+    regions = {a.spec.region for a in heard}
+    back = [name for name in block.silent if name not in silent and name in regions]
+    progressed_at = micro_text(now) if back else block.progressed_at
+    return msgspec.structs.replace(block, silent=silent, progressed_at=progressed_at)
 
 
 def _begun(workload: Workload, block: RolloutBlock | None, held: Sequence[Assignment], now: float) -> RolloutBlock:
@@ -91,7 +110,8 @@ def _begun(workload: Workload, block: RolloutBlock | None, held: Sequence[Assign
                      at=micro_text(now))  # fmt: skip
     older = [r for r in last.history if r.revision != wanted]
     kept = _bounded([entry, *older], last.last_good_revision)
-    already = tuple(a.spec.region for a in held if a.spec.revision == wanted)
+    behind = {a.spec.region for a in held if a.spec.revision != wanted}
+    already = tuple(dict.fromkeys(a.spec.region for a in held if a.spec.region not in behind))
     return RolloutBlock(
         revision=wanted, previous_revision=last.revision, last_good_revision=last.last_good_revision,
         phase=RolloutPhase.PROGRESSING, message=f"revision {wanted} begins", regions=already,
@@ -114,40 +134,59 @@ def _moved(workload: Workload, block: RolloutBlock, held: Sequence[Assignment], 
     if block.phase == RolloutPhase.PAUSED:  # the time it was paused does not count
         block = msgspec.structs.replace(block, phase=RolloutPhase.PROGRESSING, progressed_at=micro_text(now))
     taken = [a for a in held if a.spec.region in block.regions]
-    ahead = [a for a in held if a.spec.region not in block.regions]
+    ahead = tuple(dict.fromkeys(a.spec.region for a in held if a.spec.region not in block.regions))
     if _done(taken, block.revision):
-        if not ahead and held:
+        if not ahead and _proved(held, block.revision):
             return _finished(block, RolloutPhase.COMPLETE, f"revision {block.revision} serves in every region")
-        wave = tuple(a.spec.region for a in ahead[: max(1, rules.wave_regions)])
+        wave = ahead[: max(1, rules.wave_regions)]
         if not block.last_good_revision:
-            wave = tuple(a.spec.region for a in ahead)  # nothing to protect yet
+            wave = ahead  # nothing to protect yet
         if wave:
             block = msgspec.structs.replace(block, regions=(*block.regions, *wave), progressed_at=micro_text(now))
     serving = sum(a.status.updated_serving for a in held if a.spec.revision == block.revision)
     if serving > block.serving:
         block = msgspec.structs.replace(block, progressed_at=micro_text(now))
     block = msgspec.structs.replace(block, serving=serving, message=_progress(block, held))
-    if now - parse_time(block.progressed_at) <= rules.progress_deadline_seconds or not held:
+    if now - parse_time(block.progressed_at) <= rules.progress_deadline_seconds or not _late(block, held):
         return block
     return _given_up(workload, block)
 
 
+def _late(block: RolloutBlock, held: Sequence[Assignment]) -> bool:
+    """Whether a region that is heard has not done what it was given: one that is out of touch cannot be late."""
+    return any(
+        a.spec.region in block.regions and a.spec.region not in block.silent and not _done((a,), block.revision)
+        for a in held
+    )
+
+
 def _done(held: Sequence[Assignment], revision: str) -> bool:
     """Whether these regions have acted on the revision and serve it in full, with nothing of another left. True of no
-    region at all: whoever takes it for proof that the revision is good must have heard of one (`_proved`)."""
+    region at all: whoever takes it for proof that the revision is good must have heard of one (`_proved`).
+
+    A recovery's replica that has no place yet says nothing about the revision it would run: what has one must serve.
+    """
     return all(
         a.spec.revision == revision
         and a.status.observed_epoch >= a.spec.epoch
-        and a.status.updated_serving >= a.spec.replicas
+        and a.status.updated_serving >= _to_serve(a)
         and a.status.replicas <= a.spec.replicas
         for a in held
     )
 
 
+def _to_serve(assignment: Assignment) -> int:
+    status = assignment.status
+    if assignment.spec.purpose is Purpose.NORMAL or status.updated < status.replicas:
+        return assignment.spec.replicas
+    return status.replicas - status.queued
+
+
 def _proved(held: Sequence[Assignment], revision: str) -> bool:
     """Whether it serves in full somewhere. While every region is lost nobody knows, and a revision that was given up
     must not become the last good one by that."""
-    return bool(held) and _done(held, revision)
+    told = any(a.spec.purpose is Purpose.NORMAL or a.status.updated_serving for a in held)
+    return told and _done(held, revision)
 
 
 def _rolled_back(block: RolloutBlock, held: Sequence[Assignment]) -> RolloutBlock:
@@ -172,7 +211,9 @@ def _finished(block: RolloutBlock, phase: RolloutPhase, message: str) -> Rollout
     history = tuple(
         msgspec.structs.replace(r, outcome=phase.value) if r.revision == block.revision else r for r in block.history
     )
-    return msgspec.structs.replace(block, phase=phase, message=message, last_good_revision=good, history=history)
+    return msgspec.structs.replace(
+        block, phase=phase, message=message, last_good_revision=good, silent=(), history=history
+    )
 
 
 def _progress(block: RolloutBlock, held: Sequence[Assignment]) -> str:
@@ -183,13 +224,15 @@ def _progress(block: RolloutBlock, held: Sequence[Assignment]) -> str:
             continue
         new = a.status.updated_serving if a.spec.revision == block.revision else 0
         waits = f" ({a.status.pending[0].reason})" if a.status.pending else ""
-        parts.append(f"{a.spec.region} {new}/{a.spec.replicas}{waits}")
-    later = sum(a.spec.region not in block.regions for a in held)
-    return f"serving {', '.join(parts) or 'nowhere yet'}" + (f"; {later} region(s) to come" if later else "")
+        purpose = " for recovery" if a.spec.purpose is Purpose.RECOVERY else ""
+        parts.append(f"{a.spec.region} {new}/{a.spec.replicas}{purpose}{waits}")
+    later = len({a.spec.region for a in held if a.spec.region not in block.regions})
+    said = f"serving {', '.join(parts) or 'nowhere yet'}" + (f"; {later} region(s) to come" if later else "")
+    return said + (f"; out of touch, with no deadline meanwhile: {', '.join(block.silent)}" if block.silent else "")
 
 
-def _deadline_in_s(workload: Workload, block: RolloutBlock, now: float) -> float | None:
-    if block.phase != RolloutPhase.PROGRESSING:
+def _deadline_in_s(workload: Workload, block: RolloutBlock, held: Sequence[Assignment], now: float) -> float | None:
+    if block.phase != RolloutPhase.PROGRESSING or not _late(block, held):
         return None
     left_s = parse_time(block.progressed_at) + workload.spec.rollout.progress_deadline_seconds - now
     return max(0.0, left_s) + _SOON_S
@@ -224,3 +267,13 @@ def woken_by_workload(new: Workload | None, old: Workload | None, view: View) ->
 def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: View) -> Iterable[Key]:
     item = new or old
     return (Key(item.metadata.namespace, item.spec.workload),) if item is not None else ()
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
+    """When a region is lost, silent or back: who waits for it, and whose time goes on."""
+    item = new or old
+    same = new is not None and old is not None and new.status.health.state is old.status.health.state
+    if item is None or same:
+        return ()
+    held = view.by(Assignment, "region", item.metadata.name)
+    return sorted({Key(a.metadata.namespace, a.spec.workload) for a in held})

@@ -72,7 +72,7 @@ def _as_heard(assignment: Assignment, view: View) -> Assignment:
     if region is None or region.status.health.state is not HealthState.LOST:
         return assignment
     gone = msgspec.structs.replace(
-        assignment.status, ready=0, serving=0, started=0, unknown=assignment.status.bound,
+        assignment.status, ready=0, serving=0, started=0, unknown=assignment.status.bound, failing=(),
         pending=(PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas),),
     )  # fmt: skip
     return msgspec.structs.replace(assignment, status=gone)
@@ -86,7 +86,7 @@ def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
             bound=a.status.bound,
             ready=a.status.ready,
             serving=a.status.serving,
-            pending_reason=a.status.pending[0].reason if a.status.pending else "",
+            pending_reason=next((p.reason for p in (*a.status.pending, *a.status.failing)), ""),
         )
         for a in assignments
     )
@@ -227,12 +227,14 @@ def _is_current(workload: Workload, assignment: Assignment) -> bool:
 
 
 def _waiting_for(assignments: Sequence[Assignment]) -> str:
-    parts = [
-        f"{p.count} in {a.spec.region}: {p.reason}{' (' + p.message + ')' if p.message else ''}"
-        for a in assignments
-        for p in a.status.pending
-    ]
-    return "; waiting: " + ", ".join(parts[:4]) if parts else ""
+    pending = [_counted(a, p) for a in assignments for p in a.status.pending]
+    failing = [_counted(a, p) for a in assignments for p in a.status.failing]
+    waits = "; waiting: " + ", ".join(pending[:4]) if pending else ""
+    return waits + ("; failing: " + ", ".join(failing[:4]) if failing else "")
+
+
+def _counted(assignment: Assignment, why: PendingReason) -> str:
+    return f"{why.count} in {assignment.spec.region}: {why.reason}{' (' + why.message + ')' if why.message else ''}"
 
 
 def _notices(workload: Workload, conditions: Sequence[Condition]) -> tuple[Notice, ...]:

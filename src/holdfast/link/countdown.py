@@ -9,7 +9,9 @@ What always holds:
 - In a region it starts from what is left by the global cell's clock (`global_clock`), at the latest when the copy is
   made. After a restart that lost it, an override that allows more than usual is over until the global cell is heard
   again; one that forbids goes on for at most what its copy says, and at most its whole time.
-- In the cell where it was given, it starts when it is first seen active, from the end that was set for it.
+- In the cell where it was given, it starts when it is first seen active, from the end that was set for it. One that was
+  given in a region, allows more than usual and was active before this process counted is over: nobody knows for how
+  long it has acted.
 """
 
 from __future__ import annotations
@@ -44,11 +46,14 @@ class Countdown:
         self._ports = ports
         self._ends: dict[str, float] = {}
         """uid → the end, on the monotonic clock."""
+        self._counted_by_another = False
+        """Whether what is found active now was so before this process counted."""
         self._log = structlog.get_logger().bind(cell=home.cell)
 
     def lost(self) -> None:
         """Another process counted meanwhile, or none did."""
         self._ends.clear()
+        self._counted_by_another = True
         self.clock.forget()
 
     async def run(self) -> None:
@@ -91,14 +96,17 @@ class Countdown:
         acting = [
             o for o in overrides if o.status.phase == ACTIVE and o.status.expires_at and not o.metadata.terminating
         ]
-        return [write for override in acting for write in self._writes(override)]
+        found = [write for override in acting for write in self._writes(override)]
+        self._counted_by_another = False
+        return found
 
     def _writes(self, override: Override) -> Iterable[Write]:
         copy = self._is_copy(override)
         mono_s, stored_s = self._ports.clock.monotonic(), parse_time(override.status.expires_at)
         if override.uid not in self._ends:
-            if copy and RULES[override.spec.kind].permissive:
-                return (self._write(_ended(override, lost=True), override),)
+            given_here = self._copies is not None and not copy
+            if RULES[override.spec.kind].permissive and (copy or (given_here and self._counted_by_another)):
+                return (self._write(_ended(override, lost=True, again=copy), override),)
             self._count(override, max(0.0, stored_s - self._ports.clock.now()))
         end_s = self._ends[override.uid]
         if end_s <= mono_s:
@@ -141,8 +149,9 @@ Timed = Callable[[Override, Override | None], Override | None]
 """(original, copy) → the original as this region should keep it, or None to leave everything as it is."""
 
 
-def _ended(override: Override, *, lost: bool = False) -> Override:
-    why = "the count of its time was lost in a restart; it acts again when the global cell is heard"
+def _ended(override: Override, *, lost: bool = False, again: bool = True) -> Override:
+    back = "it acts again when the global cell is heard" if again else "give it again if it is still needed"
+    why = f"the count of its time was lost in a restart; {back}"
     said = Condition(
         type="Active",
         status="False",

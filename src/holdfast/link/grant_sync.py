@@ -13,7 +13,7 @@ import msgspec
 from holdfast.model import limits
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import Key, ObjectMeta
-from holdfast.model.quantity import Amounts, amounts, amounts_text
+from holdfast.model.quantity import Amounts, amounts, amounts_text, shortfall
 from holdfast.model.quota import Grant, GrantClass, grant_name
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
@@ -115,7 +115,7 @@ def acknowledgement(key: Key, grants: View, here: View, region: str, now: float)
     copy = here.get(GrantCopy, key.name, key.namespace)
     if grant is None or copy is None or copy.status.observed_generation != copy.metadata.generation:
         return ()
-    used, held = amounts(copy.status.used), held_by(copy)
+    used, held = _told(copy, grants, here, region)
     known = grant.status
     same = known.acknowledged_epoch == copy.spec.epoch and amounts(known.limit) == held and amounts(known.used) == used
     recent = known.renewed_at and now - parse_time(known.renewed_at) < limits.GRANT_LEASE_S / 2
@@ -128,6 +128,28 @@ def acknowledgement(key: Key, grants: View, here: View, region: str, now: float)
         "renewedAt": micro_text(now),
     }
     return (SetStatus("Grant", grant.key, grant.uid, blocks=blocks, observed_generation=grant.metadata.generation),)
+
+
+def _told(copy: GrantCopy, grants: View, here: View, region: str) -> tuple[Amounts, Amounts]:
+    """What is used and held of a grant, each class by itself.
+
+    Emergency quota adds to the normal limit, and use is counted once, on the normal copy. What is beyond the normal
+    limit is spent from the emergency's: told as normal it would be given on as such, and the emergency given twice.
+    """
+    tenant = copy.metadata.namespace
+    normal = here.get(GrantCopy, copy_name(GrantClass.NORMAL), tenant)
+    emergency = here.get(GrantCopy, copy_name(GrantClass.EMERGENCY), tenant)
+    known = grants.get(Grant, grant_name(region, GrantClass.EMERGENCY), tenant)
+    alone = normal is None or emergency is None or known is None
+    if copy.spec.grant_class is GrantClass.RECOVERY or alone or normal is None:
+        return amounts(copy.status.used), held_by(copy)
+    limit = amounts(normal.spec.limit)
+    beyond = shortfall(amounts(normal.status.used), limit)
+    if copy.spec.grant_class is GrantClass.NORMAL:
+        within = {name: min(amount, limit.get(name, 0)) for name, amount in amounts(copy.status.used).items()}
+        return {name: amount for name, amount in within.items() if amount}, limit
+    held = amounts(copy.spec.limit)
+    return beyond, {**held, **{name: max(amount, held.get(name, 0)) for name, amount in beyond.items()}}
 
 
 def held_by(copy: GrantCopy) -> Amounts:
