@@ -154,9 +154,12 @@ def test_diff_and_dry_run_store_nothing(kubectl: Kubectl, tmp_path: Path) -> Non
     path = manifest(tmp_path)
     kubectl.run("apply", "-f", path)
     before = kubectl.run("get", "wl", "web", "-o", "jsonpath={.metadata.resourceVersion}")
+    if not old(kubectl):
+        assert kubectl.run("diff", "-f", path) == "", "what was just applied differs in nothing"
     manifest(tmp_path, replicas=9)
     if not old(kubectl):
-        assert "+  replicas: 9" in kubectl.run("diff", "-f", path, code=1)
+        said = kubectl.run("diff", "-f", path, code=1)
+        assert "+  replicas: 9" in said and "resourceVersion" not in said
         kubectl.run("apply", "-f", path, "--dry-run=server")
     kubectl.run("apply", "-f", path, "--dry-run=client")
     assert kubectl.run("get", "wl", "web", "-o", "jsonpath={.metadata.resourceVersion}") == before

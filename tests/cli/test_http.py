@@ -35,6 +35,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._json(200, {"metadata": meta, "items": [{"metadata": {"name": f"w{page}"}}]})
         elif parts.path == "/refused":
             self._json(403, {"kind": "Status", "reason": "Forbidden", "message": "not yours", "code": 403})
+        elif "missing" in parts.path:
+            self._json(404, {"kind": "Status", "reason": "NotFound", "message": "not found", "code": 404})
         elif parts.path == "/garbage":
             self._send(500, b"<html>", "text/html")
         elif parts.path == "/silent":
@@ -134,6 +136,16 @@ def test_a_refusal_carries_the_apis_words(api: Api) -> None:
     with pytest.raises(Refusal) as caught:
         api.get("/garbage")
     assert caught.value.code == Exit.FAILED
+
+
+def test_what_is_not_there_is_named_with_where_to_look(api: Api) -> None:
+    with pytest.raises(Refusal) as caught:
+        api.get("/apis/holdfast.dev/v1/namespaces/acme/workloads/missing/status")
+    assert caught.value.what == "there is no missing among the workloads of tenant acme"
+    assert caught.value.next_step == "holdfast get workloads -n acme lists them"
+    with pytest.raises(Refusal) as caught:
+        api.get("/apis/holdfast.dev/v1/overrides/missing")
+    assert caught.value.next_step == "holdfast get overrides lists them"
 
 
 def test_text_pages_are_read_whatever_their_code(api: Api) -> None:

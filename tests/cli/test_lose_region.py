@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.commands.lose_region import _as_text, _placed
+from holdfast.cli.commands.lose_region import _as_text, _has_work, _placed
 from holdfast.cli.platform.foresight import Placing
 
 NOTHING: dict[str, Any] = {
@@ -54,3 +54,9 @@ def test_what_the_planner_would_do_is_told_place_by_place() -> None:
 )
 def test_every_part_of_the_picture_is_said(given: dict[str, Any], said: str) -> None:
     assert said in _as_text({**NOTHING, **given})
+
+
+def test_a_batch_that_is_done_waits_for_no_region() -> None:
+    going = {"spec": {"replicas": 2, "batch": {"completions": 4}}, "status": {"succeeded": 3}}
+    assert _has_work(going) and not _has_work({**going, "status": {"succeeded": 4}})
+    assert _has_work({"spec": {"replicas": 1}}) and not _has_work({"spec": {"replicas": 0}})

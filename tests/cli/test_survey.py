@@ -11,6 +11,7 @@ from holdfast.cli.platform.progress import facts, how_far
 from holdfast.cli.platform.survey import CellView, ProcessView, Survey, node_view, workload_view
 from holdfast.model.meta import Condition
 from holdfast.model.node import Contact
+from holdfast.model.replica import ExecutionBlock, Phase
 from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadStatus, WorkloadType
 
 
@@ -26,6 +27,18 @@ def test_a_workload_without_replicas_says_what_it_waits_for() -> None:
     assert view.reason == "NoRegionAllowed: no region carries eu"
     summary = Summary(regions=(RegionProgress(region="eu-west", pending_reason="InsufficientCpu"),))
     assert workload_view(with_status(making.workload(), summary=summary), []).reason == "eu-west: InsufficientCpu"
+
+
+def test_work_that_cannot_serve_by_itself_is_told_from_work_that_only_needs_time() -> None:
+    """`up` on a platform that was stopped waits for the second and not for the first."""
+    item = making.workload(replicas=1)
+    starting = making.bound_status(execution=ExecutionBlock(attempt=1, phase=Phase.STARTING))
+    crashing = making.bound_status(execution=ExecutionBlock(attempt=1, phase=Phase.BACKING_OFF, restarts=3))
+    assert not workload_view(item, [("us-east", making.replica(0, status=starting))]).stuck
+    assert workload_view(item, [("us-east", making.replica(0, status=crashing))]).stuck
+    for reason, stuck in (("Waiting", False), ("InsufficientCpu", True)):
+        summary = Summary(regions=(RegionProgress(region="eu-west", pending_reason=reason),))
+        assert workload_view(with_status(item, summary=summary), []).stuck is stuck
 
 
 def test_a_service_is_done_when_its_replicas_and_its_summary_agree() -> None:

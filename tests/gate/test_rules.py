@@ -78,7 +78,7 @@ async def test_conditions_belong_to_those_who_own_some_of_the_status(world: Worl
     await world.do(by("rollout"), said)
     said = SetStatus("Workload", made.key, made.uid, conditions=(Condition(type="Rolled", status="False"),))
     with pytest.raises(Forbidden, match=r"status\.conditions"):
-        await world.do(by("assign"), said)
+        await world.do(by("grant"), said)
 
 
 async def test_creating_needs_the_metadata_and_only_owned_spec_fields(north: World) -> None:

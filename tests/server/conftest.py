@@ -165,7 +165,7 @@ class Watching:
                 self.started.set()
                 return
             *lines, self._rest = (self._rest + message.get("body", b"")).split(b"\n")
-            for line in lines:
+            for line in filter(None, lines):  # agents' streams have blank ones
                 self._lines.put_nowait(json.loads(line))
             if not message.get("more_body"):
                 if self._rest:

@@ -148,3 +148,42 @@ async def test_discovery_says_how_evictions_are_asked_for(api: Api) -> None:
         "patch",
         "update",
     ]
+
+
+async def answered(region: World, lines: list[dict[str, str]]) -> None:
+    """What an agent does: hears the question on its stream, and posts what it finds until there is no more."""
+    node = Api(region.app, "holdfast:node:west:n1")
+    async with node.watch("/node/v1/n1/asks") as asks:
+        ask = await asks.next()
+        path = f"/node/v1/n1/answers/{ask['id']}"
+        body = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        assert (await node.call("POST", path, b"")).json == {"more": True}
+        await node.call("POST", f"{path}?end=true", body)
+
+
+async def test_kubectl_logs_asks_the_agent(api: Api, region: World) -> None:
+    silent = await api.get(f"{POD}/log")
+    assert silent.code == 503 and "agent of node n1 is not connected" in silent.json["message"]
+    rows = [{"at": f"2026-01-02T03:04:0{i}Z", "stream": "stdout", "text": f"line {i}"} for i in (1, 2)]
+    for query, text in (
+        ("", "line 1\nline 2\n"), ("?limitBytes=9", "line 1\nli"),
+        ("?timestamps=true", "2026-01-02T03:04:01Z line 1\n2026-01-02T03:04:02Z line 2\n"),
+    ):  # fmt: skip
+        agent_answers = asyncio.create_task(answered(region, rows))
+        while "n1" not in region.app.asks.agents:
+            await asyncio.sleep(0)
+        said = await api.get(f"{POD}/log{query}")
+        await agent_answers
+        assert (said.code, said.body.decode()) == (200, text)
+    assert not region.app.asks.waiting and not region.app.asks.begun
+    assert (await api.get(f"{POD}/log?tailLines=many")).code == 400
+    assert (await api.get(POD.replace("web-0", "web-9") + "/log")).code == 404
+
+
+async def test_what_an_agent_cannot_find_is_an_error_and_no_log(api: Api, region: World) -> None:
+    agent_answers = asyncio.create_task(answered(region, [{"error": "nothing of web-0 was ever run on n1"}]))
+    while "n1" not in region.app.asks.agents:
+        await asyncio.sleep(0)
+    said = await api.get(f"{POD}/log")
+    await agent_answers
+    assert said.code == 503 and "node n1: nothing of web-0 was ever run" in said.json["message"]

@@ -107,6 +107,8 @@ async def test_a_dry_run_stores_nothing(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     changed = await api.merge(f"{WORKLOADS}/web?dryRun=All", {"spec": {"replicas": 9}})
     assert changed.json["spec"]["replicas"] == 9
+    stored = await api.get(f"{WORKLOADS}/web")  # `kubectl diff` compares with this one: only what changes may differ
+    assert changed.json["metadata"]["resourceVersion"] == stored.json["metadata"]["resourceVersion"]
     assert (await api.delete(f"{WORKLOADS}/web?dryRun=All")).code == 200
     assert (await api.get(f"{WORKLOADS}/web")).json["spec"]["replicas"] == 3
     assert (await api.post(f"{WORKLOADS}?dryRun=Some", workload("b"))).code == 422

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.model.field_notes import FIELD_NOTES
+from holdfast.model.kind_notes import KIND_NOTES
 from holdfast.model.kinds import ALL, BY_NAME
 from holdfast.model.schema import Findings, Schema, schema_of, walk
 
@@ -32,6 +33,14 @@ def test_every_note_is_about_a_field_that_exists() -> None:
         assert type_name in known, type_name
         assert set(notes) <= set(known[type_name].fields), type_name
         assert all(note.endswith(".") for note in notes.values())
+
+
+def test_kubectl_explain_says_what_every_kind_is() -> None:
+    shown = {kind.type.__name__: schema_of(kind) for kind in ALL if not kind.internal}
+    assert set(KIND_NOTES) == set(shown)
+    for name, schema in shown.items():
+        assert schema.description == KIND_NOTES[name] and schema.description.endswith(".")
+        assert all(schema.fields[part].description for part in ("spec", "status") if part in schema.fields), name
 
 
 def test_every_kind_passes_its_own_schema() -> None:

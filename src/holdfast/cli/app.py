@@ -16,6 +16,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("holdfast.cli.commands.up:up", "Start a whole platform on this machine."),
     "down": ("holdfast.cli.commands.down:down", "Stop the platform and all the work it runs."),
     "status": ("holdfast.cli.commands.status:status", "Show cells, nodes and workloads by stage."),
+    "get": (
+        "holdfast.cli.commands.get:get",
+        "List objects of a kind from all cells: `kubectl get` everywhere at once.",
+    ),
     "endpoints": ("holdfast.cli.commands.endpoints:endpoints", "List who may receive traffic for a workload."),
     "explain": (
         "holdfast.cli.commands.explain:explain",
@@ -27,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "plan": (
         "holdfast.cli.commands.plan:plan",
-        "Show what would be placed, where, and evicting whom; nothing is written.",
+        "Show what would be placed, where, evicting whom, and who would go; nothing is written.",
     ),
     "replay": (
         "holdfast.cli.commands.replay:replay",
@@ -63,6 +67,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "migrate-store": ("holdfast.cli.commands.storage:migrate_store", "Move a stopped cell to another store."),
     "agent": ("holdfast.cli.commands.agent:agent", "Run a node agent."),
     "hollow": ("holdfast.cli.commands.hollow:hollow", "Pretend to be thousands of nodes, for benchmarks and drills."),
+    "completion": (
+        "holdfast.cli.commands.completion:completion",
+        "Print a script that completes commands, options, kinds, drills and workloads.",
+    ),
     "version": ("holdfast.cli.commands.version:version", "Print the version."),
 }
 HIDDEN: dict[str, tuple[str, str]] = {

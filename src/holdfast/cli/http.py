@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from holdfast.cli.exits import Exit, Stop
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 PAGE = 500
 MAX_PAGES = 1000
+NOT_FOUND = 404
+_NAMED = re.compile(r"^/apis/[^/]+/v1/(?:namespaces/([^/]+)/)?([a-z]+)/([^/]+)(?:/[a-z]+)?$")
+"""The path of one object: its tenant if it has one, its plural and its name."""
+
+DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
+"""Asks what would be said to a write, a misspelt field included."""
 
 
 class Refusal(Stop):
     """The API answered, and the answer was no. `status` is the HTTP code, `reason` the API's word for it."""
 
-    def __init__(self, what: str, *, status: int, reason: str, why: str) -> None:
+    def __init__(self, what: str, *, status: int, reason: str, why: str, next_step: str = "") -> None:
         code = {401: Exit.DENIED, 403: Exit.DENIED, 409: Exit.CONFLICT}.get(status, Exit.FAILED)
-        super().__init__(what, why=why, code=code)
+        super().__init__(what, why=why, next_step=next_step, code=code)
         self.status = status
         self.reason = reason
 
@@ -39,7 +46,7 @@ class Api:
         url: str,
         *,
         name: str,
-        ca: Path,
+        ca: Path | None,
         cert: Path | None = None,
         key: Path | None = None,
         token: str = "",
@@ -51,7 +58,7 @@ class Api:
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 443
         self._token = token
         self._timeout_s = timeout_s
-        self._context = ssl.create_default_context(cafile=str(ca))
+        self._context = ssl.create_default_context(cafile=str(ca) if ca is not None else None)
         if cert is not None and key is not None:
             self._context.load_cert_chain(str(cert), str(key))
         self._connection: http.client.HTTPSConnection | None = None
@@ -78,13 +85,13 @@ class Api:
             asked["continue"] = rest
         raise Stop(f"{plural}: more than {MAX_PAGES * PAGE} objects", next_step="narrow the question")
 
-    def apply(self, item: dict[str, Any], plural: str, *, manager: str) -> Any:
+    def apply(self, item: dict[str, Any], plural: str, *, manager: str, dry_run: bool = False) -> Any:
         """Server-side apply: creates or changes the object and owns the fields it names."""
         meta = item["metadata"]
         namespace = meta.get("namespace", "")
         where = f"namespaces/{quote(namespace)}/" if namespace else ""
         path = f"/apis/{item['apiVersion']}/{where}{plural}/{quote(meta['name'])}"
-        query = {"fieldManager": manager, "force": "true"}
+        query = {"fieldManager": manager, "force": "true", **(DRY_RUN if dry_run else {})}
         return self.request("PATCH", path, item, query=query, content_type="application/apply-patch+yaml")
 
     def request(
@@ -95,11 +102,12 @@ class Api:
         *,
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Any:
         """One request; the decoded JSON answer, or `Refusal`, or `Stop` when there was no answer."""
         target = f"{path}?{urlencode(query)}" if query else path
         sent = json.dumps(body).encode() if body is not None else b""
-        status, answer = self._exchange(method, target, sent, content_type if sent else "")
+        status, answer = self._exchange(method, target, sent, content_type if sent else "", accept)
         if status >= 400:
             raise self._refusal(method, path, status, answer)
         return json.loads(answer) if answer else None
@@ -160,8 +168,10 @@ class Api:
             self._connection.close()
             self._connection = None
 
-    def _exchange(self, method: str, target: str, body: bytes, content_type: str) -> tuple[int, bytes]:
-        headers = {"Accept": "application/json, text/plain", "User-Agent": "holdfast-cli"}
+    def _exchange(
+        self, method: str, target: str, body: bytes, content_type: str, accept: str = "application/json"
+    ) -> tuple[int, bytes]:
+        headers = {"Accept": f"{accept}, text/plain", "User-Agent": "holdfast-cli"}
         if content_type:
             headers["Content-Type"] = content_type
         if self._token:
@@ -191,7 +201,7 @@ class Api:
             connection.close()
             raise Stop(
                 f"cannot reach the {self.name} cell at {self.url}",
-                why=str(error) or type(error).__name__,
+                why=self._words(error),
                 next_step="holdfast status shows which processes run; holdfast up starts them",
                 code=Exit.UNREACHABLE,
             ) from error
@@ -201,6 +211,11 @@ class Api:
         self._connection = connection
         return answer.status, data
 
+    def _words(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):  # TLS tells it with the line of its source
+            return f"no answer within {self._timeout_s:g} s"
+        return str(error) or type(error).__name__
+
     def _refusal(self, method: str, path: str, status: int, answer: bytes) -> Refusal:
         reason, why = "", answer[:500].decode(errors="replace")
         try:
@@ -208,4 +223,10 @@ class Api:
             reason, why = said.get("reason", ""), said.get("message", why)
         except (ValueError, AttributeError):
             pass
+        if status == NOT_FOUND and (named := _NAMED.search(path)) is not None:
+            tenant, plural, name = (unquote(part or "") for part in named.groups())
+            whose = f"tenant {tenant}" if tenant else f"the {self.name} cell"
+            what = f"there is no {name} among the {plural} of {whose}"
+            step = f"holdfast get {plural}{f' -n {tenant}' if tenant else ''} lists them"
+            return Refusal(what, status=status, reason=reason, why=why, next_step=step)
         return Refusal(f"{method} {path} at the {self.name} cell: {status}", status=status, reason=reason, why=why)

@@ -28,17 +28,26 @@ def output_option(command: F) -> F:
 
 
 def state_option(command: F) -> F:
-    """`--state DIR`, the same on every command that looks at a platform on this machine."""
+    """`--state`, the same on every command that asks a platform: one of this machine, or one elsewhere."""
+    return _state(click.Path(), "The platform's directory, or a kubeconfig of one elsewhere.")(command)
+
+
+def directory_option(command: F) -> F:
+    """`--state` of commands that work on the platform's own files and processes."""
+    return _state(click.Path(file_okay=False), "The platform's directory.")(command)
+
+
+def _state(type_: click.Path, says: str) -> Callable[[F], F]:
     return click.option(
         "--state",
         "state",
-        type=click.Path(file_okay=False),
+        type=type_,
         default=".holdfast",
         envvar="HOLDFAST_STATE",
         show_default=True,
         show_envvar=True,
-        help="The platform's directory.",
-    )(command)
+        help=says,
+    )
 
 
 def quiet_option(command: F) -> F:

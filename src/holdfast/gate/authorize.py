@@ -107,6 +107,7 @@ def _for_tenants(who: Principal) -> Iterator[Allowance]:
     own = who.tenants
     yield _row(EVERY, "workloads", "workloads/scale", namespaces=own)
     yield _row(READ, *_with_parts(_NAMESPACED), namespaces=own)
+    yield _row(READ, "pods", "pods/log", namespaces=own)
     yield _row({"delete"}, "replicas", namespaces=own)
     yield _row(EVERY, "events", namespaces=own)
     yield _row(READ, *_with_parts(("tenants", "namespaces")), names=own)

@@ -431,8 +431,12 @@ def _observed_causes(before: Object | None, after: Object) -> Iterable[Cause]:
 
 
 def _result(staged: Staged, revision: int) -> Object | None:
+    """As stored; after a dry run as it would be, at the revision it has now: `kubectl diff` compares that too."""
     after = staged.after
-    if after is None or not staged.changed or not revision:
+    if after is None or not staged.changed:
+        return after
+    revision = revision or (staged.before.revision if staged.before is not None else 0)
+    if not revision:
         return after
     if after.metadata.resource_version == str(revision):
         return after

@@ -152,7 +152,7 @@ class Application:
             target: Target | None = Target(parameters=parameters)
             if route.label == "resource":
                 named = route.pattern.rpartition("/")[2]
-                part = {"subresource": named} if named in ("scale", "eviction") else {}
+                part = {"subresource": named} if named in ("scale", "eviction", "log") else {}
                 target = resource_target({**parameters, **part})
             if target is None:
                 continue

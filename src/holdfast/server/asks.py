@@ -9,7 +9,7 @@ who is slow to read slows only the agent's answer to them. An agent talks to one
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -37,6 +37,8 @@ class Hub:
     def __init__(self) -> None:
         self.agents: dict[str, asyncio.Queue[Ask | None]] = {}
         self.waiting: dict[str, asyncio.Queue[bytes | None]] = {}
+        self.begun: dict[str, None] = {}
+        """Questions whose agent has been heard, if only to say that there is nothing to say yet."""
 
 
 async def listen(app: Application, request: Request) -> StreamResponse:
@@ -76,8 +78,9 @@ async def answer(app: Application, request: Request) -> Response:
     if queue is None or not ask_id.startswith(f"{node}."):
         return json_response({"more": False})
     data = await request.body()
-    if data:
-        await queue.put(data)
+    if data or ask_id not in app.asks.begun:
+        app.asks.begun[ask_id] = None
+        await queue.put(data or b"\n")
     if request.flag("end"):
         await queue.put(None)
     return json_response({"more": ask_id in app.asks.waiting})
@@ -105,7 +108,8 @@ async def ask_replica(app: Application, request: Request) -> StreamResponse:
     node = replica.status.placement.node
     if not node:
         raise NotFound(f"replica {tenant}/{name} is on no node at the moment")
-    return _asked(app, node, Ask(id="", question=question, namespace=tenant, replica=name))
+    ask = Ask(id="", question=question, namespace=tenant, replica=name)
+    return StreamResponse(asked(app, node, ask), content_type=_NDJSON)
 
 
 async def ask_node(app: Application, request: Request) -> StreamResponse:
@@ -115,7 +119,7 @@ async def ask_node(app: Application, request: Request) -> StreamResponse:
     _check(app, request, authorize(request.principal, "get", "nodes", "", "", node, cell=app.cell), question)
     if app.cell == "global" or app.objects.get(_NODE, "", node) is None:
         raise NotFound(f"there is no node {node} in the {app.cell} cell")
-    return _asked(app, node, Ask(id="", question=question))
+    return StreamResponse(asked(app, node, Ask(id="", question=question)), content_type=_NDJSON)
 
 
 def _question(body: bytes) -> Question:
@@ -131,7 +135,8 @@ def _check(app: Application, request: Request, refused: Refused | None, question
         raise Forbidden(refused.message, facts=refused.facts)
 
 
-def _asked(app: Application, node: str, ask: Ask) -> StreamResponse:
+def asked(app: Application, node: str, ask: Ask) -> AsyncGenerator[bytes]:
+    """Sends the question on its way; what comes back are chunks of whole JSON lines, some of them blank."""
     agent = app.asks.agents.get(node)
     if agent is None:
         raise Unavailable(f"the agent of node {node} is not connected to this server; it may be down, or on its way")
@@ -141,12 +146,12 @@ def _asked(app: Application, node: str, ask: Ask) -> StreamResponse:
     queue: asyncio.Queue[bytes | None] = asyncio.Queue(limits.ASK_CHUNKS_HELD)
     app.asks.waiting[ask_id] = queue
     agent.put_nowait(msgspec.structs.replace(ask, id=ask_id))
-    return StreamResponse(_answers(app, ask_id, queue, ask.question), content_type=_NDJSON)
+    return _answers(app, ask_id, queue, ask.question)
 
 
 async def _answers(
     app: Application, ask_id: str, queue: asyncio.Queue[bytes | None], question: Question
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Until the agent says that it is done; a blank line now and then proves that the way is open."""
     first = True
     try:
@@ -168,5 +173,6 @@ async def _answers(
         return
     finally:
         app.asks.waiting.pop(ask_id, None)
+        app.asks.begun.pop(ask_id, None)
         while not queue.empty():  # lets a post that waits for room end
             queue.get_nowait()

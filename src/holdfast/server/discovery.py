@@ -112,7 +112,7 @@ def _rows(resource: Resource) -> list[dict[str, Any]]:
 
 
 def _subresource_verbs(name: str) -> list[str]:
-    return {"finalize": ["update"], "eviction": ["create"]}.get(name, ["get", "patch", "update"])
+    return {"finalize": ["update"], "eviction": ["create"], "log": ["get"]}.get(name, ["get", "patch", "update"])
 
 
 def _review_row(kind: str, plural: str) -> dict[str, Any]:

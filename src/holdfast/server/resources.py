@@ -109,7 +109,7 @@ CORE_NODES = Resource(
 )  # fmt: skip
 PODS = Resource(
     kind=POD, stored=BY_NAME["Binding"], head=_head(POD), show=core_views.pod_of, tracked=False,
-    subresources=("eviction",), verbs=_READ,
+    subresources=("eviction", "log"), verbs=_READ,
 )  # fmt: skip
 
 RESOURCES: tuple[Resource, ...] = (NAMESPACES, CORE_NODES, PODS, *(_resource(kind) for kind in ALL))

@@ -10,14 +10,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model.lifecycle import stage
+from holdfast.model.lifecycle import PLACED, stage
 from holdfast.model.meta import Object, find_condition
 from holdfast.model.node import Contact, why_not_schedulable
+from holdfast.model.quantity import DISK, MEMORY
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
 
 Cell = Callable[[Any], Any]
 NONE = "<none>"
+MIB = 1 << 20
 SHOWN_ITEMS = 3
 
 
@@ -38,7 +40,14 @@ def _listed(values: Any) -> str:
 
 
 def _amounts(values: Mapping[str, Any]) -> str:
-    return ",".join(f"{name}={value}" for name, value in sorted(values.items())) or NONE
+    return ",".join(f"{name}={_short(name, str(value))}" for name, value in sorted(values.items())) or NONE
+
+
+def _short(resource: str, amount: str) -> str:
+    """Shares of memory come out at odd bytes, which nobody can read; the object itself has them exactly."""
+    if resource not in (MEMORY, DISK) or not amount.isdigit() or int(amount) < MIB:
+        return amount
+    return f"{int(amount) // MIB}Mi"
 
 
 def _condition(kind: str) -> Cell:
@@ -86,7 +95,7 @@ def _replica_restarts(replica: Any) -> int:
 
 def _replica_reason(replica: Any) -> str:
     status = replica.status
-    if status.release is not None:
+    if status.release is not None and stage(replica) not in PLACED:  # else it left, and is back elsewhere
         return str(status.release.reason)
     return str(status.execution.reason) if status.execution is not None else ""
 
@@ -224,7 +233,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("Type", _of("spec.type")),
         Column("Priority", _of("spec.priority_class_name")),
         Column("Regions", lambda w: _listed(r.region for r in w.status.summary.regions)),
-        Column("Pending", _workload_pending, says="why replicas wait"),
+        Column("Pending", _workload_pending, says="why replicas wait or fail"),
         Column("Command", _command, wide=True),
         Column("Resources", lambda w: _amounts(w.spec.template.resources), wide=True),
         Column("Revision", lambda w: w.status.rollout.revision if w.status.rollout else "", wide=True),
@@ -235,7 +244,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("Purpose", _of("spec.purpose")),
         Column("Ready", lambda a: f"{a.status.serving}/{a.spec.replicas}", says="serving/wanted"),
         Column("Bound", _of("status.bound"), "integer"),
-        Column("Pending", lambda a: _listed(f"{p.reason}({p.count})" for p in a.status.pending)),
+        Column("Pending", lambda a: _listed(f"{p.reason}({p.count})" for p in (*a.status.pending, *a.status.failing))),
         Column("Epoch", lambda a: f"{a.status.observed_epoch}/{a.spec.epoch}", wide=True),
         Column("Revision", _of("spec.revision"), wide=True),
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, state_option, table
+from holdfast.cli.output import directory_option, note, output_option, print_json, table
 
 if TYPE_CHECKING:
     from holdfast.cli.drills.world import Watcher
@@ -48,7 +48,7 @@ def _platform(state: str) -> tuple[Platform, Credentials, Watcher]:
 
 
 @credentials.command("list")
-@state_option
+@directory_option
 @output_option
 def list_(state: str, output: str) -> None:
     """List them: who holds which certificate, until when, and whether it is refused.
@@ -84,7 +84,7 @@ def list_(state: str, output: str) -> None:
 @credentials.command()
 @click.argument("holder", type=HOLDERS)
 @click.argument("name")
-@state_option
+@directory_option
 @output_option
 def rotate(holder: str, name: str, state: str, output: str) -> None:
     """Give a region or a node new credentials while it runs, and refuse the old ones once the new are in use.
@@ -107,7 +107,7 @@ def rotate(holder: str, name: str, state: str, output: str) -> None:
 @credentials.command()
 @click.argument("holder", type=HOLDERS)
 @click.argument("name")
-@state_option
+@directory_option
 @output_option
 @click.pass_context
 def revoke(ctx: click.Context, holder: str, name: str, state: str, output: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, quiet_option, state_option
+from holdfast.cli.output import directory_option, note, output_option, print_json, quiet_option
 
 MOST_S = 90.0
 
 
 @click.command()
-@state_option
+@directory_option
 @click.option("--purge", is_flag=True, help="Also remove the directory: objects, keys, logs, everything.")
 @quiet_option
 @output_option

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli import completing
 from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, quiet_option, state_option, table
+from holdfast.cli.output import directory_option, note, output_option, print_json, quiet_option, table
 
 
 @click.group()
@@ -44,12 +45,12 @@ def list_drills(output: str) -> None:
 
 
 @drill.command("run")
-@click.argument("name")
-@click.option("--region", required=True, help="The region it happens to.")
+@click.argument("name", shell_complete=completing.drills)
+@click.option("--region", default="", help="The region it happens to; must be named.")
 @click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds for each phase.")
 @click.option("--seconds", type=float, default=90.0, show_default=True, help="cut-off: how long the cut lasts.")
 @click.option("--fail-back/--no-fail-back", default=True, help="region-loss: also wait for failback.")
-@state_option
+@directory_option
 @quiet_option
 @output_option
 def run_drill(
@@ -71,8 +72,13 @@ def run_drill(
 
     if name not in DRILLS:
         raise Stop(f"there is no drill {name!r}", next_step=f"choose one of {', '.join(DRILLS)}", code=Exit.USAGE)
+    layout = Layout(state)
+    if not region:
+        known = [r.name for r in layout.load().regions]
+        step = f"holdfast drill run {name} --region {known[0]} (or {', '.join(known[1:]) or 'no other'})"
+        raise Stop(f"which region shall {name} happen to?", next_step=step, code=Exit.USAGE)
     say = (lambda line: None) if quiet else note
-    incident = Incident(Layout(state), region, timeout_s=timeout_s, say=say)
+    incident = Incident(layout, region, timeout_s=timeout_s, say=say)
     report = run_drill(DRILLS[name], incident, Options(seconds=seconds, fail_back=fail_back))
     if output == "json":
         print_json(report.as_json())
@@ -82,7 +88,7 @@ def run_drill(
 
 
 @drill.command("restore")
-@state_option
+@directory_option
 @quiet_option
 @output_option
 def restore_all(state: str, quiet: bool, output: str) -> None:

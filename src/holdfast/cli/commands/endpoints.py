@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import click
 
+from holdfast.cli import completing
 from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.output import note, output_option, print_json, state_option, table
 
@@ -18,7 +19,7 @@ PATIENCE_S = 30.0
 
 
 @click.command()
-@click.argument("workload", metavar="TENANT/WORKLOAD")
+@click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=completing.workloads)
 @click.option(
     "--format", "form", type=click.Choice(("table", "json", "http-sd", "nginx", "haproxy")), default="table",
     show_default=True, help="A form for people, programs, Prometheus (http_sd), nginx (upstream) or HAProxy (backend).",

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.exits import Exit, Stop
+from holdfast.cli import completing
+from holdfast.cli.exits import Exit
 from holdfast.cli.output import output_option, print_json, state_option, table
 
 if TYPE_CHECKING:
@@ -14,10 +15,15 @@ if TYPE_CHECKING:
     from holdfast.flow.story import Story
     from holdfast.model.meta import Key
     from holdfast.model.replica import Replica
+    from holdfast.model.workload import MovesBlock
+
+NOT_WELL = ("Reserved", "Bound", "Starting", "Running", "Failed", "Unknown")
+"""The stages in which a placed replica does not serve: each of them has a story worth telling."""
+MAX_STORIES = 10
 
 
 @click.command()
-@click.argument("subject", metavar="TENANT/WORKLOAD|REPLICA")
+@click.argument("subject", metavar="TENANT/WORKLOAD|REPLICA", shell_complete=completing.workloads)
 @state_option
 @output_option
 def explain(subject: str, state: str, output: str) -> int:
@@ -36,17 +42,20 @@ def explain(subject: str, state: str, output: str) -> int:
     from holdfast.cli.platform.regions import Regions, parse_subject
 
     key = parse_subject(subject)
-    regions = Regions(state)
+    regions = Regions(state, tenant=key.namespace)
     found = regions.replica(key)
     if found is not None:
         stories = [story_of(found[0], found[1])]
         head: list[str] = []
     else:
         head, stories = workload_stories(regions, key)
+    silent = sorted(regions.silent)
     if output == "json":
-        print_json({"subject": subject, "summary": head, "stories": [msgspec.to_builtins(s) for s in stories]})
+        told = [msgspec.to_builtins(s) for s in stories]
+        print_json({"subject": subject, "summary": head, "stories": told, "silent": silent})
     else:
         click.echo("\n\n".join([*head, *(as_text(s) for s in stories)]))
+        regions.tell_silent()
     return Exit.OK
 
 
@@ -65,15 +74,16 @@ def story_of(region: Region, replica: Replica) -> Story:
         None,
     )
     name = placed.decision or (request.status.decision if request is not None else "")
-    queue = region.waiting(now_s())
+    whole = region.open_to_us()
+    queue = region.waiting(now_s()) if whole else []
     member = tuple(m for m in request.spec.members if m.uid == replica.uid) if request is not None else ()
-    waiting = bool(member) and not placed.binding and not placed.reservation
+    waits = whole and bool(member) and not placed.binding and not placed.reservation
     known = Evidence(
         request=request,
         decision=region.one("Decision", Key(namespace, name)) if name else None,
         reservation=region.one("Reservation", Key(namespace, placed.reservation)) if placed.reservation else None,
         binding=region.one("Binding", Key(namespace, placed.binding)) if placed.binding else None,
-        cure=region.question(region.ask_for(request, member), now_s()).cure() if waiting and request else None,
+        cure=region.question(region.ask_for(request, member), now_s()).cure() if waits and request else None,
         position=next((i for i, r in enumerate(queue, 1) if request is not None and r.uid == request.uid), 0),
         waiting=len(queue),
     )
@@ -83,11 +93,9 @@ def story_of(region: Region, replica: Replica) -> Story:
 def workload_stories(regions: Regions, key: Key) -> tuple[list[str], list[Story]]:
     import msgspec
 
-    from holdfast.cli.platform.regions import now_s, pages
-    from holdfast.flow.story import Evidence, request_story
+    from holdfast.cli.platform.regions import pages
     from holdfast.model.assignment import Assignment
-    from holdfast.model.lifecycle import Stage, stage
-    from holdfast.model.meta import Key
+    from holdfast.model.lifecycle import stage
     from holdfast.model.workload import Workload, wanted_replicas
 
     found = pages(
@@ -96,10 +104,8 @@ def workload_stories(regions: Regions, key: Key) -> tuple[list[str], list[Story]
         {"fieldSelector": f"metadata.name={key.name}"},
     )
     if not found:
-        raise Stop(
-            f"there is no workload and no replica {key.namespace}/{key.name}",
-            next_step="kubectl get workloads,replicas -A lists them",
-        )
+        regions.missing(f"there is no workload and no replica {key.namespace}/{key.name}",
+                        next_step="holdfast get workloads and holdfast get replicas list them")  # fmt: skip
     workload: Workload = msgspec.convert(found[0], Workload)
     path = f"/apis/holdfast.dev/v1/namespaces/{key.namespace}/assignments"
     assignments = [msgspec.convert(a, Assignment) for a in pages(regions.global_api, path, {})]
@@ -113,8 +119,10 @@ def workload_stories(regions: Regions, key: Key) -> tuple[list[str], list[Story]
         for a in assignments
         if a.spec.workload == key.name
     ]
+    if workload.status.moves is not None:
+        lines += moves_told(workload.status.moves)
     stories: list[Story] = []
-    for region in regions.all:
+    for region in regions.heard:
         replicas = [r for r in region.every("Replica") if r.spec.workload == key.name]
         replicas = [r for r in replicas if r.metadata.namespace == key.namespace]
         counts: dict[str, int] = {}
@@ -123,22 +131,53 @@ def workload_stories(regions: Regions, key: Key) -> tuple[list[str], list[Story]
         if counts:
             told = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
             lines.append(f"region {region.name}: {told}")
-        queue = region.waiting(now_s())
-        for position, request in enumerate(queue, 1):
-            if (request.metadata.namespace, request.spec.workload) != (key.namespace, key.name):
-                continue
-            members = region.unplaced(request)
-            decision = request.status.decision
-            known = Evidence(
-                request=request,
-                decision=region.one("Decision", Key(key.namespace, decision)) if decision else None,
-                cure=region.question(region.ask_for(request, members[:1]), now_s()).cure(),
-                position=position,
-                waiting=len(queue),
-            )
-            stories.append(request_story(request, known))
-        stories += [story_of(region, r) for r in replicas if stage(r) in (Stage.RESERVED, Stage.FAILED, Stage.UNKNOWN)]
-    return ["\n".join(lines)], stories
+        stories += waiting_stories(region, key)
+        stories += [story_of(region, r) for r in replicas if stage(r) in NOT_WELL]
+    if len(stories) > MAX_STORIES:
+        lines.append(f"{len(stories)} stories of what does not serve; the first {MAX_STORIES} follow")
+    return ["\n".join(lines)], stories[:MAX_STORIES]
+
+
+def moves_told(moves: MovesBlock) -> list[str]:
+    """Who waits in a full region and moves on soon, and what was moved on."""
+    from holdfast.model import limits
+
+    return [
+        *(
+            f"waits in full region {w.region} since {w.since} ({w.reason}) while another one has room: moves on after "
+            f"{limits.MOVE_ON_AFTER_S:g} s"
+            for w in moves.waits
+        ),
+        *(
+            f"{left.count} moved on from {left.region} to {left.to} at {left.at}: {left.reason}"
+            f"{': ' + left.message if left.message else ''}; not back before {left.until}"
+            for left in moves.left
+        ),
+    ]
+
+
+def waiting_stories(region: Region, key: Key) -> list[Story]:
+    """Of what waits for a place; who may see the region as a whole is told the queue and the cure as of now."""
+    import msgspec
+
+    from holdfast.cli.platform.regions import now_s
+    from holdfast.flow.story import Evidence, request_story
+    from holdfast.model.meta import Key
+
+    whole = region.open_to_us()
+    queue = region.waiting(now_s()) if whole else [r for r in region.every("SchedulingRequest") if r.status.pending]
+    stories = []
+    for position, request in enumerate(queue, 1):
+        if (request.metadata.namespace, request.spec.workload) != (key.namespace, key.name):
+            continue
+        decision = request.status.decision
+        known = Evidence(request, region.one("Decision", Key(key.namespace, decision)) if decision else None)
+        if whole:
+            cure = region.question(region.ask_for(request, region.unplaced(request)[:1]), now_s()).cure()
+            known = msgspec.structs.replace(known, cure=cure, position=position, waiting=len(queue))
+        story = request_story(request, known)
+        stories.append(msgspec.structs.replace(story, subject=f"{story.subject} in region {region.name}"))
+    return stories
 
 
 def as_text(story: Story) -> str:
@@ -146,12 +185,14 @@ def as_text(story: Story) -> str:
     lines = [story.subject, table(("AT", "STAGE", "BY", "WHAT"), rows)]
     lines += [f"  because: {reason}" for reason in story.reasons]
     lines.append(f"  stands:  {story.stands}")
-    lines.append(f"  next:    {story.next_owner} {story.next_step}")
+    acts = "nobody has to act:" if story.next_owner == "nobody" else story.next_owner
+    lines.append(f"  next:    {acts} {story.next_step}")
     if story.position:
-        lines.append(f"  queue:   position {story.position} of {story.waiting} that wait in the region")
+        among = f" of {story.waiting} that wait" if story.waiting else ""
+        lines.append(f"  queue:   position {story.position}{among} in the region")
     if story.look_again:
         woken = f", sooner on {', '.join(story.wake_on)}" if story.wake_on else ""
         lines.append(f"  again:   {story.look_again}{woken}")
     if story.cure:
-        lines.append(f"  to fit:  {story.cure}")
+        lines.append(f"  {'to fit: ' if story.stands in ('Queued', 'Reserved') else 'help:   '} {story.cure}")
     return "\n".join(lines)

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, state_option
+from holdfast.cli.output import directory_option, note
 
 
 @click.command()
-@state_option
+@directory_option
 @click.option("--write", "target", type=click.Path(dir_okay=False), help="Write this file instead of printing.")
 @click.option("--token", default="", help="Use this API token instead of the operator's certificate.")
 @click.option("--force", is_flag=True, help="Overwrite a file that exists.")

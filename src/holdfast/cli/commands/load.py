@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -43,6 +44,11 @@ def push(workload: str, metric: str, value: float, state: str, output: str) -> N
         raise Stop(f"{value} is no load", why="it is a finite number from zero up", code=Exit.USAGE)
     api, tenant, name = connected(state, workload)
     told(output, workload, metric, value, push_value(api, tenant, name, metric, value))
+    follows = api.get(f"/apis/holdfast.dev/v1/namespaces/{quote(tenant)}/workloads/{quote(name)}")["spec"]
+    wanted = (follows.get("autoscale") or {}).get("metric")
+    if wanted != metric:
+        why = f"follows {wanted}" if wanted else "has no spec.autoscale"
+        note(f"nothing will follow it: {workload} {why}")
 
 
 @load.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli import completing
 from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.output import output_option, state_option
 
@@ -18,7 +19,7 @@ FIND_EVERY = 20
 
 
 @click.command()
-@click.argument("name", metavar="[TENANT/]REPLICA|WORKLOAD")
+@click.argument("name", metavar="[TENANT/]REPLICA|WORKLOAD", shell_complete=completing.workloads)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing what is written from now on.")
 @click.option(
     "--tail",
@@ -48,11 +49,11 @@ def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, outpu
     from holdfast.cli.platform.layout import Layout
     from holdfast.cli.platform.task_logs import find_logs
 
-    if via_api:
+    layout = Layout(state)
+    if via_api or layout.remote:
         from_agents(name, follow=follow, tail=tail, state=state, output=output)
         return
 
-    layout = Layout(state)
     layout.load()
     found = find_logs(layout, name)
     if not found and not follow:

@@ -71,7 +71,7 @@ def _told(seen: Foreseen, watcher: Watcher, region: str, zone: str) -> dict[str,
         {"tenant": item.tenant, "workload": item.name, "region": target, "replicas": count}
         for item, target, count in seen.fit.chosen
     ]
-    lost = [a for a in watcher.list("assignments") if a["spec"]["region"] == region and a["spec"].get("replicas")]
+    lost = [a for a in watcher.list("assignments") if a["spec"]["region"] == region and _has_work(a)]
     promised = {(w["metadata"]["namespace"], w["metadata"]["name"]) for w in watcher.critical()}
     return {
         "lost": {"region": region, "zone": zone},
@@ -91,6 +91,13 @@ def _told(seen: Foreseen, watcher: Watcher, region: str, zone: str) -> dict[str,
             if (a["metadata"]["namespace"], a["spec"]["workload"]) not in promised and not zone
         ],
     }  # fmt: skip
+
+
+def _has_work(assignment: dict[str, Any]) -> bool:
+    """A batch that is done waits for nothing."""
+    spec, batch = assignment["spec"], assignment["spec"].get("batch") or {}
+    done = bool(batch) and assignment.get("status", {}).get("succeeded", 0) >= batch.get("completions", 1)
+    return bool(spec.get("replicas")) and not done
 
 
 def _placings(regions: Regions, seen: Foreseen, view: Cache) -> list[Placing]:

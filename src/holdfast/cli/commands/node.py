@@ -168,7 +168,7 @@ def find(state: str, name: str) -> tuple[Api, dict[str, Any]]:
                 raise
             silent.append(region.name)
     unheard = f"; not heard: {', '.join(silent)}" if silent else ""
-    raise Stop(f"no region has a node {name}{unheard}", next_step="holdfast status lists the nodes")
+    raise Stop(f"no region has a node {name}{unheard}", next_step="holdfast get nodes lists them")
 
 
 def change(api: Api, name: str, spec: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -86,11 +87,12 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
             raise Stop(f"there is no region {cell!r}", next_step=f"choose one of {', '.join(watcher.regions)}",
                        code=Exit.USAGE)  # fmt: skip
         scope = {key: given[key] for key in ("region", "zone", "tenant", "workload") if given[key]}
+        _check_scope(watcher, scope, cell)
         touched = _blast_radius(watcher, kind, scope, cell)
         for line in touched:
             note(line)
-        if not yes and not click.confirm(f"Create this {kind} for {given['ttl_s']:g} s?", default=False, err=True):
-            raise Stop("nothing was created", code=Exit.INTERRUPTED)
+        if not yes:
+            _confirm(f"Create this {kind} for {given['ttl_s']:g} s?")
         spec: dict[str, Any] = {"kind": kind, "scope": scope, "reason": given["reason"], "ttlSeconds": given["ttl_s"]}
         if given["quota"]:
             spec["quota"] = dict(_pair(text) for text in given["quota"])
@@ -114,6 +116,41 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
     click.echo(f"override {name}: {phase or 'asked for'}")
     if phase == "Pending":
         note(f"a second person approves it: holdfast override approve {name}")
+
+
+def _confirm(question: str) -> None:
+    try:
+        agreed = click.confirm(question, default=False, err=True)
+    except click.Abort:  # Ctrl-C, or nobody there to ask
+        note("")
+        agreed = False
+    if not agreed:
+        raise Stop("nothing was created: it was not confirmed", next_step="--yes creates it without asking",
+                   code=Exit.INTERRUPTED)  # fmt: skip
+
+
+def _check_scope(watcher: Watcher, scope: dict[str, str], cell: str) -> None:
+    """An override of something that does not exist would be accepted, and touch nothing: a typo in an incident."""
+    region, zone, tenant, workload = (scope.get(part, "") for part in ("region", "zone", "tenant", "workload"))
+    regions = {r["metadata"]["name"]: r for r in watcher.list("regions", cell)}
+    if region:
+        _one_of("region", region, regions)
+    if zone:
+        among = [regions[region]] if region else list(regions.values())
+        zones = [z for r in among for z in r["spec"].get("zones", [])]
+        _one_of(f"zone in region {region}:" if region else "zone", zone, zones)
+    if tenant:
+        _one_of("tenant", tenant, [t["metadata"]["name"] for t in watcher.list("tenants", cell)])
+    if workload and cell == "global":  # regions have only what they were assigned
+        known = [w["metadata"] for w in watcher.list("workloads", cell)]
+        _one_of("workload", workload, [w["name"] for w in known if tenant in ("", w["namespace"])])
+
+
+def _one_of(what: str, name: str, known: Iterable[str]) -> None:
+    names = sorted(known)
+    if name not in names:
+        shown = ", ".join(names[:10]) + (" …" if len(names) > 10 else "")
+        raise Stop(f"there is no {what} {name!r}", next_step=f"choose one of {shown}", code=Exit.USAGE)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -147,17 +184,45 @@ def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str], cell: str)
         if scope.get("workload") and spec["workload"] != scope["workload"]:
             continue
         held.append(item)
+    if scope.get("zone") and scope.get("region"):
+        return _zone_radius(watcher, kind, scope, held)
     workloads = sorted({f"{a['metadata']['namespace']}/{a['spec']['workload']}" for a in held})
     replicas = sum(a["spec"].get("replicas", 0) for a in held)
     serving = sum(a.get("status", {}).get("serving", 0) for a in held)
     if cell != "global":  # its copies say what is wanted; how that goes, its own replicas do
         serving = _serving(watcher, cell, {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held})
-    where = " ".join(f"{name}={value}" for name, value in scope.items()) or "everything"
-    lines = [f"{kind} on {where} touches {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"]
-    lines += [f"  {name}" for name in workloads[:10]]
+    return _touched(kind, scope, workloads, replicas, serving)
+
+
+def _zone_radius(watcher: Watcher, kind: str, scope: dict[str, str], held: list[dict[str, Any]]) -> list[str]:
+    """Only what is placed in the zone; the region itself knows."""
+    from holdfast.cli.drills.world import serves
+
+    found = watcher.try_list("replicas", scope["region"])
+    where = _where(scope)
+    if found is None:
+        return [f"{kind} on {where}: region {scope['region']} does not answer, so what is in the zone is not known"]
+    assignments = {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held}
+    there = [
+        r
+        for r in found
+        if r.get("status", {}).get("placement", {}).get("zone") == scope["zone"]
+        and (r["metadata"]["namespace"], r["spec"]["assignment"]) in assignments
+    ]
+    workloads = sorted({f"{r['metadata']['namespace']}/{r['spec']['workload']}" for r in there})
+    return _touched(kind, scope, workloads, len(there), sum(serves(r) for r in there))
+
+
+def _touched(kind: str, scope: dict[str, str], workloads: list[str], replicas: int, serving: int) -> list[str]:
+    said = f"touches {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"
+    lines = [f"{kind} on {_where(scope)} {said}", *(f"  {name}" for name in workloads[:10])]
     if len(workloads) > 10:
         lines.append(f"  and {len(workloads) - 10} more")
     return lines
+
+
+def _where(scope: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in scope.items()) or "everything"
 
 
 def _serving(watcher: Watcher, region: str, assignments: set[tuple[str, str]]) -> int:
@@ -202,17 +267,11 @@ def revoke(name: str, region: str, state: str, output: str) -> None:
 
 
 def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell: str = "global") -> dict[str, Any]:
-    from holdfast.cli.http import Api
-    from holdfast.cli.platform.credentials import Credentials
     from holdfast.cli.platform.layout import Layout
     from holdfast.cli.platform.survey import connect
 
     layout = Layout(state)
-    platform = layout.load()
-    if token:
-        api = Api(platform.global_url, name="global", ca=Credentials(layout).operator().ca, token=token)
-    else:
-        api = connect(layout, platform, cell)
+    api = connect(layout, layout.load(), cell, token=token)
     try:
         done: dict[str, Any] = api.request("PATCH", f"{PATH}/{name}", {"spec": spec}, content_type=MERGE)
         return done

@@ -10,7 +10,7 @@ from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.output import output_option, print_json, state_option, table
 
 if TYPE_CHECKING:
-    from holdfast.cli.platform.foresight import Placing
+    from holdfast.cli.platform.foresight import Given, Outlook
     from holdfast.cli.platform.regions import Regions
 
 
@@ -40,10 +40,11 @@ def plan(
     state: str,
     output: str,
 ) -> int:
-    """Show what would be placed, where, and evicting whom; nothing is written.
+    """Show what would be placed, where, evicting whom, and who would go; nothing is written.
 
     The same assignment, replication and planning as the platform itself, on a copy of its state. With --policy alone,
-    the last decisions are planned again by that policy, and what it would have done otherwise is listed.
+    the last decisions are planned again by that policy, and what it would have done otherwise is listed. Of a rollout
+    it shows the first step: the next ones follow as replicas of the new revision serve.
 
     \b
     Examples:
@@ -66,23 +67,24 @@ def plan(
     rules = read_rules(policy) if policy is not None else None
     regions = Regions(state)
     if file is not None:
-        from holdfast.cli.platform.foresight import placings_of_file
+        from holdfast.cli.platform.foresight import outlook_of_file
 
-        return shown(output, placings_of_file(regions, read_workloads(file), rules=rules))
+        return shown(output, outlook_of_file(regions, read_workloads(file), rules=rules))
     if drain is not None:
-        from holdfast.cli.platform.foresight import placings_of_drain
+        from holdfast.cli.platform.foresight import Outlook, placings_of_drain
         from holdfast.model.meta import Key
 
-        for region in regions.all:
+        for region in regions.heard:
             if region.one("Node", Key("", drain)) is not None:
-                return shown(output, placings_of_drain(region, drain, rules=rules))
-        raise Stop(f"there is no node {drain}", next_step="holdfast status lists them")
+                return shown(output, Outlook(placings=tuple(placings_of_drain(region, drain, rules=rules))))
+        regions.missing(f"there is no node {drain}", next_step="holdfast get nodes lists them")
     if rules is not None:
         return compared(output, regions, rules, last)
-    raise Stop("nothing to plan", next_step="holdfast plan -f FILE, --drain NODE or --policy FILE", code=Exit.USAGE)
+    step = "holdfast plan -f FILE, --drain NODE, --lose-region REGION or --policy FILE"
+    raise Stop("nothing to plan", next_step=step, code=Exit.USAGE)
 
 
-def read_workloads(path: str) -> list[Any]:
+def read_workloads(path: str) -> list[Given]:
     import sys
 
     import msgspec
@@ -90,47 +92,67 @@ def read_workloads(path: str) -> list[Any]:
 
     from holdfast.cli.platform.foresight import problems, workloads_in
 
-    if path == "-":
-        documents = list(yaml.safe_load_all(sys.stdin))
-    else:
-        try:
+    try:
+        if path == "-":
+            documents = list(yaml.safe_load_all(sys.stdin))
+        else:
             with open(path, encoding="utf-8") as source:
                 documents = list(yaml.safe_load_all(source))
-        except FileNotFoundError:
-            raise Stop(f"there is no file {path}", code=Exit.USAGE) from None
+    except FileNotFoundError:
+        raise Stop(f"there is no file {path}", code=Exit.USAGE) from None
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise Stop(f"{path} cannot be read", why=str(wrong), code=Exit.USAGE) from None
+    except yaml.YAMLError as wrong:
+        raise Stop(f"{path} is not YAML", why=" ".join(str(wrong).split()), code=Exit.USAGE) from None
     try:
         found = workloads_in(documents)
     except msgspec.ValidationError as wrong:
         raise Stop(f"{path} does not hold valid workloads", why=str(wrong)) from wrong
-    for workload in found:
-        wrong_fields = problems(workload)
+    for given in found:
+        wrong_fields = problems(given.workload)
         if wrong_fields:
-            raise Stop(f"workload {workload.metadata.name} in {path} is not valid", why="; ".join(wrong_fields))
+            name = given.workload.metadata.name
+            raise Stop(f"workload {name} in {path} is not valid", why="; ".join(wrong_fields))
     if not found:
         raise Stop(f"{path} holds no Workload", code=Exit.USAGE)
     return found
 
 
-def shown(output: str, placings: list[Placing]) -> int:
+def shown(output: str, outlook: Outlook) -> int:
     import msgspec
 
+    placings = outlook.placings
     waiting = [p for p in placings if not p.node]
+    changed = outlook.refused or outlook.changes or placings or outlook.removals
     if output == "json":
-        print_json({"placings": msgspec.to_builtins(placings), "placed": len(placings) - len(waiting)})
-    elif not placings:
+        print_json({**msgspec.to_builtins(outlook), "placed": len(placings) - len(waiting)})
+    elif not changed:
         click.echo("nothing would change")
     else:
+        click.echo(as_text(outlook))
+    if waiting or outlook.refused:
+        return Exit.PLAN_NOT_PLACEABLE
+    return Exit.PLAN_CHANGES if changed else Exit.OK
+
+
+def as_text(outlook: Outlook) -> str:
+    """What changes first, then who is placed where, then who goes, then what would help."""
+    parts = [f"{r.workload} would be refused: {r.why}" for r in outlook.refused]
+    parts += [
+        f"{c.workload} is new" if c.new else f"{c.workload} changes: {'; '.join(str(f) for f in c.fields)}"
+        for c in outlook.changes
+    ]
+    if outlook.placings:
         rows = [
             (p.replica, p.region, p.node or "-", ", ".join(p.victims), f"{p.reason}: {p.message}" if p.reason else "")
-            for p in placings
+            for p in outlook.placings
         ]
-        click.echo(table(("REPLICA", "REGION", "NODE", "EVICTS", "WAITS FOR"), rows))
-        cures = dict.fromkeys(p.to_fit for p in waiting if p.to_fit)
-        for text in cures:
-            click.echo(f"to fit: {text}")
-    if waiting:
-        return Exit.PLAN_NOT_PLACEABLE
-    return Exit.PLAN_CHANGES if placings else Exit.OK
+        parts.append(table(("REPLICA", "REGION", "NODE", "EVICTS", "WAITS FOR"), rows))
+    if outlook.removals:
+        rows_going = [(r.replica, r.region, r.node or "-") for r in outlook.removals]
+        parts.append(table(("REMOVED REPLICA", "REGION", "NODE"), rows_going))
+    parts += [f"to fit: {text}" for text in dict.fromkeys(p.to_fit for p in outlook.placings if p.to_fit)]
+    return "\n".join(parts)
 
 
 def compared(output: str, regions: Regions, rules: Any, last: int) -> int:
@@ -140,7 +162,7 @@ def compared(output: str, regions: Regions, rules: Any, last: int) -> int:
     same = 0
     unsure: dict[str, int] = {}
     changed: list[tuple[str, str, str]] = []
-    for region in regions.all:
+    for region in regions.heard:
         decisions = sorted(region.every("Decision"), key=lambda d: d.revision)[-last:]
         for decision in decisions:
             outcome = region.replay(decision, rules)
@@ -161,4 +183,5 @@ def compared(output: str, regions: Regions, rules: Any, last: int) -> int:
         click.echo(
             f"{same} decisions the same, {len({d for _, d, _ in changed})} otherwise" + (f", {told}" if told else "")
         )
+        regions.tell_silent()
     return Exit.PLAN_CHANGES if changed else Exit.OK

@@ -12,6 +12,8 @@ from holdfast.cli.output import output_option, print_json, state_option, table
 PATH = "/apis/holdfast.dev/v1/schedulerpolicies"
 MERGE = "application/merge-patch+json"
 EXAMPLES = 10
+LOOK_EVERY_S = 0.1
+SHADOW_LOOKS = 30
 
 
 @click.group()
@@ -64,7 +66,6 @@ class Policies:
 
     def shadowed(self, name: str) -> dict[str, Any]:
         """What regions recorded of the policy's shadow revision beside their own decisions."""
-        status = self.policy(name).get("status", {})
         revision = next((r["metadata"]["name"] for r in self.revisions(name) if r["spec"]["stage"] == "Shadow"), "")
         rows: list[dict[str, Any]] = []
         examples: list[str] = []
@@ -80,10 +81,19 @@ class Policies:
                 examples += _differs(region, decision)
             rows.append(row)
         return {
-            "revision": revision or status.get("revision", ""),
+            "revision": revision,
             "regions": rows,
             "examples": examples[:EXAMPLES],
         }
+
+    def until_shadowed(self, name: str) -> None:
+        """A moment later the new rules are a revision; if that takes longer, what is shown says so."""
+        import time
+
+        for _ in range(SHADOW_LOOKS):
+            if any(r["spec"]["stage"] == "Shadow" for r in self.revisions(name)):
+                return
+            time.sleep(LOOK_EVERY_S)
 
     def active(self, name: str) -> dict[str, Any] | None:
         return next((r for r in self.revisions(name) if r["spec"]["stage"] == "Active"), None)
@@ -200,11 +210,12 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
             )
         if file is not None or stage != "Shadow":
             policies.patch(name, spec)
+            policies.until_shadowed(name)
         shadowed = policies.shadowed(name)
     if output == "json":
         print_json(shadowed)
         return
-    click.echo(f"policy {name}: Shadow, revision {shadowed['revision']}")
+    click.echo(f"policy {name}: Shadow, revision {shadowed['revision'] or '(not made yet: look again)'}")
     rows = [(r["region"], r["decisions"], r["same"], r["other"], r["gained"], r["lost"]) for r in shadowed["regions"]]
     click.echo(
         table(("REGION", "DECISIONS COMPARED", "SAME", "OTHER", "ONLY IT PLACES", "ONLY THE ACTIVE PLACES"), rows)

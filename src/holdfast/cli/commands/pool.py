@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from holdfast.cli.exits import Stop
-from holdfast.cli.output import note, output_option, print_json, state_option, table
+from holdfast.cli.output import directory_option, note, output_option, print_json, state_option, table
 
 
 @click.group()
@@ -53,7 +53,7 @@ def list_(state: str, output: str) -> None:
 @pool.command()
 @click.option("--once", is_flag=True, help="Take one step and end.")
 @click.option("--measure", is_flag=True, help="Also measure the CPU of every workload that scales by cpuPercent.")
-@state_option
+@directory_option
 def provide(*, once: bool, measure: bool, state: str) -> None:
     """Start and stop agents on this machine until every pool has the nodes it should have. Runs until it is stopped.
 

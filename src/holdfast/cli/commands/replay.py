@@ -38,7 +38,8 @@ def replay(decision: str, policy: str | None, state: str, output: str) -> int:
 
     key = parse_subject(decision, "DECISION")
     rules = read_rules(policy) if policy is not None else None
-    for region in Regions(state).all:
+    regions = Regions(state)
+    for region in regions.heard:
         found = region.one("Decision", key)
         if found is None:
             continue
@@ -49,7 +50,8 @@ def replay(decision: str, policy: str | None, state: str, output: str) -> int:
             click.echo(as_text(decision, found, outcome, other=rules is not None))
         failed = isinstance(outcome, NotReplayable) or (rules is None and not outcome.same)
         return Exit.FAILED if failed else Exit.OK
-    raise Stop(f"there is no decision {decision}", next_step="kubectl get decisions -A lists them")
+    step = f"holdfast get decisions -n {key.namespace} lists them"
+    regions.missing(f"there is no decision {decision}", next_step=step)
 
 
 def read_rules(path: str) -> Rules:
@@ -59,8 +61,11 @@ def read_rules(path: str) -> Rules:
 
     from holdfast.model.scheduler_policy import Rules, SchedulerPolicy, validate_rules
 
-    with open(path, encoding="utf-8") as file:
-        data: Any = yaml.safe_load(file)
+    try:
+        with open(path, encoding="utf-8") as file:
+            data: Any = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as wrong:
+        raise Stop(f"{path} cannot be read", why=" ".join(str(wrong).split()), code=Exit.USAGE) from None
     try:
         if isinstance(data, dict) and data.get("kind") == "SchedulerPolicy":
             rules = msgspec.convert(data, SchedulerPolicy).spec.rules

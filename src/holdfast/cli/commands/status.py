@@ -47,9 +47,9 @@ def status(state: str, output: str) -> int:
 
 
 def as_text(survey: Survey) -> str:
-    up = f"supervisor {survey.supervisor_pid}" if survey.supervisor_pid else "no supervisor: holdfast up starts it"
+    here = f"supervisor {survey.supervisor_pid}" if survey.supervisor_pid else "no supervisor: holdfast up starts it"
     restarts = {p.name: p for p in survey.processes}
-    parts = [f"platform {survey.state} ({up})"]
+    parts = [f"platform {survey.state} ({'elsewhere' if survey.remote else here})"]
     cells = []
     for cell in survey.cells:
         process = restarts.get(f"cell-{cell.name}")
@@ -72,6 +72,9 @@ def as_text(survey: Survey) -> str:
             for w in survey.workloads
         ]
         parts.append(table(("TENANT", "WORKLOAD", "SERVING", "STAGES", "REGIONS", "WAITING FOR"), rows))
+    if survey.hidden:
+        step = "kubectl -n TENANT get workloads shows those of a tenant of yours"
+        parts.append(f"not for your eyes, and so not shown: {', '.join(survey.hidden)}; {step}")
     down = [p for p in survey.processes if not p.running]
     parts.extend(f"{p.name} is not running: {p.last_exit or 'not started'}; see {p.log}" for p in down)
     return "\n\n".join(parts)

@@ -6,11 +6,11 @@ import time
 
 import click
 
-from holdfast.cli.output import state_option
+from holdfast.cli.output import directory_option
 
 
 @click.command(hidden=True)
-@state_option
+@directory_option
 @click.option("--with-parent", "parent_pid", type=int, default=0, help="Stop everything when this process is gone.")
 def supervise(state: str, parent_pid: int) -> None:
     """Keep the processes of a prepared platform running until told to stop.

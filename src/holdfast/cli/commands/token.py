@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.output import note, output_option, print_json, state_option, table
+from holdfast.cli.output import directory_option, note, output_option, print_json, table
 
 if TYPE_CHECKING:
     from holdfast.cli.http import Api
@@ -57,7 +57,7 @@ def token() -> None:
     metavar="DURATION",
     help="How long it is good, as 12h or 30d; for ever if not given, or 1h with --join.",
 )
-@state_option
+@directory_option
 @output_option
 def create(
     *,
@@ -149,7 +149,7 @@ def region_api(state: str, region: str) -> Api:
 
 @token.command("list")
 @click.option("--join", "region", default="", metavar="REGION", help="The join tokens of this region instead.")
-@state_option
+@directory_option
 @output_option
 def list_tokens(region: str, state: str, output: str) -> None:
     """List the tokens there are, never their secrets.
@@ -203,7 +203,7 @@ def list_join(api: Api, output: str) -> None:
 @token.command("revoke")
 @click.argument("name")
 @click.option("--join", "region", default="", metavar="REGION", help="A join token of this region.")
-@state_option
+@directory_option
 @output_option
 def revoke(name: str, *, region: str, state: str, output: str) -> None:
     """Refuse a token from now on. Nodes that joined with it stay; `holdfast node revoke` is about those.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from holdfast.cli.output import output_option, quiet_option, state_option
+from holdfast.cli.output import directory_option, output_option, quiet_option
 
 
 @click.command()
@@ -23,7 +23,7 @@ from holdfast.cli.output import output_option, quiet_option, state_option
     help="Agents per region, spread over its two zones; the first has two pretend GPUs.",
 )
 @click.option("--detach", is_flag=True, help="Return once everything serves; `holdfast down` stops it.")
-@state_option
+@directory_option
 @click.option(
     "--port-base",
     type=int,
@@ -71,9 +71,10 @@ def up(
     """Start a whole platform on this machine.
 
     Real processes: a global cell, a cell per region, agents, and the sample workloads they run. It shows progress until
-    everything serves, then prints the API's address, the kubeconfig and three commands to try. Ctrl-C stops it all and
-    leaves nothing behind; with --detach it keeps running. A second `up` on the same directory continues where the
-    first one ended. --timeout running out exits with 5 and leaves the platform up, so that it can be looked at.
+    everything serves, then prints the API's address, the kubeconfig and three commands to try. Ctrl-C stops it all;
+    with --detach it keeps running. A second `up` on the same directory continues where the first one ended, and does
+    not wait for work that says itself why it cannot serve. --timeout running out exits with 5 and leaves the platform
+    up, so that it can be looked at.
 
     \b
     Examples:

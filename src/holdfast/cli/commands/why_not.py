@@ -35,9 +35,11 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 
     key = parse_subject(replica, "REPLICA")
-    found = Regions(state).replica(key)
+    regions = Regions(state)
+    found = regions.replica(key)
     if found is None:
-        raise Stop(f"there is no replica {replica}", next_step="kubectl get replicas -A lists them")
+        step = f"holdfast get replicas -n {key.namespace} lists them"
+        regions.missing(f"there is no replica {replica}", next_step=step)
     region, item = found
     spec = item.spec
     request = SchedulingRequest(
@@ -55,7 +57,8 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
                 region.builder().delete(claim)
     verdict = region.question(ask_of(request), now_s()).verdict(node)
     if verdict is None:
-        raise Stop(f"region {region.name} has no node {node}", next_step="kubectl get nodes lists them")
+        step = f"holdfast get nodes --region {region.name} lists them"
+        raise Stop(f"region {region.name}, which has the replica, has no node {node}", next_step=step)
     if output == "json":
         print_json(msgspec.to_builtins(verdict))
     else:

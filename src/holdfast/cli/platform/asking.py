@@ -49,7 +49,7 @@ def find_replicas(state: str, name: str) -> list[Placed]:
                 found.append(Placed(api, region, meta["namespace"], meta["name"], node))
     if not found:
         unheard = f"; not heard: {', '.join(silent)}" if silent else ""
-        raise Stop(f"no region has a replica or workload {name}{unheard}", next_step="kubectl get replicas -A")
+        raise Stop(f"no region has a replica or workload {name}{unheard}", next_step="holdfast get replicas lists them")
     return sorted(found, key=lambda placed: (placed.tenant, placed.name))
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from holdfast.cli.http import Refusal
 from holdfast.cli.platform.regions import Region, Regions, now_s, pages
+from holdfast.cli.platform.spec_diff import WorkloadChange, change_of
 from holdfast.fleet import assign
 from holdfast.flow import replicate
 from holdfast.flow.ask import ask_of
@@ -16,14 +18,14 @@ from holdfast.flow.why_not import Question
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.binding import Binding
 from holdfast.model.kinds import BY_NAME
-from holdfast.model.meta import Key, Object, ObjectMeta
+from holdfast.model.meta import API_VERSION, Key, Object, ObjectMeta
 from holdfast.model.node import Node
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.view import View
-from holdfast.model.workload import Workload, default_workload, validate_workload
-from holdfast.model.writes import Create, Update
+from holdfast.model.workload import Workload, default_workload, validate_workload, wanted_replicas
+from holdfast.model.writes import Create, Delete, Outcome, Update
 from holdfast.runtime.cache import Cache
 
 GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery")
@@ -42,8 +44,42 @@ class Placing(msgspec.Struct, frozen=True, rename="camel"):
     to_fit: str = ""
 
 
-def placings_of_file(regions: Regions, workloads: Sequence[Workload], *, rules: Rules | None = None) -> list[Placing]:
-    """Each workload as the global cell would assign it and the regions would place it, in the order given."""
+class Removal(msgspec.Struct, frozen=True):
+    """A replica that would be asked to go; `node` is empty while it has none."""
+
+    region: str
+    replica: str
+    node: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A workload the server would not take, and its words."""
+
+    workload: str
+    why: str
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """What would happen: who is refused, what changes in the workloads, who is placed where, and who goes."""
+
+    refused: tuple[Refused, ...] = ()
+    changes: tuple[WorkloadChange, ...] = ()
+    placings: tuple[Placing, ...] = ()
+    removals: tuple[Removal, ...] = ()
+
+
+class Given(msgspec.Struct, frozen=True):
+    """A workload of a manifest, and the manifest as it was written."""
+
+    workload: Workload
+    document: dict[str, Any]
+
+
+def outlook_of_file(regions: Regions, manifests: Sequence[Given], *, rules: Rules | None = None) -> Outlook:
+    """Each workload as the global cell would assign it and the regions would place it, in the order given.
+
+    Of a rollout it shows the first step: the others follow as replicas of the step before serve.
+    """
     now = now_s()
     view = Cache()
     for kind in GLOBAL_KINDS:
@@ -51,23 +87,58 @@ def placings_of_file(regions: Regions, workloads: Sequence[Workload], *, rules: 
         for item in pages(regions.global_api, f"/apis/holdfast.dev/v1/{entry.plural}", {}):
             view.put(msgspec.convert(item, entry.type))
     found: list[Placing] = []
-    for given in workloads:
-        workload = _as_stored(
-            default_workload(given), view.get(Workload, given.metadata.name, given.metadata.namespace)
-        )
+    removals: list[Removal] = []
+    changes: list[WorkloadChange] = []
+    refused: list[Refused] = []
+    for manifest in manifests:
+        given = manifest.workload
+        why = _admission(regions, manifest.document)
+        if why:
+            refused.append(Refused(str(given.key), why))
+            continue
+        defaulted = default_workload(given)
+        stored = view.get(Workload, given.metadata.name, given.metadata.namespace)
+        changes.append(change_of(defaulted, stored))
+        workload = _as_stored(defaulted, stored)
         view.put(workload)
         outcome = assign.decide(workload.key, view, now)
         wishes = [
             w.object for w in outcome.writes if isinstance(w, Create | Update) and isinstance(w.object, Assignment)
         ]
-        if not wishes and not [a for a in view.list(Assignment) if a.spec.workload == workload.metadata.name]:
+        if wanted_replicas(workload) and not wishes and not _assigned(view, workload.key):
             found.append(_no_region(workload, view.list(BY_NAME["Region"].type)))
         for wish in wishes:
             assert isinstance(wish, Assignment)
-            region = next((r for r in regions.all if r.name == wish.spec.region), None)
+            region = next((r for r in regions.heard if r.name == wish.spec.region), None)
             if region is not None:
                 found += _in_region(region, wish, rules, now)
-    return found
+                removals += _removed(region, wish.key, wish, now)
+            else:
+                said = f"region {wish.spec.region} does not answer; it would be given {wish.spec.replicas} replica(s)"
+                found.append(Placing(wish.spec.region, given.metadata.name, reason="RegionNotHealthy", message=said))
+        ended = {w.key for w in outcome.writes if isinstance(w, Delete) and w.kind == "Assignment"}
+        for assignment in _assigned(view, workload.key):
+            region = next((r for r in regions.heard if r.name == assignment.spec.region), None)
+            if assignment.key in ended and region is not None:
+                removals += _removed(region, assignment.key, None, now)
+    return Outlook(tuple(refused), tuple(c for c in changes if c), tuple(found), tuple(removals))
+
+
+def _admission(regions: Regions, document: dict[str, Any]) -> str:
+    """Why the server would refuse it, asked of the server itself by a dry run; empty when it would not."""
+    try:
+        regions.global_api.apply(document, "workloads", manager="holdfast-plan", dry_run=True)
+    except Refusal as refusal:
+        return refusal.why
+    return ""
+
+
+def _assigned(view: View, workload: Key) -> list[Assignment]:
+    return [
+        a
+        for a in view.list(Assignment)
+        if (a.metadata.namespace, a.spec.workload) == (workload.namespace, workload.name)
+    ]
 
 
 def placings_of_drain(region: Region, node: str, *, rules: Rules | None = None) -> list[Placing]:
@@ -112,10 +183,10 @@ def placings_of_recovery(
     return found
 
 
-def workloads_in(documents: Iterable[Any]) -> list[Workload]:
+def workloads_in(documents: Iterable[Any]) -> list[Given]:
     """The workloads of a manifest; other kinds in it change nothing here."""
     kept = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Workload"]
-    return [msgspec.convert(d, Workload) for d in kept]
+    return [Given(msgspec.convert(d, Workload), {"apiVersion": API_VERSION, **d}) for d in kept]
 
 
 def problems(workload: Workload) -> list[str]:
@@ -144,17 +215,27 @@ def _no_region(workload: Workload, regions: Sequence[Any]) -> Placing:
     return Placing("", workload.metadata.name, reason="NoRegionAllowed", message=message)
 
 
-def _in_region(region: Region, wish: Assignment, rules: Rules | None, now: float) -> list[Placing]:
-    key = wish.key
+def _replicated(region: Region, key: Key, wish: Assignment | None, now: float) -> Outcome:
+    """What the region would make of an assignment; None stands for one that is gone."""
     view = Cache()
-    meta = wish.metadata
-    uid = meta.uid or f"planned-{meta.name}"
-    wish = msgspec.structs.replace(wish, metadata=msgspec.structs.replace(meta, uid=uid, resource_version="1"))
-    view.put(wish)
+    if wish is not None:
+        meta = wish.metadata
+        uid = meta.uid or f"planned-{meta.name}"
+        view.put(msgspec.structs.replace(wish, metadata=msgspec.structs.replace(meta, uid=uid, resource_version="1")))
     for kind in ("Replica", "SchedulingRequest"):
         for item in region.every(kind):
             view.put(item)
-    outcome = replicate.decider(region.name)(key, view, now)
+    return replicate.decider(region.name)(key, view, now)
+
+
+def _removed(region: Region, key: Key, wish: Assignment | None, now: float) -> list[Removal]:
+    going = [w.key for w in _replicated(region, key, wish, now).writes if isinstance(w, Delete) and w.kind == "Replica"]
+    nodes = {r.key: r.status.placement.node for r in region.every("Replica")}
+    return [Removal(region.name, key.name, nodes.get(key, "")) for key in going]
+
+
+def _in_region(region: Region, wish: Assignment, rules: Rules | None, now: float) -> list[Placing]:
+    outcome = _replicated(region, wish.key, wish, now)
     made: list[Object] = [w.object for w in outcome.writes if isinstance(w, Create | Update)]
     requests = [item for item in made if isinstance(item, SchedulingRequest)]
     return [placing for request in requests for placing in _planned(region, request, rules, now)]

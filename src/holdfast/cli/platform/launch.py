@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -33,6 +36,7 @@ from holdfast.model.validation import check_dns_label
 
 LOOK_EVERY_S = 0.5
 SUPERVISOR_START_S = 10.0
+SETTLED_FOR_S = 10.0
 STOP_MOST_S = 90.0
 
 
@@ -222,6 +226,8 @@ def wait_until_serving(
     deadline = time.monotonic() + timeout_s
     surveyor = Surveyor(layout, platform)
     regions = samples = enrolled = False
+    # The user's own work may be broken, and was before: a platform that is continued is up all the same.
+    continued, settled_at = layout.applied.exists(), 0.0
     try:
         while True:
             survey = surveyor.look()
@@ -233,6 +239,13 @@ def wait_until_serving(
             elif regions and not samples and can_place(platform, survey):
                 samples = applied(lambda: apply_samples(layout, platform, surveyor.api("global"), shown.say))
             elif samples and is_serving(platform, survey):
+                clear(layout, platform)
+                return survey, True
+            if not (samples and continued and is_serving(platform, survey, but_stuck=True)):
+                settled_at = 0.0
+            elif not settled_at:
+                settled_at = time.monotonic()
+            elif time.monotonic() - settled_at >= SETTLED_FOR_S:
                 clear(layout, platform)
                 return survey, True
             if not alive(supervisor):
@@ -278,10 +291,15 @@ def apply_samples(layout: Layout, platform: Platform, api: Api, say: Callable[[s
     write_whole(layout.applied, b"")
 
 
-def is_serving(platform: Platform, survey: Survey) -> bool:
+def is_serving(platform: Platform, survey: Survey, *, but_stuck: bool = False) -> bool:
+    """Whether all is there; `but_stuck` leaves out what says itself why it cannot serve."""
     nodes_wanted = sum(len(region.agents) for region in platform.regions)
     nodes = sum(node.schedulable for node in survey.nodes)
-    return survey.complete and nodes >= nodes_wanted and all(workload.done for workload in survey.workloads)
+    return (
+        survey.complete
+        and nodes >= nodes_wanted
+        and all(workload.done or (but_stuck and workload.stuck) for workload in survey.workloads)
+    )
 
 
 def report(layout: Layout, platform: Platform, survey: Survey, *, served: bool, detach: bool, as_json: bool) -> None:
@@ -298,31 +316,47 @@ def report(layout: Layout, platform: Platform, survey: Survey, *, served: bool, 
         return
     kubeconfig, state = _short(str(layout.kubeconfig)), _short(str(layout.root))
     flag = "" if state == ".holdfast" else f" --state {state}"
-    ending = f"\nholdfast down{flag} stops it." if detach else "\nCtrl-C stops it."
+    command = own_command()
+    ending = f"\n{command} down{flag} stops it." if detach else "\nCtrl-C stops it."
     if not served:
         note("\nNot everything serves yet:")
         for line in missing(layout, survey):
             note(f"  {line}")
-        note(f"  next: holdfast status{flag}")
+        note(f"  next: {command} status{flag}")
         note(ending)
         return
-    note("\nHoldfast is up.")
+    note("\nHoldfast is up." + (" This does not serve:" if (lines := unserved(survey)) else ""))
+    for line in lines:
+        note(f"  {line}")
     note(f"  API         {platform.global_url}")
     note(f"  kubeconfig  {kubeconfig}")
     note("\nTry:")
     note(f"  kubectl --kubeconfig {kubeconfig} get workloads -A")
     note(f"  {_curl(layout, platform)}")
-    note(f"  holdfast status{flag}")
+    note(f"  {command} status{flag}")
     note(ending)
 
 
-def missing(layout: Layout, survey: Survey) -> list[str]:
-    """What does not serve, and the reason there is."""
-    told = [
+def own_command() -> str:
+    """This very command as the user can type it: by its path where the shell would not find it, or find another."""
+    beside = Path(sys.executable).with_name("holdfast")
+    found = shutil.which("holdfast")
+    if not beside.exists() or (found is not None and os.path.samefile(found, beside)):
+        return "holdfast"
+    return _short(str(beside))
+
+
+def unserved(survey: Survey) -> list[str]:
+    return [
         f"{w.tenant}/{w.name}: {' '.join(f'{s}:{n}' for s, n in w.stages.items()) or 'no replicas yet'} {w.reason}"
         for w in survey.workloads
         if not w.done
     ]
+
+
+def missing(layout: Layout, survey: Survey) -> list[str]:
+    """What does not serve, and the reason there is."""
+    told = unserved(survey)
     told += [f"node {n.region}/{n.name}: {n.reason}" for n in survey.nodes if not n.schedulable]
     told += [
         f"the {cell.name} cell: {cell.message}; see {layout.log('cell-' + cell.name)}"

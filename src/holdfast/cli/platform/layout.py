@@ -42,10 +42,12 @@ class RegionPlan(msgspec.Struct, frozen=True, rename="camel"):
     port: int
     agents: tuple[AgentPlan, ...]
     cost: int = 100
+    endpoint: str = ""
+    """Where its cell is, on another machine; empty for one of this machine."""
 
     @property
     def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}"
+        return self.endpoint or f"https://127.0.0.1:{self.port}"
 
 
 class Platform(msgspec.Struct, frozen=True, rename="camel"):
@@ -59,10 +61,12 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
     """The cells whose store is the platform's own etcd cluster; the others have a SQLite file each."""
     provider: bool = True
     """Whether a process of the platform measures loads and starts and stops the nodes of pools."""
+    endpoint: str = ""
+    """Where the global cell is, on another machine; empty for one of this machine."""
 
     @property
     def global_url(self) -> str:
-        return f"https://127.0.0.1:{self.port_base}"
+        return self.endpoint or f"https://127.0.0.1:{self.port_base}"
 
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
@@ -115,15 +119,22 @@ class Layout:
         for folder in (self.root, self.pki, self.logs, self.run, self.run / "processes"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    @property
+    def remote(self) -> bool:
+        """Whether this is no directory but a kubeconfig: the platform is elsewhere, and only its API is there."""
+        return self.root.is_file()
+
     def load(self) -> Platform:
-        """The recorded platform; says how to make one when there is none."""
+        """The recorded platform, or the one a kubeconfig leads to; says how to make one when there is none."""
+        if self.remote:
+            return remote_platform(self.root)
         try:
             return msgspec.json.decode(self.platform.read_bytes(), type=Platform)
         except FileNotFoundError:
             raise Stop(
                 f"there is no platform in {self.root}",
                 why="platform.json is missing",
-                next_step="holdfast up starts one; --state names another directory",
+                next_step="holdfast up starts one; --state names another directory, or a kubeconfig",
                 code=Exit.UNREACHABLE,
             ) from None
         except msgspec.ValidationError as error:
@@ -135,6 +146,22 @@ class Layout:
 
     def save(self, platform: Platform) -> None:
         write_whole(self.platform, msgspec.json.format(msgspec.json.encode(platform), indent=2))
+
+
+def remote_platform(kubeconfig: Path) -> Platform:
+    """As far as the global cell knows it: what runs on its machines is not for us to know."""
+    from holdfast.cli.platform import remote
+
+    regions = [
+        RegionPlan(
+            name=item["metadata"]["name"], zones=tuple(item["spec"].get("zones", ())),
+            residency=tuple(item["spec"].get("residency", ())), port=0, agents=(), cost=item["spec"].get("cost", 100),
+            endpoint=remote.access(kubeconfig, item["metadata"]["name"], item["spec"].get("endpoint", "")).url,
+        )
+        for item in remote.region_objects(kubeconfig)
+    ]  # fmt: skip
+    there = remote.access(kubeconfig, remote.GLOBAL).url
+    return Platform(port_base=0, regions=tuple(regions), agents_per_region=0, samples=False, endpoint=there)
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import msgspec
 
 from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.http import MAX_PAGES, PAGE, Api, Refusal
+from holdfast.cli.output import note
 from holdfast.cli.platform.layout import Layout
 from holdfast.cli.platform.survey import connect
 from holdfast.flow.active_policy import ActivePolicy, active_policy
@@ -31,15 +33,16 @@ from holdfast.model.scheduler_policy import PolicyRevision, Rules
 from holdfast.model.scheduling_request import Member, SchedulingRequest
 from holdfast.model.template import template_hash
 
-GONE = 410
+FORBIDDEN, GONE = 403, 410
 
 
 class Region:
-    """One regional cell."""
+    """One regional cell. Who may not see every tenant sees `tenant`'s objects instead."""
 
-    def __init__(self, api: Api, name: str) -> None:
+    def __init__(self, api: Api, name: str, tenant: str = "") -> None:
         self.api = api
         self.name = name
+        self._tenant = tenant
         self._builder: SnapshotBuilder | None = None
         self._known: dict[tuple[str, int], list[Any]] = {}
 
@@ -48,7 +51,12 @@ class Region:
         if (kind, at) not in self._known:
             entry = BY_NAME[kind]
             query = {"resourceVersion": str(at), "resourceVersionMatch": "Exact"} if at else {}
-            found = pages(self.api, f"/apis/holdfast.dev/v1/{entry.plural}", query)
+            try:
+                found = pages(self.api, f"/apis/holdfast.dev/v1/{entry.plural}", query)
+            except Refusal as refusal:
+                if refusal.status != FORBIDDEN or not self._tenant or not entry.namespaced:
+                    raise
+                found = pages(self.api, f"/apis/holdfast.dev/v1/namespaces/{quote(self._tenant)}/{entry.plural}", query)
             self._known[kind, at] = [msgspec.convert(item, entry.type) for item in found]
         return self._known[kind, at]
 
@@ -80,6 +88,16 @@ class Region:
         revisions: list[PolicyRevision] = self.every("PolicyRevision")
         overrides: list[Override] = self.every("Override")
         return active_policy(revisions, overrides, self.name, now)
+
+    def open_to_us(self) -> bool:
+        """Whether we may see all there is to plan with; a tenant may not, and has what the scheduler wrote down."""
+        try:
+            self.builder()
+        except Refusal as refusal:
+            if refusal.status != FORBIDDEN:
+                raise
+            return False
+        return True
 
     def waiting(self, now: float) -> list[SchedulingRequest]:
         """Requests with members that have no place, in the order in which they are planned."""
@@ -147,12 +165,37 @@ def pages(api: Api, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
 class Regions:
     """The cells of a platform: the global one, and every region that answers."""
 
-    def __init__(self, state: str) -> None:
+    def __init__(self, state: str, *, tenant: str = "") -> None:
         layout = Layout(state)
         platform = layout.load()
         self.layout = layout
         self.global_api = connect(layout, platform, "global")
-        self.all = [Region(connect(layout, platform, r.name), r.name) for r in platform.regions]
+        self.all = [Region(connect(layout, platform, r.name), r.name, tenant) for r in platform.regions]
+        self.silent: dict[str, str] = {}
+        """Regions that did not answer, and what was said instead; known once `heard` was asked for."""
+
+    @cached_property
+    def heard(self) -> list[Region]:
+        """The regions that answer: a question is asked most when one of them does not."""
+        found = []
+        for region in self.all:
+            try:
+                region.api.text("/livez")
+                found.append(region)
+            except Stop as stop:
+                self.silent[region.name] = stop.why or stop.what
+        return found
+
+    def tell_silent(self) -> None:
+        for name, why in sorted(self.silent.items()):
+            note(f"region {name} does not answer ({why}): what it holds is not told here")
+
+    def missing(self, what: str, *, next_step: str) -> NoReturn:
+        """Nothing was found where we looked; with a region silent it may be there all the same."""
+        if self.silent:
+            unheard = f"{', '.join(sorted(self.silent))} did not answer, and may have it"
+            raise Stop(what, why=unheard, next_step="holdfast status shows which cells run", code=Exit.UNREACHABLE)
+        raise Stop(what, next_step=next_step)
 
     def named(self, name: str) -> Iterable[Region]:
         found = [r for r in self.all if name in ("", r.name)]
@@ -161,7 +204,7 @@ class Regions:
         return found
 
     def replica(self, key: Key) -> tuple[Region, Replica] | None:
-        for region in self.all:
+        for region in self.heard:
             found = region.one("Replica", key)
             if found is not None:
                 return region, found
@@ -172,12 +215,15 @@ def now_s() -> float:
     return time.time()
 
 
+_EXAMPLES = {"REPLICA": "payments/risk-api-us-east-0", "DECISION": "payments/risk-api-us-east-1a2b3c-0123456789"}
+
+
 def parse_subject(text: str, what: str = "WORKLOAD|REPLICA") -> Key:
     tenant, _, name = text.partition("/")
     if not tenant or not name:
         raise Stop(
-            f"{text!r} does not name what to explain",
-            next_step=f"write TENANT/{what}, such as payments/risk-api",
+            f"{text!r} does not say which tenant's {what.lower().replace('|', ' or ')} is meant",
+            next_step=f"write TENANT/{what}, such as {_EXAMPLES.get(what, 'payments/risk-api')}",
             code=Exit.USAGE,
         )
     return Key(tenant, name)

@@ -6,6 +6,7 @@ out with a remark, so that a platform of one region comes up as well.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from holdfast.cli.platform.layout import Platform
 from holdfast.model import kinds
 
 MANAGER = "holdfast-up"
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 # Tenants before what lives in them, classes before what names them.
 FILES = ("priorities.yaml", "tenants.yaml", "policy.yaml", "quotas.yaml", "budgets.yaml", "workloads.yaml")
 
@@ -70,7 +72,7 @@ def sample_manifests(platform: Platform) -> tuple[list[Manifest], list[str]]:
         for manifest in load_manifests(folder / name):
             fitted, remark = fit(manifest, platform)
             if fitted is not None:
-                fitting.append(fitted)
+                fitting.append(as_kubectl_applies(fitted))
             if remark:
                 remarks.append(remark)
     return fitting, remarks
@@ -94,6 +96,13 @@ def fit(manifest: Manifest, platform: Platform) -> tuple[Manifest | None, str]:
         fewer = {**rules, "spreadRegions": len(names)}
         return {**manifest, "spec": {**spec, "placement": fewer}}, f"{what}: spread over {len(names)} region(s)"
     return manifest, ""
+
+
+def as_kubectl_applies(manifest: Manifest) -> Manifest:
+    """With kubectl's own record of what was applied: without it, the first `kubectl apply` of a sample warns."""
+    text = json.dumps(manifest, separators=(",", ":"), sort_keys=True) + "\n"
+    meta = manifest["metadata"]
+    return {**manifest, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), LAST_APPLIED: text}}}
 
 
 def apply_all(api: Api, manifests: list[Manifest]) -> None:

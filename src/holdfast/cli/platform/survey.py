@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.exits import Stop
-from holdfast.cli.http import Api
+from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.http import Api, Refusal
 from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.layout import Layout, Platform
 from holdfast.cli.platform.processes import alive
@@ -19,8 +19,9 @@ from holdfast.cli.platform.supervisor import load_records, supervisor_of
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import is_true
 from holdfast.model.node import Contact, Node, why_not_schedulable
+from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
-from holdfast.model.replica import Replica
+from holdfast.model.replica import Phase, Replica
 from holdfast.model.workload import Workload, WorkloadType, wanted_replicas
 
 
@@ -56,7 +57,10 @@ class NodeView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WorkloadView(msgspec.Struct, frozen=True, rename="camel"):
-    """`stages` counts replicas in all regions that answered; `done` is what `up` waits for."""
+    """`stages` counts replicas in all regions that answered; `done` is what `up` waits for.
+
+    `stuck` is not done for a reason of its own: it has no place, or its replicas end as soon as they are started.
+    """
 
     tenant: str
     name: str
@@ -68,6 +72,7 @@ class WorkloadView(msgspec.Struct, frozen=True, rename="camel"):
     stages: dict[str, int]
     regions: dict[str, int]
     reason: str = ""
+    stuck: bool = False
 
 
 class Survey(msgspec.Struct, frozen=True, rename="camel"):
@@ -77,6 +82,9 @@ class Survey(msgspec.Struct, frozen=True, rename="camel"):
     cells: tuple[CellView, ...]
     nodes: tuple[NodeView, ...]
     workloads: tuple[WorkloadView, ...]
+    remote: bool = False
+    hidden: tuple[str, ...] = ()
+    """What our credentials may not list: what is empty here may not be empty there."""
 
     @property
     def complete(self) -> bool:
@@ -91,6 +99,7 @@ class Surveyor:
         self._layout = layout
         self._platform = platform
         self._apis = {name: connect(layout, platform, name, timeout_s=timeout_s) for name, _ in platform.cells}
+        self._hidden: set[str] = set()
 
     def api(self, cell: str) -> Api:
         return self._apis[cell]
@@ -116,6 +125,8 @@ class Surveyor:
             cells=cells,
             nodes=tuple(sorted(nodes, key=lambda n: (n.region, n.name))),
             workloads=tuple(workload_view(w, replicas) for w in workloads),
+            remote=self._layout.remote,
+            hidden=tuple(sorted(self._hidden)),
         )
 
     def close(self) -> None:
@@ -133,6 +144,10 @@ class Surveyor:
     def _list(self, cell: str, plural: str, kind: type[Any]) -> list[Any]:
         try:
             return [msgspec.convert(item, kind) for item in self._apis[cell].list(plural)]
+        except Refusal as refusal:
+            if refusal.code is Exit.DENIED:
+                self._hidden.add(f"{plural} of {cell}")
+            return []
         except Stop:
             return []  # it went away between two questions; the next look says so
 
@@ -145,10 +160,16 @@ def with_health(cell: CellView, region: Region | None) -> CellView:
     return msgspec.structs.replace(cell, health=region.status.health.state, live_nodes=live_nodes)
 
 
-def connect(layout: Layout, platform: Platform, cell: str, *, timeout_s: float = 5.0) -> Api:
-    """The API of one cell, as the platform's operator."""
-    files = Credentials(layout).operator()
+def connect(layout: Layout, platform: Platform, cell: str, *, token: str = "", timeout_s: float = 5.0) -> Api:
+    """The API of one cell: as the platform's operator, whoever the kubeconfig says, or whoever has the token."""
     url = dict(platform.cells)[cell]
+    if layout.remote:
+        from holdfast.cli.platform import remote
+
+        return remote.access(layout.root, cell, url).api(cell, token=token, timeout_s=timeout_s)
+    files = Credentials(layout).operator()
+    if token:
+        return Api(url, name=cell, ca=files.ca, token=token, timeout_s=timeout_s)
     return Api(url, name=cell, ca=files.ca, cert=files.cert, key=files.key, timeout_s=timeout_s)
 
 
@@ -214,15 +235,22 @@ def workload_view(workload: Workload, replicas: list[tuple[str, Replica]]) -> Wo
         stages=dict(sorted(stages.items(), key=lambda item: order[item[0]])),
         regions=dict(sorted(regions.items())),
         reason="" if done else pending_reason(workload),
+        stuck=not done and is_stuck(workload, [r for _, r in own]),
     )
 
 
+def is_stuck(workload: Workload, replicas: list[Replica]) -> bool:
+    ran = (r.status.execution for r in replicas)
+    told = {p.pending_reason for p in workload.status.summary.regions} - {"", Reason.WAITING}
+    return bool(told) or any(e is not None and e.phase is Phase.BACKING_OFF for e in ran)
+
+
 def pending_reason(workload: Workload) -> str:
-    """The first reason a region gives, or the condition that says why nothing serves."""
-    for progress in workload.status.summary.regions:
-        if progress.pending_reason:
-            return f"{progress.region}: {progress.pending_reason}"
+    """The condition that says why not everything serves, or else the first reason a region gives."""
     for condition in workload.status.conditions:
         if condition.status != "True" and condition.message:
             return f"{condition.reason}: {condition.message}"
+    for progress in workload.status.summary.regions:
+        if progress.pending_reason:
+            return f"{progress.region}: {progress.pending_reason}"
     return ""

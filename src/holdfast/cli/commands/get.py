@@ -1,0 +1,139 @@
+"""`holdfast get`: one table of a kind from every cell that has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli import completing
+from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.output import note, output_option, print_json, state_option, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.cli.http import Api
+    from holdfast.cli.platform.regions import Regions
+    from holdfast.model.kinds import Kind
+
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+WIDE_PRIORITY = 1
+
+
+@click.command()
+@click.argument("kind", metavar="KIND", shell_complete=completing.kinds)
+@click.argument("name", required=False, default="")
+@click.option("-n", "--tenant", "--namespace", "tenant", default="", help="Only what belongs to this tenant.")
+@click.option("-l", "--selector", default="", help="Only what carries these labels, such as app=web.")
+@click.option("--region", default="", help="Only this region.")
+@click.option("--wide", is_flag=True, help="More columns.")
+@state_option
+@output_option
+def get(
+    kind: str, name: str, *, tenant: str, selector: str, region: str, wide: bool, state: str, output: str
+) -> int:  # fmt: skip
+    """List objects of a kind from all cells: `kubectl get` everywhere at once.
+
+    The kind is named as for kubectl: nodes, node or no. What lives in the global cell comes from there, what regions
+    own from each of them; regions that do not answer are named, and end the command with 8.
+
+    \b
+    Examples:
+      holdfast get nodes
+      holdfast get replicas -n payments --wide
+      holdfast get decisions -n payments -o json
+    """
+    from holdfast.cli.platform.regions import Regions, pages
+
+    found = kind_named(kind)
+    regions = Regions(state)
+    query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+    if selector:
+        query["labelSelector"] = selector
+    cells = cells_of(regions, found, region)
+    path = path_of(found, tenant)
+    if output == "json":
+        items = [{"cell": cell, **item} for cell, api in cells for item in pages(api, path, query)]
+        print_json({"kind": found.name, "items": items, "silent": regions.silent})
+        empty = not items
+    else:
+        headers, rows = merged(cells, found, path, query, wide=wide, tenants=found.namespaced and not tenant)
+        empty = not rows
+        if rows:
+            click.echo(table(headers, rows))
+        elif not name:
+            note(f"no {found.plural} found")
+        regions.tell_silent()
+    if name and empty:
+        regions.missing(f"no cell has {found.singular} {name}", next_step=f"holdfast get {found.plural} lists them")
+    return Exit.UNREACHABLE if regions.silent else Exit.OK
+
+
+def kind_named(text: str) -> Kind:
+    from holdfast.model.kinds import ALL
+
+    wanted = text.lower().partition(".")[0]
+    shown = [k for k in ALL if not k.internal]
+    for kind in shown:
+        if wanted in (kind.plural, kind.singular, *kind.short_names):
+            return kind
+    import difflib
+
+    near = difflib.get_close_matches(wanted, [k.plural for k in shown], n=1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    step = f"{guess}one of {', '.join(sorted(k.plural for k in shown))}"
+    raise Stop(f"there is no kind {text!r}", next_step=step, code=Exit.USAGE)
+
+
+def cells_of(regions: Regions, kind: Kind, region: str) -> list[tuple[str, Api]]:
+    """Where to ask: the home of the kind; with --region, that region's own copy or original."""
+    from holdfast.model.kinds import Home
+
+    if region:
+        list(regions.named(region))  # says which there are, when it is none of them
+    own = [("global", regions.global_api)] if kind.home is not Home.REGION and not region else []
+    if kind.home is Home.GLOBAL and not region:
+        return own
+    return own + [(r.name, r.api) for r in regions.heard if region in ("", r.name)]
+
+
+def path_of(kind: Kind, tenant: str) -> str:
+    root = f"/apis/{kind.group}/v1" if kind.group else "/api/v1"
+    if tenant and not kind.namespaced:
+        raise Stop(f"{kind.plural} belong to no tenant", next_step=f"holdfast get {kind.plural}", code=Exit.USAGE)
+    return f"{root}/namespaces/{tenant}/{kind.plural}" if tenant else f"{root}/{kind.plural}"
+
+
+def merged(
+    cells: Sequence[tuple[str, Api]], kind: Kind, path: str, query: dict[str, str], *, wide: bool, tenants: bool
+) -> tuple[list[str], list[list[Any]]]:
+    """The servers' own tables below each other, with the cell in front."""
+    headers: list[str] = []
+    rows: list[list[Any]] = []
+    for cell, api in cells:
+        columns, found = table_of(api, path, query)
+        kept = [i for i, c in enumerate(columns) if wide or c.get("priority", 0) < WIDE_PRIORITY]
+        headers = headers or [columns[i]["name"].upper() for i in kept]
+        for row in found:
+            meta = row.get("object", {}).get("metadata", {})
+            cut = [row["cells"][i] if row["cells"][i] is not None else "" for i in kept]
+            rows.append([cell, *([meta.get("namespace", "")] if tenants else []), *cut])
+    return ["CELL", *(["TENANT"] if tenants else []), *headers], rows
+
+
+def table_of(api: Api, path: str, query: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    from holdfast.cli.http import MAX_PAGES, PAGE
+
+    columns: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    asked = {"limit": str(PAGE), **query}
+    for _ in range(MAX_PAGES):
+        answer = api.request("GET", path, query=asked, accept=TABLE)
+        columns = columns or answer["columnDefinitions"]
+        rows.extend(answer["rows"] or ())
+        rest = answer.get("metadata", {}).get("continue", "")
+        if not rest:
+            return columns, rows
+        asked = {"limit": str(PAGE), **query, "continue": rest}
+    raise Stop(f"{path}: more than {MAX_PAGES * PAGE} objects", next_step="narrow it with -n, -l or --region")

@@ -1,0 +1,104 @@
+"""`GET /api/v1/namespaces/{namespace}/pods/{name}/log`: `kubectl logs` of a replica, answered by its node's agent.
+
+The question is the same that `POST /ask/v1/replicas/…` asks, and whoever may read the replica may ask it; only the
+answer is plain text. A pod that was released is gone, and what it wrote with it: the agent tells of the newest place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.model import limits
+from holdfast.model.asking import Ask, Kind, LogLine, Question
+from holdfast.model.binding import Binding
+from holdfast.model.errors import BadRequest, Unavailable
+from holdfast.model.times import parse_time
+from holdfast.server import asks
+from holdfast.server.reading import find
+from holdfast.server.request import Request, StreamResponse
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Application
+
+
+class Row(LogLine, frozen=True):
+    """What an agent posts: a line, or why there is none."""
+
+    error: str = ""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """How the lines are wanted: not older than `oldest`, at most `most_bytes` (0: all), with their times."""
+
+    oldest: float
+    most_bytes: int
+    stamped: bool
+
+    def line(self, row: Row) -> bytes:
+        if row.error:
+            return f"error: {row.error}\n".encode()
+        if self.oldest and row.at and parse_time(row.at) < self.oldest:
+            return b""
+        return f"{row.at} {row.text}\n".encode() if self.stamped else f"{row.text}\n".encode()
+
+
+_decoder = msgspec.json.Decoder(Row)
+
+
+async def log(app: Application, request: Request) -> StreamResponse:
+    binding = find(app, request)
+    assert isinstance(binding, Binding)  # what is stored of a pod
+    if request.flag("previous"):
+        raise BadRequest(
+            f"previous terminated container of {request.target.name} not found: "
+            "what earlier runs of a place wrote is in the same log, before the newest lines"
+        )
+    since_s = _number(request, "sinceSeconds", 0)
+    oldest = app.ports.clock.now() - since_s if since_s else 0.0
+    shape = Shape(oldest, _number(request, "limitBytes", 0), stamped=request.flag("timestamps"))
+    tail = _number(request, "tailLines", limits.LOG_TAIL_LINES_MAX)
+    question = Question(kind=Kind.LOGS, tail=tail, follow=request.flag("follow"))
+    ask = Ask(id="", question=question, namespace=binding.metadata.namespace, replica=binding.spec.replica)
+    answers = _rows(asks.asked(app, binding.spec.node, ask))
+    first = await anext(answers, None)
+    if first is not None and first.error:
+        await answers.aclose()
+        raise Unavailable(f"node {binding.spec.node}: {first.error}")
+    return StreamResponse(_text(first, answers, shape), content_type="text/plain")
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    given = request.query.get(name, "")
+    if not given:
+        return default
+    if not given.isascii() or not given.isdigit() or len(given) > 12:
+        raise BadRequest(f"{name} must be a whole number, not {given[:40]!r}")
+    return min(int(given), limits.LOG_TAIL_LINES_MAX) if name == "tailLines" else int(given)
+
+
+async def _rows(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[Row]:
+    """The agent posts whole lines only."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for line in chunk.splitlines():
+                if line.strip():
+                    yield _decoder.decode(line)
+
+
+async def _text(first: Row | None, rows: AsyncGenerator[Row], shape: Shape) -> AsyncIterator[bytes]:
+    """Lines as text, at most as many bytes as were asked for. Closing it closes the question."""
+    left = shape.most_bytes
+    async with aclosing(rows):
+        row = first
+        while row is not None:
+            piece = shape.line(row)[: left if shape.most_bytes else None]
+            left -= len(piece)
+            if piece:  # an empty chunk would end the answer
+                yield piece
+            if shape.most_bytes and left <= 0:
+                return
+            row = await anext(rows, None)

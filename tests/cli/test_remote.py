@@ -1,0 +1,73 @@
+"""A platform elsewhere, seen through a kubeconfig: whom to ask, with which credentials, and what wrong files say."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.app import run
+from holdfast.cli.exits import Exit, Stop
+from holdfast.cli.platform.layout import Layout
+from holdfast.cli.platform.remote import access, contexts
+
+
+def kubeconfig(folder: Path, names: tuple[str, ...], *, current: str = "", **user: str) -> Path:
+    given = {
+        "apiVersion": "v1", "kind": "Config", "current-context": current,
+        "clusters": [
+            {"name": n, "cluster": {"server": f"https://{n}.example:7400", "certificate-authority": "ca.crt"}}
+            for n in names
+        ],
+        "contexts": [{"name": n, "context": {"cluster": n, "user": "me"}} for n in names],
+        "users": [{"name": "me", "user": user}],
+    }  # fmt: skip
+    path = folder / f"{'-'.join(names)}.kubeconfig"
+    path.write_text(json.dumps(given))
+    return path
+
+
+def test_each_cell_has_its_context_and_a_region_without_one_its_endpoint(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path, ("global", "eu-west"), token="secret")
+    assert access(path, "eu-west", "https://other:1").url == "https://eu-west.example:7400"
+    far = access(path, "us-east", "https://us-east.elsewhere:7401")
+    assert (far.url, far.token, far.ca) == ("https://us-east.elsewhere:7401", "secret", tmp_path / "ca.crt")
+    with pytest.raises(Stop, match="has no context 'us-east'"):
+        access(path, "us-east")
+    assert Layout(path).remote and not Layout(tmp_path).remote
+
+
+def test_keys_that_are_embedded_become_files_only_we_can_read(tmp_path: Path) -> None:
+    data = base64.b64encode(b"PEM").decode()
+    path = kubeconfig(tmp_path, ("global",), **{"client-certificate-data": data, "client-key-data": data})
+    key = contexts(path)["global"].key
+    assert key is not None and key.read_bytes() == b"PEM"
+    assert key.stat().st_mode & 0o077 == 0 and key.parent.stat().st_mode & 0o077 == 0
+
+
+def test_the_current_context_is_the_global_cell_when_none_is_called_so(tmp_path: Path) -> None:
+    assert contexts(kubeconfig(tmp_path, ("mine",), current="mine"))["global"].url == "https://mine.example:7400"
+    with pytest.raises(Stop, match="names no global cell"):
+        contexts(kubeconfig(tmp_path, ("a", "b")))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("kind: Workload\n", "is no kubeconfig"), ("a: [b", "cannot be read"), ("\x00", "cannot be read")],
+)
+def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, capsys: Any, text: str, says: str) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    assert run(["get", "nodes", "--state", str(path)]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert str(path) in said and says in said
+
+
+def test_commands_on_a_platforms_own_processes_need_its_directory(tmp_path: Path, capsys: Any) -> None:
+    path = kubeconfig(tmp_path, ("global",))
+    for words in (["up"], ["down"], ["drill", "run", "zone-loss"], ["token", "list"], ["credentials", "list"]):
+        assert run([*words, "--state", str(path)]) == Exit.USAGE, words
+        assert "is a file" in capsys.readouterr().err
