@@ -86,8 +86,8 @@ from tests.sim.test_guards import small_world
 
 decide = replicate._decide
 
-def iterating(*args):
-    outcome = decide(*args)
+def iterating(*args, **options):
+    outcome = decide(*args, **options)
     named = {str(write): write for write in outcome.writes}
     return type(outcome)(writes=tuple(named[text] for text in set(named)), notices=outcome.notices)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -115,3 +117,72 @@ def test_there_are_no_threads() -> None:
 
     world.run_until_complete(main())
     world.end()
+
+
+def test_a_nap_ends_at_its_moment_in_order_with_timers_and_stands_still_with_its_process() -> None:
+    world, seen = loop(), []
+    process = Process("cell", 1)
+
+    async def sleeper() -> None:
+        await world.nap(2.0)
+        seen.append(("nap", world.time()))
+
+    async def main() -> None:
+        world.arrive_later(1.0, lambda: seen.append(("arrived", world.time())))
+        world.spawn(process, sleeper())
+        given_up = world.create_task(sleeper())
+        await asyncio.sleep(0.5)
+        given_up.cancel()
+        world.pause(process)
+        await world.nap(3.0)
+        assert seen == [("arrived", 1.0)]
+        world.resume(process)
+        await world.nap(1.0)
+
+    world.run_until_complete(main())
+    world.end()
+    assert seen == [("arrived", 1.0), ("nap", 3.5)]
+
+
+def test_what_belongs_to_no_process_happens_although_its_sender_died_and_may_fail() -> None:
+    world, seen = loop(), []
+    process = Process("cell", 1)
+
+    def breaks() -> None:
+        raise ValueError("broken on its way")
+
+    async def work() -> None:
+        world.arrive_later(1.0, breaks)
+        world.arrive_later(1.0, seen.append, "after it")
+
+    async def main() -> None:
+        world.spawn(process, work())
+        await asyncio.sleep(0.5)
+        world.kill(process)
+        await asyncio.sleep(1.0)
+
+    world.run_until_complete(main())
+    world.end()
+    assert seen == ["after it"]
+    assert [str(failure["exception"]) for failure in world.failures] == ["broken on its way"]
+
+
+def test_a_generator_that_nobody_closes_is_counted() -> None:
+    async def numbers() -> AsyncGenerator[int, None]:
+        while True:
+            yield 1
+
+    async def drops() -> None:
+        async for _ in numbers():
+            break
+
+    async def closes() -> None:
+        async with contextlib.aclosing(numbers()) as found:
+            async for _ in found:
+                break
+
+    for reads, times in ((closes, 0), (drops, 1)):
+        world = loop()
+        world.run_until_complete(reads())
+        assert sum(world.dropped.values()) == times
+        world.end()

@@ -42,7 +42,10 @@ class West:
 
     def __init__(self, kind: OverrideKind) -> None:
         ends: dict[str, float] = {}
-        self.checkers = {name: ExpiryChecker(name, ends) for name in ("global", "west")}
+        self.at_s = 0.0
+        self.checkers = {
+            name: ExpiryChecker(name, ends, clock=lambda: WALL_S + self.at_s) for name in ("global", "west")
+        }
         self.disks: dict[str, dict[str, Any]] = {"global": {}, "west": {}}
         spec = OverrideSpec(
             kind=kind, scope=OverrideScope(region="west"), reason="x", requester="ann", ttl_seconds=TTL_S
@@ -51,6 +54,7 @@ class West:
         self.override = Override(metadata=ObjectMeta(name="o", uid="u"), spec=spec, status=status)
 
     def commit(self, cell: str, at_s: float, *items: Object) -> list[str]:
+        self.at_s = at_s
         changed = []
         for item in items:
             kind = kind_of(type(item))
@@ -104,15 +108,17 @@ def test_a_try_in_vain_that_is_written_down_late_is_judged_by_when_it_was_made(r
     west.commit("global", 0.0, west.override)
     west.commit("west", 1.0, west.override)
 
-    def written(name: str, decided_s: float, at_s: float) -> list[str]:
+    def written(name: str, decided_s: float, at_s: float, *, stamped_s: float | None = None) -> list[str]:
         spec = DecisionSpec(
             request="r", workload="w", overrides=("o",), decided_at=micro_text(WALL_S + decided_s),
             entries=(DecisionEntry(replica="w-0", uid=name, result=result),),
         )  # fmt: skip
-        created = micro_text(WALL_S + at_s)
+        created = micro_text(WALL_S + (at_s if stamped_s is None else stamped_s))
         meta = ObjectMeta(name=name, namespace="acme", creation_timestamp=created)
         return west.commit("west", at_s, Decision(metadata=meta, spec=spec))
 
     late_s = TTL_S * 1.05 + LATE_S
     assert bool(written("in-time", TTL_S - 5, late_s)) is (result == "Accepted")
+    paused = written("paused-at-the-commit", TTL_S - 5, late_s, stamped_s=TTL_S - 5)
+    assert bool(paused) is (result == "Accepted")
     assert written("too-late", late_s, late_s)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import os
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.sim import planting, runs
+from holdfast.sim import garden, planting, runs
 from holdfast.sim.declared import base_of
 from holdfast.sim.mutations import CATALOGUE, MUTATIONS, Patch, planted
+from holdfast.sim.planted_kept import Kept
+from holdfast.sim.planted_page import Table
 
 # Caught by one of the very first worlds, within seconds of its time: looked for at every change.
 QUICK = (
@@ -130,9 +133,60 @@ def test_some_planted_bugs_are_caught_at_every_change(name: str) -> None:
 def test_all_planted_bugs_are_caught_and_the_control_is_clean() -> None:
     runs.quiet()
     told: list[str] = []
-    assert planting.plant("all", seeds=planting.SEEDS, first=1, told=told.append) == 0, "\n".join(told)
-    took = [int(line.split()[1]) for line in told[1 : 1 + len(MUTATIONS)]]
+    wish = garden.Wish("all", planting.SEEDS, workers=os.cpu_count() or 1)
+    assert garden.plant(wish, told.append) == 0, "\n".join(told)
+    rows = [line.split() for line in told if line.split()[0] in {m.name for m in MUTATIONS}]
+    took = [int(row[1]) for row in rows]
+    assert len(took) == len(MUTATIONS)
     assert statistics.median(took) <= MEDIAN_MAX and max(took) < planting.SEED_MAX
+
+
+def test_a_search_that_was_stopped_goes_on_and_runs_no_world_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+
+    def world(seed: int, name: str = "") -> planting.Tried:
+        with ran.open("a") as file:  # each in a process of its own
+            file.write(f"{name}@{seed}\n")
+        if seed == 2 and name and not (tmp_path / "calm").exists():
+            raise OSError("the machine went down")
+        return planting.Tried(seed, by="S3" if name and seed == 3 else "")
+
+    monkeypatch.setattr(garden, "try_out", world)
+    wish = garden.Wish("quota-left-out,ledger-left-out", 5, workers=2, kept=tmp_path / "kept", page=tmp_path / "page")
+    with pytest.raises(RuntimeError, match="the machine went down"):
+        garden.plant(wish, lambda text: None)
+    (tmp_path / "calm").touch()
+    told: list[str] = []
+    assert garden.plant(wish, told.append) == 0
+    assert told[0].startswith("going on after")
+    planted_at_1 = [line for line in ran.read_text().split() if line.endswith("-left-out@1")]
+    assert sorted(planted_at_1) == ["ledger-left-out@1", "quota-left-out@1"]
+    assert sorted(line for line in ran.read_text().split() if line.startswith("@")) == ["@1", "@2", "@3"]
+    page = (tmp_path / "page").read_text()
+    assert (
+        "2 of 2 caught, after 3 seeds in the median and 3 at most; control: 3 seeds without any bug, 0 alarms" in page
+    )
+
+
+def test_answers_of_another_state_of_the_code_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    Kept(path).add(planting.Ask("", 1), planting.Tried(1))
+    with path.open("a") as file:
+        file.write('{"ask": {"na')
+    assert list(Kept(path).answers) == [planting.Ask("", 1)]
+    assert list(Kept(path).answers) == [planting.Ask("", 1)]
+    path.write_text("another\n" + path.read_text().partition("\n")[2])
+    assert not Kept(path).answers
+
+
+def test_what_a_bug_takes_is_counted_from_the_first_seed_of_the_search() -> None:
+    table = Table(first=5001)
+    assert table.took(planting.Caught("quota-left-out", (5001, 5203), seed=5203)) == 203
+    mutation = next(m for m in MUTATIONS if m.scenario)
+    seeds = list(planting.seeds_for(mutation, first=5001, seeds=50))
+    assert seeds[0] == 5001 and len(seeds) > 10 and seeds[-1] < 5001 + planting.SEED_MAX
 
 
 def test_a_bug_that_nobody_planted_is_not_there() -> None:

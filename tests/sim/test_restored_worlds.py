@@ -19,6 +19,7 @@ from holdfast.sim.world import Shape, World
 from holdfast.store.contract import Put, Remove, Txn
 
 SEEDS = range(1, 41 if os.environ.get("HOLDFAST_PROVE") else 5)
+ATTEMPTS_MAX = 40
 JUDGED = {"S1", "S2", "S3", "S4", "S5", "S7"}
 
 
@@ -28,6 +29,7 @@ class RestoredWorld(World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed, Shape(nodes_per_region=6, faults_s=200.0))
         self.restored: list[str] = []
+        self.attempts = 0
 
     async def _story(self):
         acts = [self.loop.create_task(self._restore_later(number)) for number in range(3)]
@@ -39,6 +41,8 @@ class RestoredWorld(World):
     async def _settle(self):
         """What people want and what the backups knew need not agree any more: only safety is judged, for a while."""
         await asyncio.sleep(120.0)
+        bound = [e.key for host in self.cells() for e in (await host.disk.store.range("/bindings/")).entries]
+        self.attempts = max((int(key.rpartition(".")[2]) for key in bound), default=0)
         return 0.0, None
 
     async def _restore_later(self, number: int) -> None:
@@ -77,6 +81,7 @@ def test_nothing_runs_twice_and_nothing_is_overspent(seed: int) -> None:
     world = RestoredWorld(seed)
     outcome = world.run()
     assert len(world.restored) == 3
+    assert world.attempts <= ATTEMPTS_MAX, "work is bound, not started, and bound again"
     broken = [violation for violation in outcome.violations if violation.promise in JUDGED]
     assert not broken, "\n".join(map(str, broken[:5]))
     assert not outcome.failures, outcome.failures

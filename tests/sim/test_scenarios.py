@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.model.lifecycle import TRANSITIONS
 from holdfast.model.reasons import Reason
-from holdfast.sim import runs, scenario, single, story
+from holdfast.sim import declared, runs, scenario, single, story
 from holdfast.sim.declared import Expected, Scenario, Serves, Shape, load, names
 from holdfast.sim.mutations import planted
 from holdfast.sim.shrink import Subject, shrink
@@ -41,6 +41,21 @@ def test_a_scenario_goes_well(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_one_more_scenario_leaves_nearly_all_seeds_the_worlds_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bases() -> dict[int, str]:
+        return {seed: base.title for seed in range(1, 1500) if (base := declared.base_of(seed)) is not None}
+
+    assert set(declared.FIRST) <= set(declared.names())
+    before, known, load = bases(), declared.names(), declared.load
+    monkeypatch.setattr(declared, "names", lambda: [*known, "newest"])
+    monkeypatch.setattr(declared, "load", lambda name: load("zone-lost" if name == "newest" else name))
+    after = bases()
+    assert before.keys() == after.keys()
+    moved = {seed for seed in before if before[seed] != after[seed]}
+    assert moved and len(moved) < len(before) / 10
+    assert {after[seed] for seed in moved} == {"zone-lost"}
+
+
 def test_a_scenario_that_does_not_show_what_it_should_fails() -> None:
     runs.quiet()
     quiet = Scenario("quiet", "Nothing happens.", Expected())

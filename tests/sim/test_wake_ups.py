@@ -29,6 +29,7 @@ def _deaf(name: str) -> object:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["serve", "replicate"])
 def test_a_lost_wake_up_costs_time_with_resyncs_and_is_seen_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runs.quiet()

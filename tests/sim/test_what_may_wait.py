@@ -10,9 +10,19 @@ import pytest
 
 from holdfast.model.assignment import Assignment
 from holdfast.model.kinds import kind_of
-from holdfast.model.meta import Object
+from holdfast.model.meta import Condition, Object
+from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, Phase, Replica
-from holdfast.model.workload import Autoscale, Load, LoadBlock, RolloutBlock, RolloutPhase, Workload
+from holdfast.model.workload import (
+    Autoscale,
+    Load,
+    LoadBlock,
+    RolloutBlock,
+    RolloutPhase,
+    ScaleBlock,
+    Workload,
+    WorkloadType,
+)
 from holdfast.sim.checkers import Changed, Commit
 from holdfast.sim.checkers.convergence import Unsettled
 from holdfast.sim.checkers.court import Court
@@ -82,6 +92,51 @@ def test_nor_does_work_that_could_get_ready() -> None:
     two = Two()
     two.stuck = again(two.stuck, spec=msgspec.structs.replace(two.stuck.spec, template=TEMPLATE))
     assert two.found() == ["west: replica api-west-1 is Running"]
+
+
+@pytest.mark.parametrize("reason", [Reason.SCALE_LIMITED, Reason.LOAD_WITHIN_TARGET, Reason.SCALE_HELD])
+def test_nothing_is_at_rest_while_a_number_is_on_its_way_to_another(reason: Reason) -> None:
+    court = Court(VirtualLoop(random.Random(1)))
+    made = workload(autoscale=Autoscale(max_replicas=4))
+    summary = msgspec.structs.replace(made.status.summary, serving=2)
+    serving = Condition(type="Serving", status="True", reason=Reason.ALL_SERVING)
+    status = msgspec.structs.replace(
+        made.status, scale=ScaleBlock(2, reason, ""), summary=summary, conditions=(serving,)
+    )
+    made = again(made, status=status)
+    court.state("global")[key_of(made)] = made
+    wanted = Wanted()
+    wanted.services[(made.metadata.namespace, made.metadata.name)] = 2
+    found = Unsettled(court, wanted, (), ()).found
+    assert found == (
+        ["acme/api has not got to the number that its load asks for"] if reason != Reason.LOAD_WITHIN_TARGET else []
+    )
+
+
+@pytest.mark.parametrize("waited", [True, False])
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING])
+def test_batch_work_whose_turn_came_late_may_still_run_at_the_end(waited: bool, phase: Phase) -> None:
+    court = Court(VirtualLoop(random.Random(1)))
+    made = workload(type=WorkloadType.BATCH)
+    name = (made.metadata.namespace, made.metadata.name)
+    held = assignment(where="east", type=WorkloadType.BATCH)
+    runs = replica(1, held, status=bound_status(execution=ExecutionBlock(phase=phase, attempt=1)))
+    court.state("global")[key_of(made)] = made
+    court.state("east")[key_of(runs)] = runs
+    wanted = Wanted()
+    wanted.batches.add(name)
+    looked = Unsettled(court, wanted, ("east",), (), {name} if waited else set())
+    assert looked.found == ["batch acme/api is not complete: 0 succeeded"]
+    assert looked.going_on == int(waited and phase is Phase.RUNNING)
+
+
+def test_what_waits_rightly_is_remembered() -> None:
+    court = Court(VirtualLoop(random.Random(1)))
+    waits = replica(1, assignment(where="east"), revision=NEW)
+    court.state("east")[key_of(waits)] = waits
+    waited: set[tuple[str, str]] = set()
+    assert not Unsettled(court, Wanted(), ("east",), (), waited).found
+    assert waited == {("acme", "api")}
 
 
 # To and fro

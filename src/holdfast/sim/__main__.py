@@ -19,6 +19,8 @@ from holdfast.sim.world import World
 
 STATE = Path(".sim/hours.json")
 """Where a run of hours keeps what it has done, to go on there."""
+PLANTED = Path(".sim/planted.jsonl")
+"""Where a search for planted bugs keeps what worlds have said."""
 PROGRESS_EVERY_S = 60.0
 
 
@@ -33,10 +35,12 @@ def main() -> int:
     if options.check:
         return _check(options.check)
     if options.plant and options.seed is None and not options.scenario:
-        from holdfast.sim.planting import plant
+        from holdfast.sim.garden import Wish, plant
 
-        page = options.page.write_text if options.page is not None else None
-        return plant(options.plant, seeds=options.seeds, first=options.first, told=_say, page=page)
+        wish = Wish(
+            options.plant, options.seeds, options.first, options.workers, kept=PLANTED, page=options.page
+        )  # fmt: skip
+        return plant(wish, _say)
     if options.scenario:
         from holdfast.sim import scenario
 
@@ -144,7 +148,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="holdfast.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this one world and tell its story")
     parser.add_argument("--seeds", type=int, default=10, help="run this many worlds")
-    parser.add_argument("--first", type=int, default=1, help="the first seed of many")
+    parser.add_argument("--first", "--from", type=int, default=1, help="the first seed of many")
     parser.add_argument("--hours", type=float, default=0.0, help="run worlds for so long; a later run goes on there")
     parser.add_argument("--workers", type=int, default=2, help="how many processes run worlds")
     parser.add_argument("--twice", action="store_true", help="with --seed: again in a process with another hash seed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from holdfast.client import readback
@@ -140,19 +140,21 @@ class InsideClient:
         strikes, place = self._chaos.strikes, f"{self._inner.cell}/{kind.__name__}"
         if strikes(Kind.WATCH_EXPIRED, place) is not None:
             raise Expired("the revision is compacted (simulated): list again")
-        async for batch in _overheard(self._inner, kind, namespace, after, fields=fields, ears=self._ears):
-            if strikes(Kind.WATCH_DROP, place) is not None:
-                raise Unavailable("the watch was dropped (simulated)")
-            if (own := strikes(Kind.WATCH_STALL, place)) is not None:
-                await asyncio.sleep(own.uniform(*STALL_S))
-                raise Unavailable("the watch stalled and was dropped (simulated)")
-            if (own := strikes(Kind.WATCH_DELAY, place)) is not None:
-                await asyncio.sleep(own.uniform(*DELAY_S))
-            while (left_s := self._chaos.stale_s(self._inner.cell, kind.__name__)) > 0:
-                await asyncio.sleep(min(left_s, STALE_LOOK_S))
-            yield batch
-            if strikes(Kind.WATCH_DUPLICATE, place) is not None:
+        heard = _overheard(self._inner, kind, namespace, after, fields=fields, ears=self._ears)
+        async with contextlib.aclosing(heard):  # one that is only dropped ends whenever its last frame is forgotten
+            async for batch in heard:
+                if strikes(Kind.WATCH_DROP, place) is not None:
+                    raise Unavailable("the watch was dropped (simulated)")
+                if (own := strikes(Kind.WATCH_STALL, place)) is not None:
+                    await asyncio.sleep(own.uniform(*STALL_S))
+                    raise Unavailable("the watch stalled and was dropped (simulated)")
+                if (own := strikes(Kind.WATCH_DELAY, place)) is not None:
+                    await asyncio.sleep(own.uniform(*DELAY_S))
+                while (left_s := self._chaos.stale_s(self._inner.cell, kind.__name__)) > 0:
+                    await asyncio.sleep(min(left_s, STALE_LOOK_S))
                 yield batch
+                if strikes(Kind.WATCH_DUPLICATE, place) is not None:
+                    yield batch
 
     async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
         committed = await self._inner.commit(writes, token=token, brief=brief)
@@ -199,7 +201,7 @@ class InsideClient:
 
 async def _overheard(
     client: Client, kind: type[O], namespace: str, after: int, *, fields: Mapping[str, str] | None, ears: Ears
-) -> AsyncIterator[Sequence[Seen[O]]]:
+) -> AsyncGenerator[Sequence[Seen[O]], None]:
     whole = not namespace and not fields
     async for batch in client.watch(kind, namespace, after=after, fields=fields):
         if namespace:

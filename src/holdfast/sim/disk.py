@@ -114,7 +114,7 @@ class Mounted:
     async def commit(self, txn: Txn) -> Committed:
         strikes, cell = self._chaos.strikes, self._disk.cell
         self._disk.asked(cell, self._loop.time())
-        await asyncio.sleep(self._chance.uniform(*COMMIT_S))
+        await self._loop.nap(self._chance.uniform(*COMMIT_S))
         self._check()
         if self._disk.full and txn.writes:
             raise self._fail(StoreFailed("the disk is full (simulated): nothing was written, and nothing more will be"))

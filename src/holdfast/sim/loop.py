@@ -14,29 +14,28 @@ import random
 import sys
 import weakref
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
+import msgspec
+
 CLOSE_ATTEMPTS = 20
-STEPS_MAX = 3_000_000
-"""Steps of one run, thirty times what a long one takes; a run that needs more is going in circles."""
+STEPS_MAX = 1_000_000
+"""Steps of one run, many times what a long one takes; a run that needs more is going in circles."""
 RESOLUTION_S = 1e-6
 _MASK = 2**64 - 1
 
 
-class Call:
+class Call(msgspec.Struct):
     """A callback that is due or will be: as much of an asyncio handle as anyone here uses, without its costs."""
 
-    __slots__ = ("args", "callback", "context", "dropped", "when_s")
-
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, when_s: float) -> None:
-        self.callback = callback
-        self.args = args
-        self.context = context
-        self.when_s = when_s
-        self.dropped = False
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    context: Context
+    when_s: float = 0.0
+    dropped: bool = False
 
     def cancel(self) -> None:
         self.dropped = True
@@ -56,7 +55,7 @@ def _nothing() -> None:
 class Process:
     """One life of one simulated process. After a crash the next life is another Process of the same name."""
 
-    __slots__ = ("alive", "blow", "fuse", "held", "life", "name", "number", "paused", "queue", "tasks")
+    __slots__ = ("alive", "blow", "context", "fuse", "held", "life", "name", "number", "paused", "queue", "tasks")
 
     def __init__(self, name: str, life: int) -> None:
         self.name = name
@@ -71,6 +70,8 @@ class Process:
         """Ready callbacks; while the process is paused they gather in `held`."""
         self.held: list[Call] = []
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.context: Context | None = None
+        """What the contexts of its tasks are copied from, once it has any."""
 
     def __repr__(self) -> str:
         return f"{self.name}.{self.life}"
@@ -98,12 +99,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.outside.run(current_process.set, WORLD)
         self._waiting: list[Process] = []
         """Processes with something ready, each once."""
-        self._timers: list[tuple[float, int, Call]] = []
+        self._timers: list[tuple[float, int, Call | asyncio.Future[None]]] = []
         self._timer_number = 0
         self._buried: list[Any] = []
         self.steps = 0
         self.trace = 0
         self.failures: list[dict[str, Any]] = []
+        self.dropped: Counter[str] = Counter()
+        """Asynchronous generators that nobody closed, by name: they end when their last reference goes, which is for
+        the interpreter to say (a traceback that somebody keeps, a cycle) and not for the seed."""
         self.set_exception_handler(lambda _, context: self.failures.append(context))
 
     # Time
@@ -129,8 +133,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Call:
-        call = Call(callback, args, copy_context() if context is None else context, 0.0)
-        self._enqueue(call)
+        call = Call(callback, args, copy_context() if context is None else context)
+        owner = call.context.get(current_process, WORLD)
+        if owner is WORLD:
+            owner = self._world
+        if owner.alive and not owner.paused:
+            if not owner.queue:
+                self._waiting.append(owner)
+            owner.queue.append(call)
+        else:
+            self._enqueue(call)
         return call
 
     def call_soon_threadsafe(  # type: ignore[override]
@@ -155,6 +167,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (call.when_s, self._timer_number, call))
         return call
 
+    def nap(self, seconds: float) -> asyncio.Future[None]:
+        """Done when so much time has passed: `asyncio.sleep` without its costs. Whoever waits for it is woken at that
+        moment, and not by a step of its own in between."""
+        future: asyncio.Future[None] = asyncio.Future(loop=self)
+        self._timer_number += 1
+        when_s = self._now + (seconds if seconds > RESOLUTION_S else RESOLUTION_S)
+        heapq.heappush(self._timers, (when_s, self._timer_number, future))
+        return future
+
     def arrive_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Call:
         """Like `call_later`, for what no crash and no pause of the process that sends it can stop."""
         return self._set_timer(Call(callback, args, self.outside, self._now + delay))
@@ -175,18 +196,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 waiting.pop()
             if call.dropped:
                 continue
-            self.steps += 1
-            self.trace = (self.trace * 1_000_003 + owner.number + self._now_us) & _MASK
-            try:
-                call.context.run(call.callback, *call.args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                self.call_exception_handler({"message": f"exception in {call.callback!r}", "exception": error})
+            self._run(call, owner)
             if owner.fuse:
                 self._burn(owner)
-            if self.steps > STEPS_MAX:
-                raise NothingLeft(f"more than {STEPS_MAX} steps; the run goes in circles")
+
+    def _run(self, call: Call, owner: Process) -> None:
+        self.steps += 1
+        self.trace = (self.trace * 1_000_003 + owner.number + self._now_us) & _MASK
+        try:
+            call.context.run(call.callback, *call.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"exception in {call.callback!r}", "exception": error})
+        if self.steps > STEPS_MAX:
+            raise NothingLeft(f"more than {STEPS_MAX} steps; the run goes in circles")
 
     def _burn(self, owner: Process) -> None:
         owner.fuse -= 1
@@ -195,19 +219,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _advance(self) -> None:
         """Nobody is ready: move the clock to the next timer and make everything due then ready."""
-        timers = self._timers
-        while timers and timers[0][2].dropped:
-            heapq.heappop(timers)
-        if not timers:
+        timers, pop, now = self._timers, heapq.heappop, -1.0
+        while timers:
+            due_s = timers[0][0]
+            if now >= 0.0 and due_s > now:
+                return
+            item = pop(timers)[2]
+            if type(item) is Call:
+                if item.dropped:
+                    continue
+            elif item.done():  # type: ignore[union-attr]
+                continue
+            if now < 0.0:
+                if due_s > self._now:
+                    self._now = due_s
+                    self._now_us = int(due_s * 1e6)
+                now = self._now
+            if type(item) is Call:
+                if item.context is self.outside:
+                    # It belongs to no process, and none is ready: nothing could come between.
+                    self._run(item, self._world)
+                else:
+                    self._enqueue(item)
+            else:
+                item.set_result(None)  # type: ignore[union-attr]
+        if now < 0.0:
             raise NothingLeft("no process is ready and no timer is set: the world has stopped")
-        if timers[0][0] > self._now:
-            self._now = timers[0][0]
-            self._now_us = int(self._now * 1e6)
-        now = self._now
-        while timers and timers[0][0] <= now:
-            call = heapq.heappop(timers)[2]
-            if not call.dropped:
-                self._enqueue(call)
 
     def note(self, number: int) -> None:
         """Mixes something that happened into the digest, such as a commit."""
@@ -228,9 +265,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.create_task(main, name=name or process.name, context=self.context_of(process))
 
     def context_of(self, process: Process) -> Context:
-        context = copy_context()
-        context.run(current_process.set, process)
-        return context
+        if process.context is None:
+            process.context = self.outside.copy()
+            process.context.run(current_process.set, process)
+        return process.context.copy()
 
     def kill(self, process: Process) -> None:
         """The process is gone between two steps. Its tasks are kept, so that nothing of them ever runs again."""
@@ -262,8 +300,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # What BaseEventLoop asks of a real loop
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
-        """A generator nobody reads any more is closed by the process that dropped it."""
+        """A generator nobody reads any more is closed by the process that dropped it; and the run has failed."""
         if not self.is_closed():
+            self.dropped[agen.__qualname__] += 1
             self.call_soon(self.create_task, agen.aclose())
 
     def _process_events(self, event_list: Any) -> None:

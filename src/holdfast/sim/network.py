@@ -147,7 +147,7 @@ class Network:
         lost = self.chaos.strikes(Kind.CALL_LOST, caller) is not None
         if not lost:
             self.loop.arrive_later(self._latency_s(), self._arrive, caller, host, work, answer, writes)
-        timer = self.loop.call_later(NO_ANSWER_S[1], _settle, answer, self._no_answer(host.name, writes))
+        timer = self.loop.call_later(NO_ANSWER_S[1], self._give_up, answer, host.name, writes)
         try:
             return await answer
         finally:
@@ -167,7 +167,7 @@ class Network:
             refused = Unavailable(f"{host.name} does not answer (simulated)")
             self.loop.arrive_later(self._chance.uniform(*REFUSED_S), _settle, answer, refused)
             return
-        number = self._register(target, lambda _: _settle(answer, self._no_answer(host.name, writes)))
+        number = self._register(target, lambda _: self._give_up(answer, host.name, writes))
 
         async def carry_out() -> None:
             result: T | Fault
@@ -188,9 +188,9 @@ class Network:
             _settle(answer, result)
 
     @staticmethod
-    def _no_answer(host: str, writes: bool) -> Fault:
+    def _give_up(answer: asyncio.Future[Any], host: str, writes: bool) -> None:
         kind = Ambiguous if writes else Unavailable
-        return kind(f"{host} did not answer (simulated)")
+        _settle(answer, kind(f"{host} did not answer (simulated)"))
 
     def _latency_s(self) -> float:
         return self._chance.uniform(*LATENCY_S)
@@ -232,17 +232,16 @@ class Network:
         if pipe.stalled:
             return
         strikes = self.chaos.strikes
-        broken = Unavailable(f"the watch of {host} broke (simulated)")
         if not self.reachable(host, caller):
             pipe.stalled = True
-            self.loop.arrive_later(self._chance.uniform(*NOTICED_S), pipe.fail, broken)
+            self.loop.arrive_later(self._chance.uniform(*NOTICED_S), pipe.fail, _broken(host))
             return
         if (own := strikes(Kind.WATCH_STALL, place)) is not None:
             pipe.stalled = True
-            self.loop.arrive_later(own.uniform(*STALL_S), pipe.fail, broken)
+            self.loop.arrive_later(own.uniform(*STALL_S), pipe.fail, _broken(host))
             return
         if strikes(Kind.WATCH_DROP, place) is not None:
-            pipe.fail(broken)
+            pipe.fail(_broken(host))
             return
         now_s = self.loop.time()
         late = strikes(Kind.WATCH_DELAY, place)
@@ -250,6 +249,10 @@ class Network:
         pipe.due_s = max(pipe.due_s, arrives_s)
         for _ in range(2 if strikes(Kind.WATCH_DUPLICATE, place) is not None else 1):
             self.loop.arrive_later(pipe.due_s - now_s, pipe.put, batch)
+
+
+def _broken(host: str) -> Unavailable:
+    return Unavailable(f"the watch of {host} broke (simulated)")
 
 
 def _settle(answer: asyncio.Future[T], result: T | Fault) -> None:

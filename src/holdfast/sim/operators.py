@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from holdfast.sim.world import World
 
 BURST_WORKLOADS = 6
+BURST_SORTS = ("batch", "batch", "dated", "failing", "quick")
+"""What comes in bursts, of those that there are in a world."""
 
 
 async def interfere(world: World, trouble: Trouble) -> None:
@@ -152,12 +154,12 @@ async def _change_policy(client: Client, trouble: Trouble) -> None:
             rules = plain
         case 0 | 1 | 2:
             rules = msgspec.structs.replace(plain, scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
-        case 3 | 4:
+        case 3:
             rules = msgspec.structs.replace(plain, scores=(WeightedScore(name=ScoreName.BALANCE, weight=9),))
         case 5:
             gate = FilterExpression(name="slow-disks-only", expression="node.labels['disk'] == 'slow'")
             rules = msgspec.structs.replace(plain, filter_expressions=(gate,))
-        case 6:
+        case 4 | 6:
             rules = msgspec.structs.replace(plain, preemption=Preemption(per_tenant_per_minute=0))
         case 7:
             rules = msgspec.structs.replace(plain, partition_mode=PartitionMode.PROVISIONAL)
@@ -171,18 +173,20 @@ async def _change_policy(client: Client, trouble: Trouble) -> None:
 def policy_words(amount: float) -> str:
     """Which rules `_change_policy` takes, in words."""
     words = (
-        "fill nodes up", "fill nodes up", "fill nodes up", "balance nodes", "balance nodes", "slow disks only",
+        "fill nodes up", "fill nodes up", "fill nodes up", "balance nodes", "no preemption", "slow disks only",
         "no preemption", "provisional while cut off", "fair shares first", "none acts, only a shadow",
     )  # fmt: skip
     return "taken back: the plain rules" if amount < 0 else words[int(amount * 10)]
 
 
 async def _burst(world: World, trouble: Trouble) -> None:
-    """A lot of short work at once."""
+    """A lot of short work at once, of several sorts where there are."""
     if trouble.target not in world.wanted.tenants:
         return
     chance = stream(world.seed, f"burst/{trouble.name}")
     number = trouble.name.rpartition("#")[2]
+    known = [sort for sort in BURST_SORTS if sort in world.sorts]
     for index in range(BURST_WORKLOADS):
-        workload = sorts.batch(trouble.target, f"burst{number}-{index}", (), chance)
+        make = sorts.SORTS[chance.choice(known)] if known else sorts.batch
+        workload = make(trouble.target, f"burst{number}-{index}", (), chance)
         await people.want(world.operator, world.wanted, workload)

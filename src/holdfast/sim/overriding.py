@@ -27,7 +27,9 @@ async def avoid(world: World, trouble: Trouble) -> None:
 async def give(world: World, trouble: Trouble) -> None:
     """One override of a kind that chance decides; a second person approves most, and some are taken back early."""
     chance = stream(world.seed, f"override/{trouble.name}")
-    kind = chance.choice([k for k in OverrideKind if k is not OverrideKind.AVOID_ZONE])
+    kinds = [k for k in OverrideKind if k is not OverrideKind.AVOID_ZONE]
+    scaling = any(made.spec.autoscale is not None for made in world.wanted.made.values())
+    kind = chance.choice([*kinds, *[OverrideKind.PAUSE_AUTOSCALER] * 3] if scaling else kinds)
     scope = OverrideScope(region=trouble.target)
     more: dict[str, Any] = {}
     if kind in (OverrideKind.EMERGENCY_QUOTA, OverrideKind.RAISE_PRIORITY):

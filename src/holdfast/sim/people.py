@@ -33,6 +33,8 @@ SLOTS = 4
 LOST_AFTER_S = 20.0
 SOLO_NODES = 12
 """A region must have so many nodes for some of them to be one tenant's own."""
+NEIGHBOUR = "neighbour"
+"""Work that keeps apart from other work needs other work to keep apart from."""
 Name = tuple[str, str]
 
 
@@ -108,12 +110,14 @@ async def set_up(client: Client, land: Land, chance: random.Random, chaos: Chaos
         await create(client, item)
     for tenant, name, sort in _first_work(land):
         regions = land.regions[-1:] if sort == "resident" else land.regions
-        made = SORTS[sort](tenant, name, regions, random.Random(chance.getrandbits(64)))
-        act = f"user brings {tenant}/{name}"
-        if chaos is None or chaos.allows(act):
-            await want(client, wanted, made)
-            if chaos is not None:
-                chaos.act(act, f"{made.spec.replicas} of sort {sort}")
+        own = random.Random(chance.getrandbits(64))
+        for each in (name, NEIGHBOUR) if sort == "sociable" else (name,):
+            made = SORTS[sort](tenant, each, regions, own)
+            act = f"user brings {tenant}/{each}"
+            if chaos is None or chaos.allows(act):
+                await want(client, wanted, made)
+                if chaos is not None:
+                    chaos.act(act, f"{made.spec.replicas} of sort {sort}")
     return wanted
 
 
@@ -143,7 +147,7 @@ async def want(client: Client, wanted: Wanted, workload: Workload) -> None:
         wanted.batches.add(name)
     else:
         wanted.services[name] = workload.spec.replicas
-        wanted.made[name] = workload
+        wanted.made[name] = sorts.repaired(workload)  # who has to ask again in the end does not ask for a broken one
     await create(client, workload)
 
 

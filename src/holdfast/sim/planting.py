@@ -2,13 +2,13 @@
 control, and must be clean.
 
 A bug that shows only in worlds of one scenario is looked for in those seeds of the ordinary run that begin from it: the
-seed that catches it then is an upper bound of what the ordinary run takes.
+seed that catches it then is an upper bound of what the ordinary run takes. What a bug takes is counted from the first
+seed of the search, however few of the seeds in between were run.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import islice
 
@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.sim.declared import base_of
 from holdfast.sim.loop import NothingLeft
-from holdfast.sim.mutations import MUTATIONS, Mutation, find, planted
+from holdfast.sim.mutations import Mutation, planted
 from holdfast.sim.shrink import complaint
 from holdfast.sim.world import World
 
@@ -25,7 +25,14 @@ FIRST_SEEDS = 1
 SEEDS = 25
 """In so many seeds each is planted at most, unless told otherwise; as many of its scenario if it has one."""
 SEED_MAX = 5000
-"""Further than this nobody looks."""
+"""Further than so many seeds from the first nobody looks."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One world that somebody wants to know about: this seed with this bug planted, or without any."""
+
+    name: str
+    seed: int
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -81,33 +88,45 @@ class Control:
     def __init__(self) -> None:
         self.said: dict[int, str] = {}
 
-    def clean(self, seed: int) -> bool:
-        if seed not in self.said:
-            self.said[seed] = try_out(seed).by
-        return not self.said[seed]
-
     @property
     def alarms(self) -> list[int]:
         return [seed for seed, by in sorted(self.said.items()) if by]
 
 
-def catch(name: str, seeds: Iterable[int], control: Control | None = None) -> Caught:
-    """Runs seeds with the bug planted until one fails that is clean without it.
+def search(name: str, seeds: Iterable[int]) -> Generator[Ask, Tried, Caught]:
+    """Asks for seeds with the bug planted until one fails that is clean without it. Runs nothing itself.
 
     A mutation that fails by its own fault has caught nothing.
     """
-    control = control or Control()
     tried: list[int] = []
     idle = 0
     for seed in seeds:
-        found = try_out(seed, name)
+        found = yield Ask(name, seed)
         tried.append(seed)
         idle += not found.executed
         if found.tripped:
             raise RuntimeError(f"the mutation {name} must be mended: {found.tripped}")
-        if found.by and control.clean(seed):
+        if found.by and not (yield Ask("", seed)).by:
             return Caught(name, tuple(tried), seed, found.by, found.what, idle)
     return Caught(name, tuple(tried), idle=idle)
+
+
+def catch(name: str, seeds: Iterable[int], control: Control | None = None) -> Caught:
+    """Searches in this process, one world after the other."""
+    control = control or Control()
+    asking = search(name, seeds)
+    try:
+        ask = next(asking)
+        while True:
+            if ask.name:
+                ask = asking.send(try_out(ask.seed, ask.name))
+                continue
+            if ask.seed not in control.said:
+                control.said[ask.seed] = try_out(ask.seed).by
+            ask = asking.send(Tried(ask.seed, control.said[ask.seed]))
+    except StopIteration as end:
+        caught: Caught = end.value
+        return caught
 
 
 def seeds_for(mutation: Mutation, *, first: int, seeds: int) -> Iterator[int]:
@@ -116,99 +135,13 @@ def seeds_for(mutation: Mutation, *, first: int, seeds: int) -> Iterator[int]:
         yield from range(first, first + seeds)
         return
     yield from range(first, first + FIRST_SEEDS)
-    yield from islice(begun_from(mutation.scenario, first=first + FIRST_SEEDS), seeds)
+    below = first + SEED_MAX
+    yield from islice(begun_from(mutation.scenario, first=first + FIRST_SEEDS, below=below), seeds)
 
 
-def begun_from(scenario: str, *, first: int = 1) -> Iterator[int]:
+def begun_from(scenario: str, *, first: int = 1, below: int = SEED_MAX) -> Iterator[int]:
     """The seeds of the ordinary run that begin from a scenario."""
-    for seed in range(first, SEED_MAX):
+    for seed in range(first, below):
         base = base_of(seed)
         if base is not None and base.title.partition(" (")[0] == scenario:
             yield seed
-
-
-class Table:
-    """All that was tried, and what the control said."""
-
-    def __init__(self) -> None:
-        self.rows: list[Caught] = []
-        self.control = Control()
-
-    @property
-    def missed(self) -> list[str]:
-        return [row.name for row in self.rows if row.seed is None]
-
-    def summary(self) -> str:
-        took = [row.seed for row in self.rows if row.seed is not None]
-        median = f"median seed {statistics.median(took):g}, last {max(took)}" if took else "none"
-        return (
-            f"{len(took)} of {len(self.rows)} caught, {median}; "
-            f"control: {len(self.control.said)} seeds without any bug, {len(self.control.alarms)} alarms"
-        )
-
-
-def row_of(row: Caught) -> str:
-    if row.seed is not None:
-        return f"{row.name:28} {row.seed:5} {len(row.tried):5}  {row.by}: {row.what[:150]}"
-    why = "never executed" if row.idle == len(row.tried) else f"not caught, never executed in {row.idle}"
-    return f"{row.name:28} {'none':>5} {len(row.tried):5}  {why}: {find(row.name).says}"
-
-
-def plant(
-    name: str, *, seeds: int, first: int, told: Callable[[str], None], page: Callable[[str], None] | None = None
-) -> int:
-    """The command: one bug, or all; tells a row for each. 0 when each was caught and the control is clean."""
-    chosen = [m for m in MUTATIONS if name == "all" or m.name in name.split(",")]
-    if not chosen:
-        told(f"there is no bug {name!r}; there are: {', '.join(m.name for m in MUTATIONS)}")
-        return 2
-    table = Table()
-    told(f"{'bug':28} {'seed':>5} {'tried':>5}  caught by")
-    for mutation in chosen:
-        row = catch(mutation.name, seeds_for(mutation, first=first, seeds=seeds), table.control)
-        table.rows.append(row)
-        told(row_of(row))
-    for seed in sorted({seed for row in table.rows for seed in row.tried}):
-        table.control.clean(seed)
-    told(table.summary())
-    for seed in table.control.alarms:
-        told(f"the control fails with seed {seed} ({table.control.said[seed]}): make sim SEED={seed}")
-    if page is not None:
-        page("\n".join(lines(table)) + "\n")
-    return 1 if table.missed or table.control.alarms else 0
-
-
-def lines(table: Table) -> Iterator[str]:
-    """The table as a page of the documentation."""
-    yield "# Planted bugs"
-    yield ""
-    yield "Written by `python -m holdfast.sim --plant all --seeds 25 --page docs/planted-bugs.md`. Each bug takes a"
-    yield "defence of the production code away (`sim/mutations`). *Seed* is the first seed of the ordinary run that"
-    yield "catches it, or, where a scenario is named, the first of those that begin from it; *tried* is in how many"
-    yield "worlds it was planted."
-    yield ""
-    yield f"{table.summary()}."
-    if table.control.alarms:
-        found = ", ".join(f"{seed} ({table.control.said[seed]})" for seed in table.control.alarms)
-        yield f"Seeds that fail without any bug, and so have caught none: {found}."
-    yield ""
-    yield "| bug | the mistake | seed | tried | caught by | scenario |"
-    yield "|---|---|---:|---:|---|---|"
-    for row in table.rows:
-        mutation = find(row.name)
-        seed, by = (str(row.seed), row.by) if row.seed is not None else ("none", "never executed" if _idle(row) else "")
-        yield f"| {row.name} | {mutation.says} | {seed} | {len(row.tried)} | {by} | {mutation.scenario} |"
-    yield ""
-    yield "## The catalogue"
-    yield ""
-    yield "| mistake | planted as |"
-    yield "|---|---|"
-    by_entry: dict[str, list[str]] = {}
-    for mutation in MUTATIONS:
-        by_entry.setdefault(mutation.entry, []).append(mutation.name)
-    for entry, names in by_entry.items():
-        yield f"| {entry or '(beyond it)'} | {', '.join(names)} |"
-
-
-def _idle(row: Caught) -> bool:
-    return row.idle == len(row.tried)

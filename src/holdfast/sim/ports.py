@@ -10,6 +10,7 @@ import asyncio
 import random
 
 from holdfast.runtime.ports import Clock, Ids
+from holdfast.sim.loop import VirtualLoop
 
 EPOCH_S = 1_800_000_000.0
 """The wall clock of every simulated world starts here."""
@@ -25,7 +26,7 @@ class SimClock:
     Sleeping follows the machine's own clock, so that a machine whose clock is slow also sleeps for longer.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
         self._rate = 1.0
         self._base_s = 0.0
@@ -45,7 +46,7 @@ class SimClock:
         return self._base_s + (self._loop.time() - self._since_s) * self._rate
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / self._rate)
+        await (self._loop.nap(seconds / self._rate) if seconds > 0 else asyncio.sleep(0))
 
     def true_s(self, seconds: float) -> float:
         """How long it truly takes until so many seconds have passed on this clock."""

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import IO, Any
 
 import msgspec
@@ -91,13 +92,13 @@ class Total(msgspec.Struct):
         yield self.summary()
 
 
-def run_one(seed: int, shape: Shape | None = None) -> Done:
+def run_one(seed: int, shape: Shape | None = None, *, collecting: bool = False) -> Done:
     """In a process that ends afterwards: the world is left as it is."""
     quiet()
-    _count_nothing()
+    count_nothing()
     began_s = time.process_time()
     world = World(seed, shape)
-    outcome = world.live()
+    outcome = world.live(collecting=collecting)
     return Done(outcome, world.telling().coverage, time.process_time() - began_s)
 
 
@@ -106,7 +107,7 @@ def run_many(
 ) -> None:
     """Runs seeds until they are used up, or `until` says that it is enough: then those begun are still ended."""
     quiet()
-    _warm_up()
+    warm_up()
     left = iter(seeds)
     nursery: Nursery[Done] = Nursery(run_one)
     twin = Twin()
@@ -182,8 +183,9 @@ class Twin:
 
 
 def answer_digests(asked: Iterable[str]) -> Iterator[str]:
-    """The twin's side: seeds in, digests out, each world in a process of its own."""
-    nursery: Nursery[Done] = Nursery(run_one)
+    """The twin's side: seeds in, digests out, each world in a process of its own. There cycles are collected all the
+    time: what is done when something is forgotten must not be seen in a world."""
+    nursery: Nursery[Done] = Nursery(partial(run_one, collecting=True))
     for line in asked:
         nursery.begin(int(line))
         ends: list[Ended[Done]] = []
@@ -217,14 +219,14 @@ def _other_hash_seed() -> str:
     return "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """What every world would load or compile for itself is made once, before the first is forked."""
     cel.check("true", score=False)
     with contextlib.suppress(Exception):  # whatever is wrong with it is told by the worlds that count
         World(0, TINY).run()
 
 
-def _count_nothing() -> None:
+def count_nothing() -> None:
     """Nor does anybody ask this process for its metrics."""
     from prometheus_client import Counter, Gauge, Histogram
     from prometheus_client.metrics import MetricWrapperBase

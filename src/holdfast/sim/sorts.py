@@ -53,6 +53,8 @@ SCARCE = "fpga"
 """A resource that few machines have."""
 SHARE_OF_SORTS = 0.4
 PROBE = Probe(tcp=TcpProbe(), period_seconds=10.0, failure_threshold=1)
+SEEN_LATE = Probes(readiness=PROBE)
+"""What is not ready at once is looked at again after ten seconds; by then short work is over."""
 
 Make = Callable[[str, str, Sequence[Region], random.Random], Workload]
 
@@ -82,7 +84,8 @@ def _workload(tenant: str, name: str, spec: WorkloadSpec) -> Workload:
 def service(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
     placement = Placement()
     if chance.random() < 0.3:
-        placement = Placement(spread=(SpreadRule(topology=chance.choice(("zone", "node")), max_skew=2),))
+        topology, skew = chance.choice((("zone", 1), ("node", 2)))
+        placement = Placement(spread=(SpreadRule(topology=topology, max_skew=skew),))
     spec = WorkloadSpec(
         replicas=2,
         template=template(),
@@ -185,9 +188,13 @@ def fixed(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
 def sociable(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
     """A service that wants to be near others, or away from them."""
     apart = chance.random() < 0.6
-    rule = AffinityRule(workload_labels={"app": "social"}, topology=chance.choice(("node", "zone")), apart=apart)
+    topology = chance.choice(("node", "zone"))
+    rule = AffinityRule(workload_labels={"app": "social"}, topology=topology, apart=apart)
     labels = {"app": "social"} if apart else {}
-    spec = WorkloadSpec(replicas=2, template=template(labels=labels), placement=Placement(affinity=(rule,)))
+    # All of these in one region, which has few zones: who comes second waits.
+    crowded = (regions[0].metadata.name,) if apart and topology == "zone" and regions else ()
+    rules = Placement(affinity=(rule,), regions=crowded)
+    spec = WorkloadSpec(replicas=3 if crowded else 2, template=template(labels=labels), placement=rules)
     return _workload(tenant, name, spec)
 
 
@@ -202,7 +209,10 @@ def picky(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
         Placement(regions=("nowhere",)),
     )
     made = template(driver=Driver.OCI, bundle="bundle") if chance.random() < 0.15 else template()
-    spec = WorkloadSpec(replicas=1, template=made, placement=chance.choice(choices))
+    rules = chance.choice(choices)
+    if rules.zones:  # and much of it, so that its zone is full at times
+        made = msgspec.structs.replace(made, resources={"cpu": "1500m", "memory": "1Gi"})
+    spec = WorkloadSpec(replicas=1, template=made, placement=rules)
     return _workload(tenant, name, spec)
 
 
@@ -227,7 +237,16 @@ def dated(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
         deadline_seconds=chance.choice((20.0, 60.0, 3600.0)),
         ttl_after_finished_seconds=chance.choice((5.0, 30.0)),
     )
-    return _batch(tenant, name, _ends(resources={"cpu": "500m", "memory": "256Mi"}), by_then, chance)
+    made = _ends(resources={"cpu": "500m", "memory": "256Mi"}, ports=(Port(name="http"),), probes=SEEN_LATE)
+    return _batch(tenant, name, made, by_then, chance)
+
+
+def lone(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """Work of two for a place that a region has only once: they run one after the other."""
+    made = _ends(resources={"cpu": "100m", "memory": "128Mi", SCARCE: "1"})
+    where = (chance.choice(regions).metadata.name,) if regions else ()
+    work = _batch(tenant, name, made, Batch(completions=2, parallelism=2), chance)
+    return respec(work, placement=Placement(regions=where))
 
 
 def failing(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
@@ -236,7 +255,7 @@ def failing(tenant: str, name: str, regions: Sequence[Region], chance: random.Ra
         env={BEHAVES: chance.choice((FAILS, UNSTEADY))},
         ports=(Port(name="http"),),
         probes=Probes(readiness=PROBE) if chance.random() < 0.5 else Probes(),
-        restart_policy=chance.choice((RestartPolicy.NEVER, RestartPolicy.ON_FAILURE)),
+        restart_policy=chance.choice((RestartPolicy.NEVER, RestartPolicy.NEVER, RestartPolicy.ON_FAILURE)),
     )
     limit = Batch(completions=2, parallelism=2, backoff_limit=chance.randint(0, 2), ttl_after_finished_seconds=20.0)
     return _batch(tenant, name, made, limit, chance)
@@ -315,6 +334,7 @@ SORTS: dict[str, Make] = {
     "quick": quick,
     "gang": gang,
     "tenured": tenured,
+    "lone": lone,
 }
 PLAIN = frozenset({"service", "exclusive", "resident", "batch"})
 

@@ -44,6 +44,7 @@ NEVER = {
     "S10": "a policy change that alters what was already decided",
     "identity": "an act on whoever bears a name now instead of the one that was meant",
     "observedGeneration": "a status about a generation that does not exist, or older than the one before",
+    "budget": "more replicas of a workload let go by choice at once, over all regions, than its disruption budget",
     "oscillation": "an object that goes to and fro while nobody asks for a change",
     "load": "more writes than what happens can explain",
     "tenancy": "one tenant seeing what is another's",

@@ -121,7 +121,8 @@ def _targets(kind: Kind, where: Map) -> tuple[str, ...]:
     if kind in _TENANTS:
         return where.tenants
     if kind is Kind.CACHES_STALE:
-        return (GLOBAL, *where.regions, *(f"{region}/Replica" for region in where.regions))
+        kinds = ("Replica", "SchedulingRequest")
+        return (GLOBAL, *where.regions, *(f"{region}/{kind}" for region in where.regions for kind in kinds))
     if kind in (Kind.CLOCK_STEP, Kind.CLOCK_DRIFT, Kind.CLOCK_WILD):
         return (GLOBAL, *where.regions, *where.nodes)
     return (GLOBAL, *where.regions)

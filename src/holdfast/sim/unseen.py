@@ -62,12 +62,24 @@ ELSEWHERE: dict[str, Elsewhere] = {
         "takes an hour, and worlds last minutes",
         "tests/flow/test_finalizers.py::test_every_kind_is_looked_at_and_told_with_whom_to_ask",
     ),
-    "WaitingForTurn": Elsewhere(
-        "a simulated region recovers few replicas, and starts that are paced come at once",
-        "tests/fleet/test_recovery_targets.py::test_waiting_for_its_turn_is_not_being_stuck",
-    ),
     "NodeTerminating": Elsewhere(
         "nobody puts a finalizer on a node, so that one which is deleted is gone at once",
         "tests/flow/test_explain.py::test_each_reason_of_the_planner_is_explained",
+    ),
+    "DeviceTaken": Elsewhere(
+        "the only scheduler of a region counts what it has proposed itself; it takes another to be late for a device",
+        "tests/authority/test_races.py::test_32_clients_race_for_one_gpu",
+    ),
+    "ReservationMissing": Elsewhere(
+        "the scheduler has its places reserved and bound in one call; a client that binds by itself may be too late",
+        "tests/authority/test_release.py::test_a_reservation_expires",
+    ),
+    "ProvisionalEnded": Elsewhere(
+        "provisional work runs for ten minutes, and things go wrong in a world for less",
+        "tests/flow/test_retreat.py::test_provisional_work_goes_when_it_is_not_confirmed",
+    ),
+    "ProvisionalWithdrawn": Elsewhere(
+        "a region that is cut off gets no new work, so that what it placed by itself fits its grant when it is back",
+        "tests/flow/test_retreat.py::test_provisional_work_goes_when_it_is_not_confirmed",
     ),
 }

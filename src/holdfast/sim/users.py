@@ -24,7 +24,7 @@ from holdfast.sim.ports import EPOCH_S
 from holdfast.sim.sorts import SORTS, respec
 
 SERVICES_MAX = 12
-ENDING = frozenset({"batch", "dated", "failing", "quick", "gang"})
+ENDING = frozenset({"batch", "dated", "failing", "quick", "gang", "lone"})
 CHANGE_EVERY_S = (2.0, 12.0)
 LOADS_PERCENT = (20.0, 70.0, 140.0, 140.0)
 REGRET_S = (0.1, 4.0)

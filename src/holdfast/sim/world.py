@@ -27,6 +27,7 @@ from holdfast.sim.guards import guarded
 from holdfast.sim.history import History
 from holdfast.sim.hosts import NEVER_S, AgentHost, CellHost, Setting, agent_config
 from holdfast.sim.loop import VirtualLoop
+from holdfast.sim.machine import Work
 from holdfast.sim.network import Network
 from holdfast.sim.ports import SimClock, SimPorts, stream
 from holdfast.sim.provider import Provider
@@ -35,6 +36,7 @@ LOOK_EVERY_S = 5.0
 TRIES_MAX = 600
 GLOBAL = "global"
 FAILURES_KEPT = 5
+COLLECT_OFTEN = (300, 5, 5)
 PERSIST_S = 600.0
 
 
@@ -99,6 +101,7 @@ class World:
         self.court = Court(self.loop)
         self.network = Network(self.loop, self.chaos, stream(seed, "network"))
         self.wanted = people.Wanted()
+        self.sorts = sorts.drawn(stream(seed, "sorts")) if self.shape.sorts is None else self.shape.sorts
         self._setting = Setting(
             seed,
             self.loop,
@@ -130,9 +133,10 @@ class World:
 
     def _cell(self, name: str) -> CellHost:
         disk = Disk(name)
-        disk.witnesses.append(self.court.witness(name))
+        host = CellHost(name, disk, self._setting)
+        disk.witnesses.append(self.court.witness(name, host.clock.now))
         disk.asked = self.court.asked
-        return CellHost(name, disk, self._setting)
+        return host
 
     def _drawn(self) -> tuple[troubles.Trouble, ...]:
         where = troubles.Map(
@@ -176,11 +180,11 @@ class World:
             finally:
                 self._dismantle()
 
-    def live(self) -> Outcome:
+    def live(self, *, collecting: bool = False) -> Outcome:
         """The story alone, for a process that ends with its world and so need not take it apart."""
         asyncio.set_event_loop(self.loop)
         try:
-            with guarded() as reached, _no_collecting():
+            with guarded() as reached, _collecting() if collecting else _no_collecting():
                 self._reached = reached
                 by_s = self._breach_by_s
                 story = self._story() if by_s is None else self._until_broken(by_s)
@@ -202,7 +206,7 @@ class World:
             seed=self.seed,
             violations=tuple(self.court.violations),
             unsettled=tuple(left.found) if left is not None else (),
-            failures=(*self._reached, *_failures(self.loop.failures))[:FAILURES_KEPT],
+            failures=(*self._reached, *_dropped(self.loop), *_failures(self.loop.failures))[:FAILURES_KEPT],
             simulated_s=self.loop.time(),
             settled_in_s=settled_in_s,
             node_hours=self.loop.time() * self.shape.nodes_per_region * len(self.shape.regions) / 3600,
@@ -234,13 +238,12 @@ class World:
         for agent in self.agents:
             agent.boot()
         chance = stream(self.seed, "people")
-        brought = sorts.drawn(stream(self.seed, "sorts")) if self.shape.sorts is None else self.shape.sorts
-        land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region, brought)
+        land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region, self.sorts)
         self.wanted = await self._persist(lambda: people.set_up(self.operator, land, chance, self.chaos))
         if self.shape.partition_mode is not PartitionMode.WAIT:
             rules = Rules(partition_mode=self.shape.partition_mode)
             await self._persist(lambda: people.edit(self.operator, SchedulerPolicy, "default", "", rules=rules))
-        if "pooled" in brought:
+        if "pooled" in self.sorts:
             self.loop.create_task(Provider(self).run())
         self.chaos.begin()
         going_on = [
@@ -276,18 +279,27 @@ class World:
             clock.step_s = 0.0
             clock.drift(1.0)
 
+    def _standing(self) -> tuple[int, list[tuple[AgentHost, list[Work]]]]:
+        """What is on the disks, by its count of changes, and what the machines run."""
+        return self.court.moved, [(agent, agent.machine.running()) for agent in self.agents]
+
     async def _settle(self) -> tuple[float, Unsettled | None]:
         healed_s = self.loop.time()
         await self._persist(lambda: operators.put_right(self))
         await self._persist(lambda: people.calm(self.operator, self.wanted))
         quiet_since_s = -1.0
         left: Unsettled | None = None
+        looked_at = self._standing()
+        waited: set[tuple[str, str]] = set()
         while self.loop.time() - healed_s < self.shape.settle_s + self.shape.stable_s:
             await asyncio.sleep(LOOK_EVERY_S)
-            left = Unsettled(self.court, self.wanted, self.shape.regions, self.agents)
+            if left is None or looked_at != self._standing():
+                # What a look rests on: where all of it is as it was, another would find the same.
+                looked_at = self._standing()
+                left = Unsettled(self.court, self.wanted, self.shape.regions, self.agents, waited)
             now_s = self.loop.time()
             if left.found:
-                if now_s - healed_s > self.shape.settle_s:
+                if now_s - healed_s > self.shape.settle_s and len(left.found) > left.going_on:
                     break
                 quiet_since_s = -1.0
                 self.court.unrest.rest(None)
@@ -301,6 +313,19 @@ class World:
 
 
 @contextmanager
+def _collecting() -> Iterator[None]:
+    """Cycles are looked for much more often than usual: whatever depends on when they are found comes out otherwise."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*COLLECT_OFTEN)
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.disable()
+        gc.set_threshold(*thresholds)
+
+
+@contextmanager
 def _no_collecting() -> Iterator[None]:
     """When a cycle is collected depends on everything the interpreter ever did; so none is while a world runs."""
     collecting = gc.isenabled()
@@ -310,6 +335,11 @@ def _no_collecting() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def _dropped(loop: VirtualLoop) -> Iterator[str]:
+    for name, times in loop.dropped.items():
+        yield f"{name} was left to the garbage collector {times} times: close it where it is read (contextlib.aclosing)"
 
 
 def _failures(contexts: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from holdfast.model.node import Node, why_not_schedulable
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.quota import GrantClass, Quota
 from holdfast.model.reasons import Reason
-from holdfast.model.replica import Replica
+from holdfast.model.replica import Phase, Replica
 from holdfast.model.template import requests
 from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, wanted_replicas
 from holdfast.sim.checkers.quota import used_by
@@ -35,9 +35,20 @@ _LOOKED_AT = (Replica, Reservation, Binding, Assignment, GrantCopy)
 
 
 class Unsettled:
-    """One look at the whole world. `found` says what is not yet as it should be, `objects` what it is about."""
+    """One look at the whole world. `found` says what is not yet as it should be, `objects` what it is about.
 
-    def __init__(self, court: Court, wanted: Wanted, regions: Sequence[str], agents: Sequence[AgentHost]) -> None:
+    `waited` names whatever waited rightly at an earlier look, and is added to: batch work whose turn came late, as
+    there was no room for it before, may still run when all else is long done (`going_on` of what was found).
+    """
+
+    def __init__(
+        self,
+        court: Court,
+        wanted: Wanted,
+        regions: Sequence[str],
+        agents: Sequence[AgentHost],
+        waited: set[tuple[str, str]] | None = None,
+    ) -> None:
         self._court = court
         self._wanted = wanted
         self._global = court.state("global")
@@ -47,11 +58,16 @@ class Unsettled:
         """The same by tenant, workload, region and revision."""
         self._behind: list[tuple[str, str, Replica]] = []
         """What fails by itself, with its region and key: judged when it is known who waits in the other regions."""
+        self._running: set[tuple[str, str]] = set()
+        """Batch work of which something runs."""
+        self._waited = waited if waited is not None else set()
         self._rooms: dict[str, Room] = {}
+        self.going_on = 0
         self.found: list[str] = []
         self.objects: dict[str, None] = {}
         for region in regions:
             self._look_at_region(region)
+        self._waited.update(self._waits)
         self._look_at_what_is_behind()
         self._look_at_services()
         self._look_at_batches()
@@ -78,6 +94,10 @@ class Unsettled:
                 continue
             if self._homeless(workload):
                 continue
+            if _is_being_scaled(workload):
+                self._say(f"{tenant}/{name} has not got to the number that its load asks for", key)
+            if workload.status.moves is not None and workload.status.moves.waits:
+                self._say(f"{tenant}/{name} waits in a full region, and another one has room for it", key)
             count = asked if workload.spec.autoscale is None else wanted_replicas(workload)
             serving, waits = workload.status.summary.serving, self._waits.get((tenant, name), 0)
             if serving + waits < count or (not waits and not is_true(workload.status.conditions, "Serving")):
@@ -96,10 +116,13 @@ class Unsettled:
             workload: Workload | None = self._global.get(key)
             if workload is None or is_true(workload.status.conditions, "Complete"):
                 continue
+            if workload.status.moves is not None and workload.status.moves.waits:
+                self._say(f"batch {tenant}/{name} waits in a full region, and another one has room for it", key)
             given_up = any(c.reason == Reason.BACKOFF_LIMIT_EXCEEDED for c in workload.status.conditions)
             if given_up or self._waits.get((tenant, name)):
                 continue
             self._say(f"batch {tenant}/{name} is not complete: {workload.status.summary.succeeded} succeeded", key)
+            self.going_on += (tenant, name) in self._running and (tenant, name) in self._waited
 
     # In a region
 
@@ -134,6 +157,9 @@ class Unsettled:
             self._waits[name] = self._waits.get(name, 0) + 1
             self._waiting.add((*name, region, replica.spec.revision))
             return
+        execution = replica.status.execution
+        if replica.spec.type is WorkloadType.BATCH and execution is not None and execution.phase is Phase.RUNNING:
+            self._running.add(name)
         if replica.spec.type is WorkloadType.SERVICE and at is not Stage.SERVING:
             if at is Stage.RUNNING and replica.spec.template.env.get(BEHAVES) in BAD:
                 self._behind.append((region, key, replica))
@@ -209,6 +235,16 @@ def _by_node(state: dict[str, Any]) -> dict[str, list[Binding]]:
         if isinstance(item, Binding):
             found.setdefault(item.spec.node, []).append(item)
     return found
+
+
+def _is_being_scaled(workload: Workload) -> bool:
+    """Whether the autoscaler is on its way to another number: with what is not there yet, nothing is at rest. It may
+    hold back for as long as something is not ready; when all serve, it goes on at its next look."""
+    block = workload.status.scale
+    if workload.spec.autoscale is None or block is None:
+        return False
+    held_for_nothing = block.reason == Reason.SCALE_HELD and is_true(workload.status.conditions, "Serving")
+    return block.reason == Reason.SCALE_LIMITED or held_for_nothing
 
 
 def _of(assignment: Assignment) -> tuple[str, str]:

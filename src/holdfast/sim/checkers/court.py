@@ -12,6 +12,7 @@ from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.meta import Object
 from holdfast.sim.checkers import Changed, Commit, Found, Violation
 from holdfast.sim.checkers.decisions import DecisionsChecker
+from holdfast.sim.checkers.disruption import DisruptionChecker
 from holdfast.sim.checkers.expiry import ExpiryChecker
 from holdfast.sim.checkers.ownership import OwnershipChecker, elections, writer_of
 from holdfast.sim.checkers.placement import PlacementChecker
@@ -27,6 +28,7 @@ from holdfast.sim.ports import EPOCH_S
 from holdfast.store.contract import Committed, Put, Txn
 
 VIOLATIONS_KEPT = 20
+SIGNS_OF_LIFE = frozenset({"Lease", "LeasePage", "Region"})
 
 
 class Court:
@@ -38,12 +40,15 @@ class Court:
         self._records: dict[str, RecordsChecker] = {}
         self._quota = QuotaChecker(self.state)
         self._running = RunningChecker()
+        self._disruption = DisruptionChecker()
         self._override_ends: dict[str, float] = {}
         self.unrest = UnrestChecker()
         self.history = History()
         self.coverage = Coverage()
         self.violations: list[Violation] = []
         self.commits = 0
+        self.moved = 0
+        """Counts what changed on any disk; of signs of life only that they came to be or went."""
         self.alarm: Callable[[], None] | None = None
         """Called at every violation, for whoever wants to know no more than that there is one."""
 
@@ -54,13 +59,13 @@ class Court:
                 if self.alarm is not None:
                     self.alarm()
 
-    def witness(self, cell: str) -> Callable[[Txn, Committed], None]:
-        """What a disk calls with each commit, at the instant it takes effect."""
+    def witness(self, cell: str, clock: Callable[[], float]) -> Callable[[Txn, Committed], None]:
+        """What a disk calls with each commit, at the instant it takes effect. `clock` is the wall clock of its cell."""
         state = self._now.setdefault(cell, {})
         records = self._records[cell] = RecordsChecker(cell)
         ownership = OwnershipChecker(cell)
         placement = PlacementChecker(cell)
-        expiry = ExpiryChecker(cell, self._override_ends, self._running.distrusted)
+        expiry = ExpiryChecker(cell, self._override_ends, self._running.distrusted, clock)
         decisions = DecisionsChecker(cell)
 
         def see(txn: Txn, committed: Committed) -> None:
@@ -81,6 +86,7 @@ class Court:
                 placement.check(commit),
                 decisions.check(commit),
                 self._quota.check(commit),
+                self._disruption.check(commit),
                 self.unrest.check(commit),
             ):
                 self.broken(cell, found)
@@ -101,6 +107,7 @@ class Court:
                 new = state[write.key] = codec.decode(kind, write.value, revision)
             else:
                 state.pop(write.key, None)
+            self.moved += kind.name not in SIGNS_OF_LIFE or old is None or new is None
             changed.append(Changed(write.key, kind, old, new))
             revisions.append(revision)
         return changed, revisions

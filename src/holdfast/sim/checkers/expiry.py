@@ -9,7 +9,7 @@ set back meanwhile: there it may go on for what its copy says by that clock, and
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from holdfast.fleet.override_rules import RULES
@@ -38,10 +38,17 @@ LATE_S = 20.0
 
 class ExpiryChecker:
     """One cell's. `ends` is shared by all: uid of an override → when it is over in true time. `distrusted` cells have
-    clocks beyond what is promised for."""
+    clocks beyond what is promised for; `clock` is what this cell's own says now, where that is known."""
 
-    def __init__(self, cell: str, ends: dict[str, float] | None = None, distrusted: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        cell: str,
+        ends: dict[str, float] | None = None,
+        distrusted: Container[str] = (),
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self._cell = cell
+        self._clock = clock
         self._ends = ends if ends is not None else {}
         self._distrusted = distrusted
         self._renewed_s: dict[Key, float] = {}
@@ -128,16 +135,26 @@ class ExpiryChecker:
 
     def _decided(self, change: Changed, commit: Commit) -> Iterator[Found]:
         """A decision names the overrides it was made under. One that placed nothing is only told of: an authority that
-        has just begun may take half a minute to write it down, and by then it is still as old as it says."""
+        has just begun may take half a minute to write it down, and one that is paused for as long as that lasts; by
+        then it is still as old as it says."""
         decision: Decision = change.new
         placed = any(entry.result == Result.ACCEPTED.value for entry in decision.spec.entries)
-        lay_s = 0.0 if placed else _lay_s(decision)
+        lay_s = 0.0 if placed else self._lay_s(decision)
         for name in decision.spec.overrides:
             key = f"/overrides/{name}"
             override = commit.state.get(key)
             if override is not None and (over_s := self._over(override, commit) - lay_s) > 0:
                 what = f"{change.key} was made under {name}, {over_s + LATE_S:.0f} s after its end in true time"
                 yield "S8", what, (change.key, key)
+
+    def _lay_s(self, decision: Decision) -> float:
+        """Between the decision and its record, both by the clock of its cell."""
+        if not decision.spec.decided_at:
+            return 0.0
+        written_s = parse_time(decision.metadata.creation_timestamp)
+        if self._clock is not None:
+            written_s = max(written_s, self._clock())
+        return max(0.0, written_s - parse_time(decision.spec.decided_at))
 
     def _override(self, change: Changed) -> Iterator[Found]:
         new: Override = change.new
@@ -171,13 +188,6 @@ class ExpiryChecker:
 def _whole_s(override: Override) -> float:
     """Counted by a clock that may be slow within the bound."""
     return override.spec.ttl_seconds * (1 + limits.CLOCK_DRIFT)
-
-
-def _lay_s(decision: Decision) -> float:
-    """Between the decision and its record, both by the clock of its cell."""
-    if not decision.spec.decided_at:
-        return 0.0
-    return max(0.0, parse_time(decision.metadata.creation_timestamp) - parse_time(decision.spec.decided_at))
 
 
 def _for_tenant(override: Override, tenant: str) -> bool:

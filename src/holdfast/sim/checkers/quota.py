@@ -57,7 +57,9 @@ class QuotaChecker:
         binding = commit.state.get(f"/bindings/{tenant}/{made.metadata.name}")
         silent_s = commit.at_s - self._heard_s.get(commit.cell, commit.at_s)
         if binding is None or not binding.spec.run_until:
-            fresh = change.kind.name == "Reservation"  # a binding may consume a reservation of before
+            # A binding may consume a reservation of before; without one it is what is claimed here and now.
+            held = f"/reservations/{tenant}/{made.metadata.name}" in commit.state
+            fresh = change.kind.name == "Reservation" or not held
             if fresh and silent_s > limits.GRANT_LEASE_S + LATE_S:
                 yield "S3", f"{change.key} was made {silent_s:.0f} s after {commit.cell} was last heard", (change.key,)
             return

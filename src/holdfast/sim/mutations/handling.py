@@ -11,6 +11,7 @@ from holdfast.authority.claims import grant_class
 from holdfast.authority.ledger import Ledger
 from holdfast.authority.release import Release
 from holdfast.fleet import overrides, workload_status
+from holdfast.flow import purse
 from holdfast.gate import plan, stamp
 from holdfast.gate.local import LocalClient
 from holdfast.link.countdown import Countdown
@@ -183,7 +184,8 @@ def quota_leaked(patch: Patch) -> None:
 
 
 def quota_leaked_on_refusal(patch: Patch) -> None:
-    """The quota is taken first; a reserve that is then refused does not give it back."""
+    """The quota is taken first; a reserve that is then refused does not give it back. The planner does not look at what
+    the tenant can pay for, or hardly any would be refused."""
     check = Ledger.__dict__["check"]
 
     def leaking(self: Any, node: Any, want: Any, limit: Any) -> Any:
@@ -193,6 +195,7 @@ def quota_leaked_on_refusal(patch: Patch) -> None:
         return found
 
     patch.set(Ledger, "check", leaking)
+    patch.set(purse, "affordable", lambda ask: len(ask.members))
 
 
 TABLE = (
@@ -208,6 +211,7 @@ TABLE = (
         "a release means whoever bears the name now",
         release_by_name,
         "release by name, not identity",
+        scenario="drained-in-turn",
     ),
     Mutation(
         "override-by-other-clock",
@@ -219,7 +223,7 @@ TABLE = (
         "override-by-wall-clock",
         "an override's end is judged by a region's wall clock",
         override_by_wall_clock,
-        scenario="override-expires",
+        scenario="override-by-skewed-clock",
     ),
     Mutation(
         "status-touches-spec",

@@ -13,7 +13,7 @@ from holdfast.authority.ledger import Ledger
 from holdfast.authority.reserve import Placing
 from holdfast.fleet import assign
 from holdfast.flow import filter as gates
-from holdfast.flow import replicate
+from holdfast.flow import purse, replicate
 from holdfast.flow.filter import residency
 from holdfast.flow.retreat import release
 from holdfast.model.binding import Desired
@@ -62,7 +62,9 @@ def _leave_out_filter(patch: Patch, name: str) -> None:
 
 
 def quota_left_out(patch: Patch) -> None:
+    """And the planner does not look at what the tenant can pay for, or it would hardly ever propose too much."""
     patch.set(Ledger, "over_limit", lambda *_: None)
+    patch.set(purse, "affordable", lambda ask: len(ask.members))
 
 
 def ledger_left_out(patch: Patch) -> None:

@@ -53,6 +53,7 @@ def lease_from_the_cache(patch: Patch) -> None:
         async def renew() -> None:
             while True:
                 self._heard_s = self._ports.clock.now()
+                self._limits.mark(grant_sync.keys(self._there.cache, self._here.cache))
                 await self._ports.clock.sleep(5.0)
 
         async with asyncio.TaskGroup() as group:
@@ -106,11 +107,22 @@ def tenure_ignored(patch: Patch) -> None:
 
 
 def member_hogs(patch: Patch) -> None:
-    """A member that needs no place any more keeps being planned before its mates."""
-    patch.set(Proposals, "_leave_out", lambda self, waiting, member: waiting.gone.setdefault(member.uid, None))
+    """A member that needs no place any more keeps being planned before its mates: nobody leaves it out."""
+    patch.set(Proposals, "_leave_out", lambda self, waiting, member: None)
+
+
+def budget_of_each_region(patch: Patch) -> None:
+    """Every region takes the whole disruption budget for its own."""
+    patch.set(assign, "away_shares", lambda workload, regions, stored: {})
 
 
 TABLE = (
+    Mutation(
+        "budget-of-each-region",
+        "the disruption budget is counted by each region for itself",
+        budget_of_each_region,
+        scenario="drained-in-turn",
+    ),
     Mutation(
         "shrink-unacknowledged",
         "a shrunk grant frees its quota before the region has acknowledged",
@@ -164,6 +176,5 @@ TABLE = (
         "member-hogs",
         "a finished member of a request keeps taking its mates' place",
         member_hogs,
-        scenario="drained-in-turn",
     ),
 )

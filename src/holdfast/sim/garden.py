@@ -1,0 +1,137 @@
+"""The command that plants bugs: several searches at once, each world in a process of its own.
+
+Every answer is kept as it comes (`planted_kept`), so that a search that was stopped goes on where it was; a world that
+two searches ask for is run once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.sim import runs
+from holdfast.sim.mutations import MUTATIONS
+from holdfast.sim.nursery import Nursery
+from holdfast.sim.planted_kept import Kept
+from holdfast.sim.planted_page import Table, lines, row_of
+from holdfast.sim.planting import Ask, Caught, Tried, search, seeds_for, try_out
+
+PROGRESS_EVERY_S = 60.0
+LOOK_EVERY_S = 1.0
+
+Search = Generator[Ask, Tried, Caught]
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What to plant: a bug, several with commas, or all; in so many seeds each, from `first` on. `kept` is the file in
+    which answers are kept, `page` where the table goes."""
+
+    name: str
+    seeds: int
+    first: int = 1
+    workers: int = 1
+    kept: Path | None = None
+    page: Path | None = None
+
+
+def plant(wish: Wish, told: Callable[[str], None]) -> int:
+    """Tells a row for each bug. 0 when each was caught and the control is clean."""
+    chosen = [m for m in MUTATIONS if wish.name == "all" or m.name in wish.name.split(",")]
+    if not chosen:
+        told(f"there is no bug {wish.name!r}; there are: {', '.join(m.name for m in MUTATIONS)}")
+        return 2
+    table = Table(wish.first)
+    kept = Kept(wish.kept)
+    if kept.answers:
+        told(f"going on after {len(kept.answers)} worlds; remove {wish.kept} to begin anew")
+    told(f"{'bug':28} {'seed':>5} {'tried':>5}  caught by")
+    runs.quiet()
+    runs.warm_up()
+    garden = Garden(kept, wish.workers, table, told)
+    searches = (search(m.name, seeds_for(m, first=wish.first, seeds=wish.seeds)) for m in chosen)
+    garden.run(list(searches))
+    tried = sorted({seed for row in table.rows for seed in row.tried})
+    garden.run([_alone(seed) for seed in tried])
+    table.control.said = {seed: kept.answers[Ask("", seed)].by for seed in tried}
+    table.in_order()
+    told(table.summary())
+    for seed in table.control.alarms:
+        told(f"the control fails with seed {seed} ({table.control.said[seed]}): make sim SEED={seed}")
+    if wish.page is not None:
+        wish.page.write_text("\n".join(lines(table)) + "\n")
+    return 1 if table.missed or table.control.alarms else 0
+
+
+def _alone(seed: int) -> Search:
+    """The control of one seed; it catches nothing and is no row."""
+    yield Ask("", seed)
+    return Caught("", (seed,))
+
+
+class Garden:
+    """Goes on with searches as the worlds they ask for end; `workers` worlds live at once."""
+
+    def __init__(self, kept: Kept, workers: int, table: Table, told: Callable[[str], None]) -> None:
+        self._kept = kept
+        self._workers = max(1, workers)
+        self._table = table
+        self._told = told
+        self._asked: dict[int, Ask] = {}
+        """By the number under which its world is run."""
+        self._waiting: dict[Ask, list[Search]] = {}
+        self._worlds = 0
+        self._began_s = self._told_s = time.monotonic()
+
+    def run(self, searches: list[Search]) -> None:
+        """Until all have ended."""
+        nursery: Nursery[Tried] = Nursery(self._live)
+        left, queue = searches[::-1], list[Ask]()
+        try:
+            while left or queue or len(nursery):
+                while left and len(nursery) + len(queue) < self._workers:
+                    queue += self._go_on(left.pop(), None)
+                while queue and len(nursery) < self._workers:
+                    self._worlds += 1
+                    self._asked[self._worlds] = queue.pop(0)
+                    nursery.begin(self._worlds)
+                for end in nursery.ended(LOOK_EVERY_S):
+                    ask = self._asked.pop(end.number)
+                    if end.result is None:
+                        raise RuntimeError(f"seed {ask.seed} with {ask.name or 'no bug'}: {end.why}")
+                    self._kept.add(ask, end.result)
+                    for waiting in self._waiting.pop(ask):
+                        queue += self._go_on(waiting, end.result)
+                self._progress(len(left))
+        finally:
+            nursery.stop()
+
+    def _go_on(self, asking: Search, answer: Tried | None) -> list[Ask]:
+        """As far as it goes with what is known; what must be run for it then, unless that is on its way."""
+        try:
+            ask = next(asking) if answer is None else asking.send(answer)
+            while ask in self._kept.answers:
+                ask = asking.send(self._kept.answers[ask])
+        except StopIteration as end:
+            caught: Caught = end.value
+            if caught.name:
+                self._table.rows.append(caught)
+                self._told(row_of(caught))
+            return []
+        self._waiting.setdefault(ask, []).append(asking)
+        return [ask] if len(self._waiting[ask]) == 1 else []
+
+    def _live(self, number: int) -> Tried:
+        """In a process of its own."""
+        ask = self._asked[number]
+        runs.count_nothing()
+        return try_out(ask.seed, ask.name)
+
+    def _progress(self, left: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s > PROGRESS_EVERY_S:
+            self._told_s = now_s
+            spent = f"after {(now_s - self._began_s) / 60:.0f} min: {self._worlds} worlds"
+            self._told(f"{spent}, {len(self._table.rows)} bugs judged, {left} searches not begun")
