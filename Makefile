@@ -5,9 +5,13 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 # Last, so that a newer kubectl of the machine comes first.
 export PATH := $(PATH):$(CURDIR)/.tools/bin
+# Bytecode is kept, whatever the shell says: without it every process of every platform compiles all it imports,
+# and every run of the tests rewrites all of them.
+unexport PYTHONDONTWRITEBYTECODE
 
-# `make test WORKERS=4` on a larger machine.
+# `make test WORKERS=4 PLATFORMS=4` on a larger machine. Platforms that mostly wait are more than there are processors.
 WORKERS ?= 2
+PLATFORMS ?= 3
 SEED ?=
 SEEDS ?= 20
 HOURS ?=
@@ -40,7 +44,7 @@ down: install ## Stop it, and everything it runs: make down ARGS="--state DIR"
 
 .PHONY: check
 check: install-dev lint ## Format, lint, types, import layers, tidiness and fast tests; under a minute
-	$(PY) -m pytest -q -n $(WORKERS) -m "not slow and not e2e" $(ARGS)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not e2e" $(ARGS)
 
 .PHONY: lint
 lint: install-dev ## The checks that run nothing: ruff, mypy, import layers
@@ -52,8 +56,8 @@ lint: install-dev ## The checks that run nothing: ruff, mypy, import layers
 # Tests that start platforms and measure time have the machine to themselves; those that mostly wait share it.
 .PHONY: test
 test: install-dev tools lint ## Everything CI runs
-	$(PY) -m pytest -q -n $(WORKERS) --dist loadgroup -m "not e2e" $(ARGS)
-	$(PY) -m pytest -q -n $(WORKERS) --dist loadfile -m "e2e and waits" $(ARGS)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "not e2e" $(ARGS)
+	$(PY) -m pytest -q -n $(PLATFORMS) --dist loadfile -m "e2e and waits" $(ARGS)
 	$(PY) -m pytest -q -m "e2e and not waits" $(ARGS)
 
 .PHONY: bench

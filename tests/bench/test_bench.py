@@ -72,6 +72,7 @@ async def test_the_parts_run_small(monkeypatch) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.waits
 async def test_the_api_benchmark_runs_small() -> None:
     figures = await api.run(
         creates=150, batches=2, singles=20, watchers=12, events=5, objects=100, nodes=20, beat_s=2.0
@@ -83,6 +84,7 @@ async def test_the_api_benchmark_runs_small() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.waits
 @pytest.mark.parametrize("shape", SMALL if not os.environ.get("HOLDFAST_PROVE") else sorted({*pipeline.NAMES} - PAIRED))
 async def test_the_pipeline_runs_small_in_every_shape(shape: str) -> None:
     figures = await pipeline.run(nodes=20, replicas=30, shapes=(shape,))
@@ -96,6 +98,7 @@ async def test_the_pipeline_runs_small_in_every_shape(shape: str) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.waits
 async def test_what_a_backlog_costs_is_measured_against_the_same_without_one() -> None:
     figures = await pipeline.run(nodes=20, replicas=30, shapes=("backlog",))
     assert figures["bound_per_s"] == figures["workloads_per_s"] > 0
@@ -140,6 +143,7 @@ async def test_the_trace_protocol_on_a_small_cluster() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.waits
 @pytest.mark.slow
 async def test_a_region_lost_at_a_small_scale_is_recovered_and_the_load_is_told() -> None:
     figures = await recovery.run(nodes=40)

@@ -1,4 +1,4 @@
-"""Makes `import test_up` work from the other tests of whole platforms: it has the ways a user has to one."""
+"""Makes `import drilled` and the like work from the tests of whole platforms."""
 
 from __future__ import annotations
 

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from test_up import free_port_base
 
+import platforms
 from holdfast.sim.recorded import check_platform
 
 
 def holdfast(*words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *words], capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    """Whatever it says: drills and refusals have exit codes of their own, which the tests look at."""
+    return platforms.holdfast(*words, timeout_s=timeout_s, check=False)
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    state: Path = tmp_path_factory.mktemp("drill") / "platform"
-    up = holdfast(
-        "up", "--detach", "--quiet", "--state", str(state), "--port-base", str(free_port_base()), timeout_s=180
-    )
-    try:
-        assert up.returncode == 0, up.stderr
-        yield str(state)
-        verdict = check_platform(state)
+    with platforms.running(tmp_path_factory.mktemp("drill") / "platform") as up:
+        yield str(up.state)
+        verdict = check_platform(up.state)
         assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
-    finally:
-        holdfast("down", "--purge", "--quiet", "--state", str(state), timeout_s=120)

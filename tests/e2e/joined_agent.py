@@ -8,11 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from test_up import Up, holdfast
-
 from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.layout import Layout
 from holdfast.cli.platform.supervisor import python_command, venv_path
+from platforms import Up, holdfast
 
 
 def join_token(up: Up, region: str, name: str, *words: str) -> str:

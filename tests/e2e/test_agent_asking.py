@@ -6,25 +6,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
-from test_up import Up, free_port_base, holdfast, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+from platforms import Up, at_a_terminal, holdfast, running, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    state = tmp_path_factory.mktemp("asking") / "state"
-    try:
-        done = holdfast("up", "--detach", "--state", str(state), "--port-base", str(free_port_base()), "-o", "json",
-                        timeout_s=200)  # fmt: skip
-        yield Up(state, 0, json.loads(done.stdout), 0.0)
-    finally:
-        holdfast("down", "--state", str(state), check=False)
+    with running(tmp_path_factory.mktemp("asking") / "state") as up:
+        yield up
 
 
 def replica(platform: Up) -> str:
@@ -51,8 +46,8 @@ def test_logs_come_through_the_region_and_are_followed(platform: Up) -> None:
     followed = platform.state / "followed.txt"
     with followed.open("wb") as out:
         follower = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", "logs", "--api", "-f", "--tail", "0", "search/search-indexer",
-             "--state", str(platform.state)], stdout=out,
+            at_a_terminal("logs", "--api", "-f", "--tail", "0", "search/search-indexer", "--state",
+                          str(platform.state)), stdout=out,
         )  # fmt: skip
     try:
         until(lambda: "has indexed" in followed.read_text(), within_s=30, what="new lines arrive")

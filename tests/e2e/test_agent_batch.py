@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_agent_kills import TENANCY, apply
-from test_up import Up, free_port_base, holdfast, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+from platforms import TENANCY, V1, Up, running, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
 NODE_CPU = 8
 """What `holdfast up` says each of its nodes has."""
@@ -24,18 +24,11 @@ NODE_CPU = 8
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     state = tmp_path_factory.mktemp("batch") / "state"
-    try:
-        done = holdfast(
-            "up", "--detach", "--state", str(state), "--port-base", str(free_port_base()), "--regions", "us-east",
-            "--agents", "1", "--no-samples", "-o", "json", timeout_s=200,
-        )  # fmt: skip
-        up = Up(state, 0, json.loads(done.stdout), 0.0)
-        quota = {"apiVersion": "holdfast.dev/v1", "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
+    with running(state, "--regions", "us-east", "--agents", "1", "--no-samples") as up:
+        quota = {"apiVersion": V1, "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
                  "spec": {"hard": {"cpu": str(4 * NODE_CPU), "memory": "32Gi"}}}  # fmt: skip
-        apply(up, *TENANCY[:2], quota, rank("spare", 0, reclaimable=True), rank("urgent", 1000, mayPreempt=True))
+        up.apply(*TENANCY[:2], quota, rank("spare", 0, reclaimable=True), rank("urgent", 1000, mayPreempt=True))
         yield up
-    finally:
-        holdfast("down", "--state", str(state), check=False)
 
 
 def rank(name: str, value: int, **spec: Any) -> dict[str, Any]:
@@ -89,7 +82,7 @@ def most_at_once(seen: list[list[str]]) -> int:
 
 def test_so_many_at_a_time_so_often_and_then_it_goes(platform: Up) -> None:
     script = f"{says(platform, 'six', 'begins')}; sleep 0.7; {says(platform, 'six', 'ends')}"
-    apply(platform, workload("six", script, batch={"completions": 6, "parallelism": 2, "ttlAfterFinishedSeconds": 4}))
+    platform.apply(workload("six", script, batch={"completions": 6, "parallelism": 2, "ttlAfterFinishedSeconds": 4}))
     until(lambda: condition(platform, "six", "Complete")["reason"] == "Complete", within_s=60, what="it is complete")
     seen = lines(platform, "six")
     assert len({replica for word, replica, _ in seen if word == "ends"}) == 6
@@ -100,7 +93,7 @@ def test_so_many_at_a_time_so_often_and_then_it_goes(platform: Up) -> None:
 
 def test_too_many_failures_end_it_by_name(platform: Up) -> None:
     script = f"{says(platform, 'fails', 'begins')}; exit 3"
-    apply(platform, workload("fails", script, batch={"completions": 3, "parallelism": 1, "backoffLimit": 2}))
+    platform.apply(workload("fails", script, batch={"completions": 3, "parallelism": 1, "backoffLimit": 2}))
     until(lambda: condition(platform, "fails", "Complete")["reason"] == "BackoffLimitExceeded", within_s=90,
           what="it is given up")  # fmt: skip
     tries = len(lines(platform, "fails"))
@@ -110,7 +103,7 @@ def test_too_many_failures_end_it_by_name(platform: Up) -> None:
 
 def test_that_a_deadline_will_be_missed_is_said_before_it_is(platform: Up) -> None:
     script = f"sleep 0.8; {says(platform, 'slow', 'ends')}"
-    apply(platform, workload("slow", script, batch={"completions": 30, "parallelism": 1, "deadlineSeconds": 12}))
+    platform.apply(workload("slow", script, batch={"completions": 30, "parallelism": 1, "deadlineSeconds": 12}))
     until(lambda: condition(platform, "slow", "OnTime")["reason"] == "DeadlineAtRisk", within_s=20, what="it is said")
     assert len(lines(platform, "slow")) < 30
     until(
@@ -127,10 +120,10 @@ def test_reclaimable_work_writes_its_checkpoint_then_yields_and_comes_back(platf
         f"{says(platform, 'spare', 'begins')}; while :; do sleep 0.1; done"
     )
     cpu = str(NODE_CPU - 1)
-    apply(platform, workload("spare", script, cpu, priorityClassName="spare", template={"checkpointSignal": "SIGUSR1"}))
+    platform.apply(workload("spare", script, cpu, priorityClassName="spare", template={"checkpointSignal": "SIGUSR1"}))
     until(lambda: lines(platform, "spare"), within_s=60, what="it uses what is left over")
     urgent = f"{says(platform, 'urgent', 'begins')}; exec sleep 600"
-    apply(platform, workload("urgent", urgent, cpu, priorityClassName="urgent"))
+    platform.apply(workload("urgent", urgent, cpu, priorityClassName="urgent"))
     until(lambda: lines(platform, "urgent"), within_s=60, what="the urgent work has the place")
     seen = lines(platform, "spare")
     assert [word for word, _, _ in seen] == ["begins", "checkpoint", "ends"], seen

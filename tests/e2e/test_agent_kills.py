@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
@@ -19,12 +18,12 @@ from typing import Any
 
 import pytest
 from joined_agent import joined_agent
-from test_up import Up, free_port_base, holdfast, until
 
 from holdfast.agent.drivers.records import TaskDir
 from holdfast.cli.drills import outage
 from holdfast.cli.platform.layout import Layout
 from holdfast.samples import witness
+from platforms import TENANCY, Up, holdfast, running, until
 
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
 
@@ -32,7 +31,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.waits,
     pytest.mark.timeout(400 + 20 * ROUNDS),
-    pytest.mark.xdist_group("platform"),
 ]
 
 EXCLUSIVE, PLAIN = 3, 4
@@ -42,25 +40,10 @@ MOVED_WITHIN_S = 60.0
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     state = tmp_path_factory.mktemp("kills") / "state"
-    try:
-        done = holdfast(
-            "up", "--detach", "--state", str(state), "--port-base", str(free_port_base()), "--regions", "us-east",
-            "--no-samples", "-o", "json", timeout_s=200,
-        )  # fmt: skip
-        up = Up(state, 0, json.loads(done.stdout), 0.0)
-        apply(up, *TENANCY, workload("only", up, EXCLUSIVE, exclusive={"scope": "Region"}), workload("many", up, PLAIN))
+    with running(state, "--regions", "us-east", "--no-samples") as up:
+        up.apply(*TENANCY, workload("only", up, EXCLUSIVE, exclusive={"scope": "Region"}), workload("many", up, PLAIN))
         until(lambda: len(alive(up)) == EXCLUSIVE + PLAIN, within_s=90, what="all of it runs")
         yield up
-    finally:
-        holdfast("down", "--state", str(state), check=False)
-
-
-TENANCY: tuple[dict[str, Any], ...] = (
-    {"apiVersion": "holdfast.dev/v1", "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {}},
-    {"apiVersion": "holdfast.dev/v1", "kind": "PriorityClass", "metadata": {"name": "standard"}, "spec": {"rank": 100}},
-    {"apiVersion": "holdfast.dev/v1", "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
-     "spec": {"hard": {"cpu": "8", "memory": "8Gi"}}},
-)  # fmt: skip
 
 
 def workload(name: str, up: Up, replicas: int, **spec: Any) -> dict[str, Any]:
@@ -73,13 +56,6 @@ def workload(name: str, up: Up, replicas: int, **spec: Any) -> dict[str, Any]:
         "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "acme"},
         "spec": {"replicas": replicas, "template": template, **spec},
     }  # fmt: skip
-
-
-def apply(up: Up, *items: dict[str, Any]) -> None:
-    for index, item in enumerate(items):
-        path = up.state / f"apply-{index}.json"
-        path.write_text(json.dumps(item))
-        up.kubectl("--context", "global", "apply", "-f", str(path))
 
 
 def seen(up: Up) -> Path:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_agent_kills import TENANCY, apply
-from test_up import ROOT, Up, free_port_base, holdfast, until
 
 from needs import lacking
+from platforms import ROOT, TENANCY, Up, holdfast, running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
 
 NODE = "us-east-1"
 
@@ -41,17 +40,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     if not programs():
         lacking("kubectl is missing; next: make tools")
     state = tmp_path_factory.mktemp("kubectl") / "state"
-    try:
-        done = holdfast(
-            "up", "--detach", "--state", str(state), "--port-base", str(free_port_base()), "--regions", "us-east",
-            "--no-samples", "-o", "json", timeout_s=200,
-        )  # fmt: skip
-        up = Up(state, 0, json.loads(done.stdout), 0.0)
-        apply(up, *TENANCY, workload("web", 6, 2))
+    with running(state, "--regions", "us-east", "--no-samples") as up:
+        up.apply(*TENANCY, workload("web", 6, 2))
         until(lambda: up.workload("web").get("serving") == 6, within_s=90, what="all of it serves")
         yield up
-    finally:
-        holdfast("down", "--state", str(state), check=False)
 
 
 def kubectl(up: Up, program: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -97,7 +89,7 @@ def test_a_drain_empties_the_node_and_uncordon_ends_it(platform: Up, program: st
 
 def test_what_a_budget_keeps_is_named(platform: Up) -> None:
     holdfast("node", "cordon", "us-east-2", "--state", str(platform.state))
-    apply(platform, workload("stays", 1, 0))
+    platform.apply(workload("stays", 1, 0))
     until(lambda: platform.workload("stays").get("serving") == 1, within_s=60, what="it serves")
     holdfast("node", "uncordon", "us-east-2", "--state", str(platform.state))
     asked_s = time.monotonic()

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_up import ROOT, Up, free_port_base, holdfast, until
 
 from needs import lacking
+from platforms import ROOT, Up, holdfast, running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(900)]
 
 REPLICAS = 40 if os.environ.get("HOLDFAST_PROVE") else 12
 DEADLINE_S = 25 if REPLICAS == 40 else 15
@@ -61,13 +61,8 @@ frontend shop
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    state = tmp_path_factory.mktemp("serving") / "state"
-    try:
-        done = holdfast("up", "--detach", "--state", str(state), "--port-base", str(free_port_base()), "-o", "json",
-                        timeout_s=200)  # fmt: skip
-        yield Up(state, 0, json.loads(done.stdout), 0.0)
-    finally:
-        holdfast("down", "--state", str(state), check=False)
+    with running(tmp_path_factory.mktemp("serving") / "state") as up:
+        yield up
 
 
 class Load:
@@ -118,7 +113,7 @@ def shop(platform: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
     if program is None:
         lacking("haproxy is missing; next: make tools")
     folder = tmp_path_factory.mktemp("proxy")
-    apply(platform, MANIFEST)
+    platform.apply(MANIFEST)
     until(lambda: len(platform.addresses(NAME)) == REPLICAS, within_s=120, what=f"{REPLICAS} serve")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -146,12 +141,6 @@ def shop(platform: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
         os.kill(int(master), signal.SIGTERM)
 
 
-def apply(platform: Up, manifest: dict[str, Any]) -> None:
-    path = platform.state / "shop.json"
-    path.write_text(json.dumps(manifest))
-    platform.kubectl("--context", "global", "apply", "-f", str(path))
-
-
 def changed(**env: str) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(json.dumps(MANIFEST))
     made["spec"]["template"]["env"] = env
@@ -169,7 +158,7 @@ def revisions(platform: Up) -> set[str]:
 
 def test_a_rollout_loses_no_request(platform: Up, shop: int) -> None:
     with Load(shop) as load:
-        apply(platform, changed(SHOP="two"))
+        platform.apply(changed(SHOP="two"))
         done = rollout(platform, "status", NAME)
         time.sleep(1.0)
     assert "Complete" in done.stdout
@@ -185,7 +174,7 @@ def mixture(platform: Up) -> collections.Counter[str]:
 
 def test_a_paused_rollout_stays_where_it_is_and_goes_on_when_resumed(platform: Up, shop: int) -> None:
     with Load(shop) as load:
-        apply(platform, changed(SHOP="paused"))
+        platform.apply(changed(SHOP="paused"))
         until(lambda: len(mixture(platform)) == 2, within_s=60, what="both revisions serve")
         assert "paused" in rollout(platform, "pause", NAME).stdout
         phase = "status", NAME, "--no-wait", "-o", "json"
@@ -214,7 +203,7 @@ def test_a_bad_revision_goes_back_by_itself_and_the_old_one_keeps_serving(platfo
     good = revisions(platform)
     least = REPLICAS
     with Load(shop) as load:
-        apply(platform, changed(SHOP="three", WARM_UP_SECONDS="100000"))
+        platform.apply(changed(SHOP="three", WARM_UP_SECONDS="100000"))
         began = time.monotonic()
         while "RolledBack" not in rollout(platform, "status", NAME, "--no-wait", "-o", "json").stdout:
             least = min(least, len(platform.addresses(NAME)))
@@ -255,9 +244,7 @@ def test_a_drain_that_cannot_end_says_who_blocks_it(platform: Up, shop: int) -> 
     stubborn = json.loads(json.dumps(MANIFEST))
     stubborn["metadata"]["name"] = "stays"
     stubborn["spec"].update(replicas=1, disruption={"maxUnavailable": 0})
-    path = platform.state / "stays.json"
-    path.write_text(json.dumps(stubborn))
-    platform.kubectl("--context", "global", "apply", "-f", str(path))
+    platform.apply(stubborn)
     until(lambda: platform.addresses("payments/stays"), within_s=60, what="it serves")
     told = holdfast("endpoints", "payments/stays", "--state", str(platform.state), "-o", "json").stdout
     (address,) = json.loads(told)["addresses"]

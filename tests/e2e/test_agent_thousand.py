@@ -14,17 +14,17 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from test_up import Up, free_port_base, holdfast, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.xdist_group("platform")]
+from platforms import TENANCY, V1, Up, running, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(1200)]
 
 REPLICAS = 1000 if os.environ.get("HOLDFAST_PROVE") else 60
 ITEMS: tuple[dict[str, Any], ...] = (
-    {"apiVersion": "holdfast.dev/v1", "kind": "Tenant", "metadata": {"name": "acme"}, "spec": {}},
-    {"apiVersion": "holdfast.dev/v1", "kind": "PriorityClass", "metadata": {"name": "standard"}, "spec": {"rank": 100}},
-    {"apiVersion": "holdfast.dev/v1", "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
+    *TENANCY[:2],
+    {"apiVersion": V1, "kind": "Quota", "metadata": {"name": "quota", "namespace": "acme"},
      "spec": {"hard": {"cpu": "40", "memory": "64Gi"}}},
-    {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "crowd", "namespace": "acme"},
+    {"apiVersion": V1, "kind": "Workload", "metadata": {"name": "crowd", "namespace": "acme"},
      "spec": {"replicas": REPLICAS,
               "template": {"command": ["sleep", "3600"], "resources": {"cpu": "10m", "memory": "8Mi"},
                            "terminationGraceSeconds": 1}}},
@@ -33,13 +33,8 @@ ITEMS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    state = tmp_path_factory.mktemp("crowd") / "state"
-    try:
-        done = holdfast("up", "--detach", "--no-samples", "--state", str(state), "--port-base", str(free_port_base()),
-                        "-o", "json", timeout_s=200)  # fmt: skip
-        yield Up(state, 0, json.loads(done.stdout), 0.0)
-    finally:
-        holdfast("down", "--state", str(state), timeout_s=300, check=False)
+    with running(tmp_path_factory.mktemp("crowd") / "state", "--no-samples") as up:
+        yield up
 
 
 def seconds(text: str) -> float:
@@ -47,10 +42,7 @@ def seconds(text: str) -> float:
 
 
 def test_all_of_them_start_and_serve(platform: Up, capsys: pytest.CaptureFixture[str]) -> None:
-    for index, item in enumerate(ITEMS):
-        path = platform.state / f"{index}.json"
-        path.write_text(json.dumps(item))
-        platform.kubectl("--context", "global", "apply", "-f", str(path))
+    platform.apply(*ITEMS)
     began = time.monotonic()
     until(lambda: platform.workload("crowd").get("serving") == REPLICAS, within_s=600, what=f"{REPLICAS} serve")
     took_s = time.monotonic() - began

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.test_up import free_port_base, holdfast, until
 
 from holdfast.cli.http import Api
 from holdfast.cli.platform.layout import Layout
 from holdfast.cli.platform.survey import connect
 from holdfast.model import kinds
+from platforms import V1, holdfast, running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 REGION = "solo"
-V1 = "holdfast.dev/v1"
 
 
 class Here:
@@ -52,16 +51,12 @@ class Here:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     state = tmp_path_factory.mktemp("autoscaling") / "platform"
-    holdfast(
-        "up", "--detach", "--regions", REGION, "--agents", "1", "--no-samples", "--state", str(state), "--port-base",
-        str(free_port_base()), timeout_s=200,
-    )  # fmt: skip
-    found = Here(state)
-    found.apply("global", "Tenant", "shop", {})
-    found.apply("global", "PriorityClass", "standard", {"rank": 0})
-    found.apply("global", "Quota", "quota", {"hard": {"cpu": "100", "memory": "100Gi"}}, namespace="shop")
-    yield found
-    holdfast("down", "--state", str(state))
+    with running(state, "--regions", REGION, "--agents", "1", "--no-samples"):
+        found = Here(state)
+        found.apply("global", "Tenant", "shop", {})
+        found.apply("global", "PriorityClass", "standard", {"rank": 0})
+        found.apply("global", "Quota", "quota", {"hard": {"cpu": "100", "memory": "100Gi"}}, namespace="shop")
+        yield found
 
 
 def large(replicas: int) -> dict[str, Any]:

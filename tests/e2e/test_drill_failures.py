@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 
 import pytest
 from drilled import holdfast, platform
+
+from platforms import V1, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 
@@ -19,7 +20,6 @@ QUESTIONS = (
     "Which invariant held?", "Which telemetry proves it?", "What was the repair or rollback path?",
 )  # fmt: skip
 MERGE = "application/merge-patch+json"
-V1 = "holdfast.dev/v1"
 PATH = f"/apis/{V1}"
 LONG = pytest.mark.skipif("HOLDFAST_PROVE" not in os.environ, reason="minutes long; set HOLDFAST_PROVE")
 
@@ -148,16 +148,6 @@ def kubectl_like(state: str, cell: str = "global"):
     return Watcher(layout, layout.load()).api(cell)
 
 
-def until(true, within_s: float = 60.0):
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.3)
-    raise AssertionError(f"not within {within_s} s")
-
-
 def workload(name: str, replicas: int, **resources: str) -> dict:
     return {
         "apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": name, "namespace": "search"},
@@ -179,9 +169,12 @@ def test_a_shadow_policy_is_compared_and_a_guarded_one_takes_itself_back(platfor
     try:
         shadow = ("policy", "shadow", "default", "--state", platform, "-o", "json")
         assert holdfast(*shadow, "-f", str(rules), timeout_s=30).returncode == 0
-        until(lambda: json.loads(holdfast(*shadow, timeout_s=30).stdout)["revision"])
+        until(lambda: json.loads(holdfast(*shadow, timeout_s=30).stdout)["revision"], "the policy is shadowed")
         region = kubectl_like(platform, "eu-west")
-        until(lambda: any(r["spec"].get("stage") == "Shadow" for r in region.list("policyrevisions")))
+        until(
+            lambda: any(r["spec"].get("stage") == "Shadow" for r in region.list("policyrevisions")),
+            "the region has the shadow",
+        )
         wanted = iter(range(6, 40))
 
         def compared() -> dict | None:
@@ -190,7 +183,7 @@ def test_a_shadow_policy_is_compared_and_a_guarded_one_takes_itself_back(platfor
             found = json.loads(holdfast(*shadow, timeout_s=30).stdout)
             return found if found["examples"] else None
 
-        told = until(compared)
+        told = until(compared, "decisions are compared")
         row = next(r for r in told["regions"] if r["region"] == "eu-west")
         assert row["decisions"] and row["other"]
         assert "the shadow:" in told["examples"][0]
@@ -200,10 +193,13 @@ def test_a_shadow_policy_is_compared_and_a_guarded_one_takes_itself_back(platfor
         guard = {"maxPendingSeconds": 3, "action": "Rollback"}
         api.request("PATCH", path, {"spec": {"stage": "Active", "guard": guard}}, content_type=MERGE)
         api.apply(workload("too-large", 1, cpu="11"), "workloads", manager="test")
-        held = until(lambda: api.get(path)["status"].get("held"))
+        held = until(lambda: api.get(path)["status"].get("held"), "the policy is held")
         assert held["action"] == "Rollback" and "has waited for" in held["message"]
         good = before["status"]["revision"]
-        until(lambda: {r["status"]["report"]["policy"] for r in api.list("regions")} == {good})
+        until(
+            lambda: {r["status"]["report"]["policy"] for r in api.list("regions")} == {good},
+            "every region is back at the good policy",
+        )
         listed = holdfast("policy", "list", "default", "--state", platform, timeout_s=30)
         assert "was stopped by its guard" in listed.stdout
     finally:
@@ -215,7 +211,7 @@ def test_a_shadow_policy_is_compared_and_a_guarded_one_takes_itself_back(platfor
 
         for name in left():
             api.request("DELETE", f"/apis/holdfast.dev/v1/namespaces/search/workloads/{name}")
-        until(lambda: not left())
+        until(lambda: not left(), "nothing of it is left")
 
 
 def said(act, *words: str) -> None:
@@ -280,7 +276,7 @@ def test_careless_changes_of_what_is_in_use_are_refused_with_what_to_do_instead(
         return lambda: api.request("PATCH", f"{PATH}/{path}", {"spec": spec}, content_type=MERGE)
 
     quota = "namespaces/analytics/quotas/quota"
-    until(lambda: api.get(f"{PATH}/{quota}")["status"].get("used", {}).get("cpu"))
+    until(lambda: api.get(f"{PATH}/{quota}")["status"].get("used", {}).get("cpu"), "the use is told")
     said(patch(quota, {"hard": {"cpu": "100m"}}), '"quota"', "spec.hard.cpu", '"100m"', "is in use", "down first")
     said(
         lambda: api.request("DELETE", f"{PATH}/regions/eu-west"),
@@ -297,7 +293,7 @@ def test_a_budget_that_backs_a_promise_shrinks_only_with_an_override_of_two_peop
     api = kubectl_like(platform)
     budgets = sorted(b["metadata"]["name"] for b in api.list("recoverybudgets"))
     promise = f"{PATH}/namespaces/payments/workloads/risk-api"
-    until(lambda: api.get(promise)["status"].get("backing", {}).get("backed"))
+    until(lambda: api.get(promise)["status"].get("backing", {}).get("backed"), "the promise is backed")
     kept = {name: api.get(f"{PATH}/recoverybudgets/{name}") for name in budgets}
 
     def shrink(name: str, **more: str):
@@ -335,16 +331,16 @@ def test_a_budget_that_backs_a_promise_shrinks_only_with_an_override_of_two_peop
         assert second.returncode == 0, second.stderr
         words = ("override", "approve", "shrink", "--token", second.stdout.strip(), "--state", platform)
         assert holdfast(*words, timeout_s=30).returncode == 0
-        until(lambda: api.get(f"{PATH}/overrides/shrink")["status"].get("phase") == "Active")
+        until(lambda: api.get(f"{PATH}/overrides/shrink")["status"].get("phase") == "Active", "it acts")
         shrink(refused)
-        until(lambda: api.get(promise)["status"]["backing"]["backed"] is False)
+        until(lambda: api.get(promise)["status"]["backing"]["backed"] is False, "the promise is not backed")
     finally:
         for name in (*shrunk, refused):
             if name:
                 body = {"spec": {"slots": kept[name]["spec"]["slots"]}}
                 api.request("PATCH", f"{PATH}/recoverybudgets/{name}", body, content_type=MERGE)
         holdfast("override", "revoke", "shrink", "--state", platform, timeout_s=30)
-    until(lambda: api.get(promise)["status"]["backing"]["backed"])
+    until(lambda: api.get(promise)["status"]["backing"]["backed"], "the promise is backed again")
 
 
 def test_a_lost_region_is_recovered_within_a_minute_and_everything_is_given_back(platform: str) -> None:
@@ -382,7 +378,7 @@ def test_the_plan_says_beforehand_what_the_drill_does(platform: str) -> None:
 def test_an_override_needs_a_second_person_and_ends_by_itself(platform: str) -> None:
     asked = holdfast(
         "override", "create", "EmergencyQuota", "--tenant", "payments", "--quota", "cpu=1", "--reason", "test",
-        "--ttl", "5", "--yes", "--name", "e1", "--state", platform, timeout_s=30,
+        "--ttl", "20", "--yes", "--name", "e1", "--state", platform, timeout_s=30,
     )  # fmt: skip
     assert "Pending" in asked.stdout, asked.stderr
     own = holdfast("override", "approve", "e1", "--state", platform, timeout_s=30)

@@ -6,34 +6,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from drilled import holdfast
-from test_up import free_port_base
 
 from holdfast.cli.drills.world import Watcher, serves
 from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.layout import Layout
 from holdfast.model.node import Node, why_not_schedulable
+from platforms import V1, running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
-V1 = "holdfast.dev/v1"
 MERGE = "application/merge-patch+json"
-
-
-def until(true: Callable[[], Any], what: str, within_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within {within_s:.0f} s: {what}")
 
 
 class Platform:
@@ -72,25 +60,20 @@ class Platform:
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    state: Path = tmp_path_factory.mktemp("isolation") / "platform"
-    up = holdfast(
-        "up", "--detach", "--quiet", "--no-samples", "--regions", "us-east,eu-west", "--state", str(state),
-        "--port-base", str(free_port_base()), timeout_s=180,
-    )  # fmt: skip
-    agents: list[subprocess.Popen[bytes]] = []
-    try:
-        assert up.returncode == 0, up.stderr
-        made = Platform(state)
-        for number in (1, 2):
-            agents.append(start_agent(made, f"vault-{number}", 41000 + 100 * number))
-        until(lambda: made.live_nodes() >= {"vault-1", "vault-2"}, "the machines of the tenant are there")
-        yield made
-    finally:
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            agent.wait(30)
-        holdfast("down", "--purge", "--quiet", "--state", str(state), timeout_s=120)
+    state = tmp_path_factory.mktemp("isolation") / "platform"
+    with running(state, "--no-samples", "--regions", "us-east,eu-west"):
+        agents: list[subprocess.Popen[bytes]] = []
+        try:
+            made = Platform(state)
+            for number in (1, 2):
+                agents.append(start_agent(made, f"vault-{number}", 41000 + 100 * number))
+            until(lambda: made.live_nodes() >= {"vault-1", "vault-2"}, "the machines of the tenant are there")
+            yield made
+        finally:
+            for agent in agents:
+                agent.terminate()
+            for agent in agents:
+                agent.wait(30)
 
 
 def start_agent(platform: Platform, name: str, port: int) -> subprocess.Popen[bytes]:

@@ -4,58 +4,31 @@ work makes way, whatever its rank, and nothing else does; the plan has said so b
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_up import free_port_base
+from drilled import holdfast
 
 from holdfast.cli.drills.world import Watcher
 from holdfast.cli.platform.layout import Layout
+from platforms import running, until
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.waits,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.xdist_group("platform"),
 ]
 REGIONS = ("a", "b")
 HOME, OTHER = REGIONS
 
 
-def holdfast(*words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *words], capture_output=True, text=True, timeout=timeout_s, check=False
-    )
-
-
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[str]:
-    folder = str(tmp_path / "platform")
-    up = holdfast(
-        "up", "--detach", "--quiet", "--regions", "a,b,c", "--agents", "1", "--no-samples", "--state", folder,
-        "--port-base", str(free_port_base()), timeout_s=200,
-    )  # fmt: skip
-    try:
-        assert up.returncode == 0, up.stderr
-        yield folder
-    finally:
-        holdfast("down", "--purge", "--quiet", "--state", folder, timeout_s=120)
-
-
-def until(true: Callable[[], Any], what: str, within_s: float = 90.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.3)
-    raise AssertionError(f"not within {within_s:.0f} s: {what}")
+    with running(tmp_path / "platform", "--regions", "a,b,c", "--agents", "1", "--no-samples") as up:
+        yield str(up.state)
 
 
 def workload(replicas: int, cpu: str, **spec: Any) -> dict[str, Any]:
@@ -100,17 +73,19 @@ def test_work_on_loan_makes_way_when_a_region_is_killed(state: str) -> None:
     layout = Layout(state)
     watcher = Watcher(layout, layout.load())
     lend_everything(watcher)
-    until(lambda: status_of(watcher, "workloads", "risk").get("summary", {}).get("serving") == 4, "risk serves")
+    until(lambda: status_of(watcher, "workloads", "risk").get("summary", {}).get("serving") == 4, "risk serves", 90)
     (held,) = [a for a in watcher.list("assignments") if a["spec"]["workload"] == "risk"]
     home = held["spec"]["region"]
     other = OTHER if home == HOME else HOME
-    until(lambda: status_of(watcher, "recoverybudgets", other).get("held") == 4, "its places are kept")
+    until(lambda: status_of(watcher, "recoverybudgets", other).get("held") == 4, "its places are kept", 90)
     capacity = status_of(watcher, "regions", other)["report"]["capacity"]
     full = int(capacity["cpu"])
     fill = workload(full, "1", priorityClassName="lent", placement={"regions": [other]})
     body = {"apiVersion": "holdfast.dev/v1", "kind": "Workload", "metadata": {"name": "fill", "namespace": "spare"}}
     watcher.api().apply({**body, "spec": fill}, "workloads", manager="test")
-    until(lambda: status_of(watcher, "workloads", "fill").get("summary", {}).get("serving") == full, "all is lent out")
+    until(
+        lambda: status_of(watcher, "workloads", "fill").get("summary", {}).get("serving") == full, "all is lent out", 90
+    )
 
     told = json.loads(holdfast("plan", "--lose-region", home, "--state", state, "-o", "json", timeout_s=60).stdout)
     assert told["short"] == [] and [(r["workload"], r["region"]) for r in told["recovers"]] == [("risk", other)]

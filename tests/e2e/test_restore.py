@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_up import Up, free_port_base, holdfast, processes_of, until
 
 from holdfast.cli.drills import outage
 from holdfast.cli.platform.layout import Layout
@@ -27,13 +25,13 @@ from holdfast.model.kinds import kind_of_store_key
 from holdfast.model.quantity import amounts
 from holdfast.sim.recorded import check_platform
 from holdfast.store import backup
+from platforms import Up, holdfast, processes_of, running, until
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.waits,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.xdist_group("platform"),
 ]
 
 EAST, WEST = "us-east", "eu-west"
@@ -65,7 +63,6 @@ class Story:
         self.layout = Layout(up.state)
         self.beats = folder / "beats"
         self.pins = folder / "pins"
-        self._manifests = folder / "manifests.json"
 
     def want(self, east: int, west: int, lock: str) -> None:
         """`lock` is the region of the one exclusive replica; without one, there is to be none."""
@@ -79,8 +76,7 @@ class Story:
             workload("east", east, EAST, ["sleep", "1000"]),
             workload("west", west, WEST, ["sleep", "1000"]),
         ]
-        self._manifests.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": wish}))
-        self.up.kubectl("apply", "-f", str(self._manifests))
+        self.up.apply(*wish)
 
     def running(self, workload: str) -> int:
         """Processes of a workload that really run, whoever thinks so."""
@@ -174,16 +170,10 @@ class Spending(threading.Thread):
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("restored")
-    state, base = folder / "state", free_port_base()
-    try:
-        done = holdfast(
-            "up", "--detach", "--state", str(state), "--regions", f"{EAST},{WEST}", "--no-samples", "--port-base",
-            str(base), "--timeout", "150", "-o", "json", timeout_s=200,
-        )  # fmt: skip
-        yield Story(Up(state, base, json.loads(done.stdout), 0.0), folder)
-    finally:
-        holdfast("down", "--state", str(state), check=False)
-        assert processes_of(state) == []
+    state = folder / "state"
+    with running(state, "--regions", f"{EAST},{WEST}", "--no-samples") as up:
+        yield Story(up, folder)
+    assert processes_of(state) == []
 
 
 def test_old_backups_of_a_region_and_of_the_global_cell(story: Story, tmp_path: Path) -> None:

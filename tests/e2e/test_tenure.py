@@ -10,26 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.test_up import free_port_base, holdfast, until
 
 from holdfast.cli.platform.layout import Layout
 from holdfast.cli.platform.supervisor import load_records
 from holdfast.cli.platform.survey import connect
 from holdfast.model import limits
+from platforms import running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 REGION = "solo"
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Iterator[Layout]:
     state = tmp_path / "platform"
-    holdfast(
-        "up", "--detach", "--regions", REGION, "--agents", "1", "--no-samples", "--state", str(state), "--port-base",
-        str(free_port_base()), timeout_s=200,
-    )  # fmt: skip
-    yield Layout(str(state))
-    holdfast("down", "--state", str(state))
+    with running(state, "--regions", REGION, "--agents", "1", "--no-samples"):
+        yield Layout(str(state))
 
 
 def execution(layout: Layout) -> dict[str, Any]:

@@ -8,152 +8,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.sim.recorded import check_platform
-from needs import lacking
+from platforms import Up, at_a_terminal, free_port_base, get, holdfast, processes_of, running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.xdist_group("platform")]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).resolve().parents[2]
 SERVING_WITHIN_S = 60.0
 HEALED_WITHIN_S = 90.0
 
 
-def holdfast(*words: str, timeout_s: float = 120.0, check: bool = True) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "CI": "true"}
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", *words], capture_output=True, text=True, timeout=timeout_s, env=env
-    )
-    if check:
-        assert done.returncode == 0, f"holdfast {' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
-def free_port_base() -> int:
-    """A base whose ports are free, below the range the system picks from; each worker of the tests has its own."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4
-    first = 11000 + worker * 5000
-    for base in range(first + os.getpid() % 4 * 500, first + 5000, 500):
-        with contextlib.ExitStack() as held:
-            try:
-                for port in (*range(base, base + 5), *range(base + 100, base + 400, 25)):
-                    probe = held.enter_context(socket.socket())
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
-    raise AssertionError("no free ports")
-
-
-def until(true: Callable[[], Any], *, within_s: float, what: str) -> Any:
-    deadline = time.monotonic() + within_s
-    while True:
-        found = true()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"within {within_s:.0f} s: {what}"
-        time.sleep(0.3)
-
-
-def processes_of(state: Path) -> list[str]:
-    """Every live process that has anything to do with the directory: by command line, directory or environment."""
-    found = []
-    me = {os.getpid(), os.getppid()}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in me:
-            continue
-        try:
-            if (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                continue
-            command = (entry / "cmdline").read_bytes()
-            about = command + (entry / "environ").read_bytes() + os.fsencode(os.readlink(entry / "cwd"))
-        except OSError:
-            continue
-        if os.fsencode(state) in about:
-            found.append(f"{entry.name} {command.replace(bytes(1), b' ').decode(errors='replace')[:150]}")
-    return found
-
-
-class Up:
-    """A running platform and the ways a user has to it."""
-
-    def __init__(self, state: Path, base: int, told: dict[str, Any], took_s: float) -> None:
-        self.state = state
-        self.base = base
-        self.told = told
-        self.took_s = took_s
-
-    def status(self) -> dict[str, Any]:
-        done = holdfast("status", "--state", str(self.state), "-o", "json", check=False)
-        assert done.stdout, f"holdfast status says nothing: {done.returncode}\n{done.stderr}"
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
-
-    def workload(self, name: str) -> dict[str, Any]:
-        return next((w for w in self.status()["workloads"] if w["name"] == name), {})
-
-    def pid(self, process: str) -> int:
-        """Of a process that runs. While it is between two starts it has no number, and 0 would be our own group."""
-
-        def running() -> int:
-            return next((p["pid"] for p in self.status()["processes"] if p["name"] == process), 0)
-
-        return int(until(running, within_s=60, what=f"{process} runs"))
-
-    def addresses(self, name: str) -> list[str]:
-        told = json.loads(holdfast("endpoints", name, "--state", str(self.state), "-o", "json").stdout)
-        return [f"http://{a['address']}:{a['ports']['http']}/" for a in told["addresses"]]
-
-    def kubectl(self, *words: str, check: bool = True) -> str:
-        tools = ROOT / ".tools" / "bin" / "kubectl"
-        program = shutil.which("kubectl") or (str(tools) if tools.exists() else None)
-        if program is None:
-            lacking("kubectl is missing; next: make tools")
-        done = subprocess.run(
-            [program, "--kubeconfig", self.told["kubeconfig"], *words], capture_output=True, text=True, timeout=120,
-            env={**os.environ, "HOME": str(self.state)},
-        )  # fmt: skip
-        if check:
-            assert done.returncode == 0, f"kubectl {' '.join(words)}\n{done.stdout}\n{done.stderr}"
-        return done.stdout + done.stderr
-
-
-def get(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        body: dict[str, Any] = json.loads(answer.read())
-    return body
-
-
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    state = tmp_path_factory.mktemp("platform") / "state"
-    base = free_port_base()
-    began = time.monotonic()
-    try:
-        done = holdfast(
-            "up", "--detach", "--state", str(state), "--port-base", str(base), "--timeout", "150", "-o", "json",
-            timeout_s=200, check=False,
-        )  # fmt: skip
-        took_s = time.monotonic() - began
-        if done.returncode != 0:
-            logs = "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in sorted((state / "logs").glob("*.log")))
-            pytest.fail(f"holdfast up: {done.returncode}\n{done.stderr}\n{logs}")
-        yield Up(state, base, json.loads(done.stdout), took_s)
-    finally:
-        holdfast("down", "--state", str(state), check=False)
+    with running(tmp_path_factory.mktemp("platform") / "state") as up:
+        yield up
 
 
 def test_everything_serves_in_time(platform: Up) -> None:
@@ -297,8 +171,8 @@ def test_in_the_foreground_an_interrupt_stops_everything(tmp_path: Path) -> None
     log = tmp_path / "up.log"
     with log.open("wb") as out:
         command = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", "up", "--regions", "us-east", "--agents", "1", "--no-samples",
-             "--state", str(state), "--port-base", str(base)],
+            at_a_terminal("up", "--regions", "us-east", "--agents", "1", "--no-samples", "--state", str(state),
+                          "--port-base", str(base)),
             stdout=out, stderr=out, env={**os.environ, "CI": "true"}, start_new_session=True,
         )  # fmt: skip
     try:

@@ -95,6 +95,7 @@ def test_every_command_that_prints_data_prints_json() -> None:
         "holdfast hollow",
         "holdfast supervise",
         "holdfast kubeconfig",
+        "holdfast completion",
         "holdfast pool provide",
         "holdfast token",
     }
