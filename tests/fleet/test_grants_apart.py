@@ -23,8 +23,9 @@ from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts, amounts_text
 from holdfast.model.quota import Grant, GrantClass, Quota, QuotaSpec, grant_name
+from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template
-from holdfast.model.times import micro_text
+from holdfast.model.times import micro_text, parse_time
 from holdfast.model.writes import Create, SetStatus, Update
 from holdfast.runtime.cache import Cache
 from making import again, assignment, meta, region
@@ -341,6 +342,13 @@ def test_a_raise_that_was_lost_on_the_way_still_counts_after_it_was_taken_back()
     assert amounts(world.here["b"].get(GrantCopy, "normal", "acme").spec.limit).get("cpu", 0) <= 2000
 
 
+def heard(world: Apart, name: str) -> None:
+    """A report of this region has come, by the global cell's clock."""
+    known = region(name)
+    health = msgspec.structs.replace(known.status.health, heard_at=micro_text(world.now))
+    world.home.put(again(known, status=msgspec.structs.replace(known.status, health=health)))
+
+
 def test_a_region_that_stops_renewing_is_frozen_and_keeps_counting():
     world = Apart()
     world.want("a", 8, Purpose.NORMAL)
@@ -349,6 +357,7 @@ def test_a_region_that_stops_renewing_is_frozen_and_keeps_counting():
     world.enforce("a")
     world.spend("a", 8)
     world.acknowledge("a")
+    heard(world, "a")
     world.now += 1000
     world.want("b", 8, Purpose.NORMAL)
     world.decide()
@@ -358,3 +367,30 @@ def test_a_region_that_stops_renewing_is_frozen_and_keeps_counting():
     rows = {r.region: r for r in status.blocks["regions"] if r.grant_class is GrantClass.NORMAL}
     assert rows["a"].frozen and rows["a"].granted == {"cpu": "9"}
     assert {c.type: c.reason for c in status.conditions}["Granted"] == "Frozen"
+
+
+@pytest.mark.parametrize("skew_s", [-600.0, 600.0])
+def test_a_region_whose_clock_is_off_is_not_frozen_while_it_is_heard(skew_s: float):
+    """What it says of when it renewed is of its own clock; only its reports tell whether it is in touch."""
+    world = Apart()
+    world.skew_s["a"] = skew_s
+    world.want("a", 8, Purpose.NORMAL)
+    world.decide()
+    world.fetch("a")
+    world.enforce("a")
+    world.spend("a", 8)
+    world.acknowledge("a")
+    (grant,) = [g for g in world.home.list(Grant) if g.spec.region == "a"]
+    heard(world, "a")
+    known = world.home.get(Region, "a")
+    assert abs(parse_time(grant.status.renewed_at) - world.now - skew_s) < 1
+    assert not grants.is_frozen(grant, known, world.now + grant.spec.lease_seconds - 1)
+    assert grants.is_frozen(grant, known, world.now + grant.spec.lease_seconds + 1)
+
+
+def test_a_tenant_s_quota_is_looked_at_again_when_a_region_falls_silent_and_when_it_is_back():
+    world = Apart()
+    well, silent = region("a"), region("a", state=HealthState.SUSPECT)
+    for new, old in ((silent, well), (well, silent)):
+        assert list(grants.woken_by_region(new, old, world.home)) == [Key("acme", "quota")]
+    assert list(grants.woken_by_region(well, well, world.home)) == []

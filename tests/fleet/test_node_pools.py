@@ -120,6 +120,29 @@ def test_work_that_insists_on_an_empty_pool_brings_its_first_node_and_no_more_fo
     assert world.names == ["burst-1"], "from then on the pool has a node, and what that lacks is what counts"
 
 
+def test_the_first_node_stays_while_the_work_that_brought_it_is_kept_off_it():
+    """Its other nodes still say PoolNotAllowed: a node that went would be brought back at once, for ever."""
+    world = World()
+    seen = []
+    for _ in range(60):
+        only = ("PoolNotAllowed",) if not list(world.cache.list(Node)) else ("PoolNotAllowed", "LabelsDoNotMatch")
+        world.waits(1, only[0], placement=Placement(pools=("burst",)))
+        waiting = world.cache.get(SchedulingRequest, "api", "acme")
+        assert waiting is not None
+        told = msgspec.structs.replace(waiting.status, reasons=tuple(RefusalCount(reason, 3) for reason in only))
+        world.cache.put(again(waiting, status=told))
+        world.look(after_s=5)
+        world.provide()
+        seen.append(world.names)
+    assert seen == [["burst-1"]] * 60
+    assert world.pool.status.reason == "PoolSteady"
+    world.waits(1, "QuotaExceeded", placement=Placement(pools=("burst",)))
+    for _ in range(4):
+        world.look(after_s=5)
+        world.provide()
+    assert not world.names, "what no node of any pool would help brings none back"
+
+
 def test_work_that_does_not_take_the_nodes_it_brought_brings_no_more_of_them():
     """It needs a label that the pool's nodes do not have, say, and is told that those which have it are full."""
     world = World()

@@ -53,6 +53,18 @@ def test_what_does_not_serve_may_always_go():
     assert goes(starting(0, "n1"), starting(1))
 
 
+def test_what_may_go_as_it_does_not_serve_is_let_go_at_the_revision_that_showed_it():
+    """It may begin to serve while the decision is on its way to the disk."""
+    for item, guarded in ((starting(0, "n1"), True), (serving(0), False)):
+        mate = serving(1, "n2")
+        seen = view(item, mate, binding(item), binding(mate), node(drain=True), node("n2"))
+        (write,) = release.decide(item.key, seen, T0).writes
+        assert write.blocks["release"].reason == "Drained"
+        assert write.if_revision == (item.revision if guarded else 0)
+    lost = release.decide(starting(0).key, view(item := starting(0), binding(item)), T0).writes[0]
+    assert lost.blocks["release"].reason == "NodeLost" and not lost.if_revision, "what is no choice waits for nobody"
+
+
 def drained(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> DrainBlock:
     machine = node(drain=True, drain_seconds=seconds)
     if since:

@@ -17,7 +17,7 @@ from tests.runtime.virtual import until
 
 import making
 from holdfast.flow.plan import Plan, ask_of, plan
-from holdfast.flow.retreat import preempt
+from holdfast.flow.retreat import preempt, release
 from holdfast.flow.snapshot.builder import built
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
 from holdfast.model.binding import (
@@ -40,6 +40,7 @@ from holdfast.model.replica import ExecutionBlock, Phase, Replica, TrafficBlock
 from holdfast.model.scheduler_policy import Preemption, Rules
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.template import Template
+from holdfast.model.writes import SetStatus
 
 Low = tuple[int, int, int, bool]
 """Node number, CPUs, rank, reclaimable."""
@@ -290,6 +291,20 @@ def test_victims_of_a_nomination_go_together_or_not_at_all() -> None:
     one = nomination(names[0])
     found = preempt.why(web[0], making.view(*web, one))
     assert found is not None and found[0] is Reason.PREEMPTED
+
+
+@pytest.mark.parametrize("reclaimable", [False, True])
+def test_a_victim_that_does_not_serve_goes_at_the_revision_that_showed_it(reclaimable: bool) -> None:
+    """It may begin to serve at any moment, and then its budget counts; what is reclaimable yields in any case."""
+    web = making.replica(0, status=making.bound_status(name=making.replica(0).metadata.name))
+    web = making.again(web, spec=msgspec.structs.replace(web.spec, reclaimable=reclaimable))
+    intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
+    victims = (f"acme/{web.status.placement.binding}",)
+    spec = ReservationSpec(replica="hi", intent=intent, node="n1", victims=victims, rank=9)
+    item = Reservation(making.meta("hi.1", "acme"), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
+    (write,) = release.decide(web.key, making.view(web, making.binding(web), making.node(), item), 1.0).writes
+    assert isinstance(write, SetStatus) and write.blocks["release"].reason == Reason.PREEMPTED
+    assert write.if_revision == (0 if reclaimable else web.revision)
 
 
 @pytest.mark.parametrize(("part", "goes"), [(None, True), (0, False), (1, True)])

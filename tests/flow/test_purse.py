@@ -47,6 +47,14 @@ def copy(limit: dict[str, str], kind: GrantClass = GrantClass.NORMAL, **spec: An
         ([copy({"cpu": "4"}, provisional={"cpu": "1"})], {}, {"cpu": 3_000}),
         ([copy({"cpu": "4"}, spend_until=LATER)], {}, {"cpu": 4_000}),
         ([copy({"cpu": "4"}, spend_until=BEFORE)], {}, None),
+        ([copy({"cpu": "4"}), copy({"cpu": "2"}, GrantClass.EMERGENCY, spend_until=BEFORE)], {}, None),
+        ([copy({}, GrantClass.EMERGENCY, spend_until=BEFORE), copy({"cpu": "4"})], {"cpu": 1_000}, {"cpu": 3_000}),
+        (
+            [copy({"cpu": "0"}, GrantClass.EMERGENCY, spend_until=BEFORE), copy({"memory": "1Ki"})],
+            {"cpu": 500},
+            {"cpu": 0, "memory": 1_024},
+        ),
+        ([copy({}, spend_until=BEFORE)], {}, None),
     ],
 )
 def test_what_is_left_of_grants(copies: list[GrantCopy], used: dict[str, int], room: dict[str, int] | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -47,6 +47,8 @@ from holdfast.model.workload import Gang
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.scheduler import Scheduler
 
+PROPOSED_MAX = 2000
+
 
 class Outlet:
     """The way to the authority, on which calls can fail: before they happen, or after."""
@@ -55,12 +57,25 @@ class Outlet:
         self._inner = inner
         self.faults: list[str] = []
         self.proposed: list[ReserveRequest] = []
+        self.bindings_told = asyncio.Event()
+        """While it is not set, the watch of bindings says nothing."""
+        self.bindings_told.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def watch(self, kind: type[Any], namespace: str = "", **more: Any) -> AsyncIterator[Any]:
+        batches = self._inner.watch(kind, namespace, **more)
+        return self._late(batches) if kind is Binding else batches
+
+    async def _late(self, batches: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for batch in batches:
+            await self.bindings_told.wait()
+            yield batch
+
     async def reserve(self, request: ReserveRequest) -> Answers:
         self.proposed.append(request)
+        assert len(self.proposed) < PROPOSED_MAX, "it goes in circles, and no time passes"
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "unavailable":
             raise Unavailable("the authority is not there")
@@ -238,6 +253,34 @@ def test_a_released_replica_is_placed_again_under_its_new_attempt() -> None:
         await region.cell.release(region.cell.get_replica(), ReleaseAction.FREE)
         await until(lambda: region.cell.binding("web-0.2") is not None, within_s=10)
         assert region.bound()["web-0"] != node
+
+    in_region(test)
+
+
+def test_a_replica_made_anew_is_proposed_once_although_the_old_ones_claim_of_its_name_still_seems_there() -> None:
+    async def test(region: Region) -> None:
+        (old,) = await region.replicas(1)
+        await region.request("old", [old])
+        await until(lambda: len(region.informers.cache.list(Binding)) == 1)
+        region.outlet.bindings_told.clear()
+        await region.cell.release(region.cell.get_replica(), ReleaseAction.STOP)
+        await region.cell.acknowledge("web-0.1")
+        await region.cell.release(region.cell.get_replica(), ReleaseAction.FREE)
+        await region.cell.remove(region.stored("old"))
+        await region.cell.remove(region.cell.get_replica())
+        (new,) = await region.replicas(1)
+        assert new.uid != old.uid
+        region.outlet.proposed.clear()
+        await region.request("web", [new])
+        await until(lambda: region.cell.binding("web-0.1") is not None)
+        await asyncio.sleep(5)
+        (known,) = region.informers.cache.list(Binding)
+        assert known.spec.intent.replica_uid == old.uid, "nothing was heard of it yet"
+        assert len(region.outlet.proposed) == 1, "what was accepted is not proposed again"
+        region.outlet.bindings_told.set()
+        await until(lambda: region.informers.cache.list(Binding)[0].spec.intent.replica_uid == new.uid)
+        await asyncio.sleep(limits.ASSUMED_TTL_S + 1)
+        assert len(region.outlet.proposed) == 1, "what was heard late, of either, undid nothing"
 
     in_region(test)
 

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.model.assignment import Assignment
+from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Condition, Object
 from holdfast.model.reasons import Reason
+from holdfast.model.recovery import Recovery, RecoveryPhase, RecoverySpec, RecoveryStatus
 from holdfast.model.replica import ExecutionBlock, Phase, Replica
 from holdfast.model.workload import (
     Autoscale,
@@ -31,7 +32,7 @@ from holdfast.sim.loop import VirtualLoop
 from holdfast.sim.people import Wanted
 from holdfast.sim.sorts import BEHAVES, HALF_READY
 from holdfast.store.contract import Txn
-from making import TEMPLATE, again, assignment, bound_status, replica, workload
+from making import TEMPLATE, again, assignment, bound_status, meta, replica, workload
 
 OLD, NEW = "old", "new"
 
@@ -137,6 +138,24 @@ def test_what_waits_rightly_is_remembered() -> None:
     waited: set[tuple[str, str]] = set()
     assert not Unsettled(court, Wanted(), ("east",), (), waited).found
     assert waited == {("acme", "api")}
+
+
+@pytest.mark.parametrize("phase", list(RecoveryPhase))
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_at_rest_before_a_recovery_is_given_back(phase: RecoveryPhase, waits: bool) -> None:
+    """Unless what it keeps serving waits where it belongs, and there is no room."""
+    court = Court(VirtualLoop(random.Random(1)))
+    incident = Recovery(
+        metadata=meta("east-1"), spec=RecoverySpec(region="east"), status=RecoveryStatus(phase=phase)
+    )  # fmt: skip
+    for item in (incident, assignment(where="west", purpose=Purpose.RECOVERY)):
+        court.state("global")[key_of(item)] = item
+    if waits:
+        waiting = replica(1, assignment(where="east"))
+        court.state("east")[key_of(waiting)] = waiting
+    found = Unsettled(court, Wanted(), ("east",), ()).found
+    over = waits or phase is RecoveryPhase.CLOSED
+    assert found == ([] if over else [f"/recoveries/east-1 is {phase}: not everything was given back"])
 
 
 # To and fro

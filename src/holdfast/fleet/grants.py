@@ -7,7 +7,7 @@ recovery, emergency) is a pot of its own. Grants follow demand; nobody is shrunk
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from holdfast.fleet import rejoin
 from holdfast.fleet.grant_epochs import next_epoch, returned
 from holdfast.fleet.grant_needs import Limits, Need, demand, need, provisional_need, turning_need
 from holdfast.fleet.override_rules import in_force
+from holdfast.fleet.region_health import silence_s
 from holdfast.flow.active_policy import active_policy
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
@@ -69,14 +70,15 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     regions = [r.metadata.name for r in view.list(Region) if not r.metadata.terminating]
     writes: list[Write] = []
     rows: list[RegionUse] = []
+    frozen = {g.key for g in grants if is_frozen(g, view.get(Region, g.spec.region), now)}
     limits_now: dict[GrantClass, Limits] = {}
     on_trust = _on_trust(view, key.namespace, regions, now)
     normal = _normal(quota, needs, regions, on_trust)
     recovery = _recovery(quota, needs, view.total(Assignment, key.namespace, turning_need))
     for pot in (normal, recovery):
-        limits_now[pot.grant_class] = _settle(quota, pot, grants, regions, writes=writes, rows=rows, now=now)
+        limits_now[pot.grant_class] = _settle(quota, pot, grants, regions, writes=writes, rows=rows, frozen=frozen)
     emergency = _emergency(view, key.namespace, normal, limits_now[GrantClass.NORMAL], now)
-    _settle(quota, emergency, grants, regions, writes=writes, rows=rows, now=now)
+    _settle(quota, emergency, grants, regions, writes=writes, rows=rows, frozen=frozen)
     normal_limits = limits_now[GrantClass.NORMAL]
     status = _status(quota, grants, normal_limits, tuple(rows), emergency=emergency.total, now=now)
     if status is not None:
@@ -158,7 +160,7 @@ def _settle(
     *,
     writes: list[Write],
     rows: list[RegionUse],
-    now: float,
+    frozen: Container[Key],
 ) -> Limits:
     """Brings the grants of one class to their new limits; answers those limits."""
     mine = {g.spec.region: g for g in grants if g.spec.grant_class is pot.grant_class}
@@ -181,7 +183,7 @@ def _settle(
         if write is not None:
             writes.append(write)
         if stored is not None or limit:
-            rows.append(_row(region, pot.grant_class, limit, stored, now))
+            rows.append(_row(region, pot.grant_class, limit, stored, frozen))
     return new
 
 
@@ -189,20 +191,26 @@ def _at_most(limit: Amounts, need: Amounts) -> Amounts:
     return {name: min(amount, need[name]) for name, amount in limit.items() if need.get(name)}
 
 
-def _row(region: str, grant_class: GrantClass, limit: Amounts, stored: Grant | None, now: float) -> RegionUse:
+def _row(
+    region: str, grant_class: GrantClass, limit: Amounts, stored: Grant | None, frozen: Container[Key]
+) -> RegionUse:
     return RegionUse(
         region=region,
         grant_class=grant_class,
         granted=dict(amounts_text(limit)),
         used=dict(stored.status.used) if stored is not None else {},
-        frozen=stored is not None and is_frozen(stored, now),
+        frozen=stored is not None and stored.key in frozen,
     )
 
 
-def is_frozen(grant: Grant, now: float) -> bool:
-    """Whether the region has been out of touch for a whole lease: it spends no more, and gives nothing back either."""
-    renewed = grant.status.renewed_at
-    return bool(renewed) and now - parse_time(renewed) > grant.spec.lease_seconds
+def is_frozen(grant: Grant, region: Region | None, now: float) -> bool:
+    """Whether the region has been out of touch for a whole lease: it spends no more, and gives nothing back either.
+
+    Its lease counts from its reports, so this does too, by when they came on this cell's clock. `renewedAt` is of the
+    region's own clock, which may be off by more than a lease allows for, and is compared only there."""
+    if region is None:
+        return bool(grant.status.renewed_at)
+    return bool(region.status.health.heard_at) and silence_s(region, now) > grant.spec.lease_seconds
 
 
 def share_out(
@@ -399,9 +407,11 @@ def woken_by_any(new: object, old: object, view: View) -> Iterable[Key]:
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """Only what a restore of the global cell waits for."""
+    """What a restore of the global cell waits for, and whether it is heard: it is Suspect long before a lease ends."""
     if new is None or old is None or new.status.report is None:
         return ()
+    if new.status.health.state is not old.status.health.state:
+        return keys(view)
     before = old.status.report
     same = rejoin.has_answered(new) == rejoin.has_answered(old)
     known = before is not None and before.strays == new.status.report.strays

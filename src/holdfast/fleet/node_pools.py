@@ -4,7 +4,7 @@ More nodes are asked for only for reasons that a node cures: too little of a res
 recovery places that would fit on an empty one; and never for what waits although such a node is there and stays empty,
 in every zone of the pool: what keeps it off that one keeps it off the next. A node is given up only when it holds
 nothing, no recovery place either, has done so for the pool's idle time, and nothing waits; it is closed to new work
-first, and looked at again.
+first, and looked at again. The last one stays as long as something waits that would only bring it back.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Lack(msgspec.Struct, frozen=True, gc=False):
     replicas: int = 0
     places: int = 0
     widest: Amounts = {}
+    needs_first: bool = False
+    """Whether something waits that would bring a node if the pool had none, whatever keeps it off the one it has."""
 
 
 def decider(region: str) -> Callable[[Key, View, float], Outcome]:
@@ -102,14 +104,17 @@ def lacking(pool: NodePool, region: str, view: View) -> Lack:
     total: Amounts = {}
     widest: Amounts = {}
     replicas = places = 0
+    needs_first = False
     for request in view.list(SchedulingRequest):
         if not request.status.pending or not _may_use(request, pool):
             continue
-        cured = CURED_BY_A_NODE if there else CURED_BY_THE_FIRST
-        if not any(r.reason in cured for r in request.status.reasons):
+        if not any(r.reason in CURED_BY_THE_FIRST for r in request.status.reasons):
             continue
         asked = requests(request.spec.template)
-        if _fits(asked, shape):
+        if not _fits(asked, shape):
+            continue
+        needs_first = True
+        if not there or any(r.reason in CURED_BY_A_NODE for r in request.status.reasons):
             widest = _wider(widest, asked)
             add(total, scaled(asked, request.status.pending))
             replicas += request.status.pending
@@ -119,7 +124,7 @@ def lacking(pool: NodePool, region: str, view: View) -> Lack:
             add(total, scaled(shape_of, missing))
             places += missing
     nodes = max((math.ceil(amount / shape[name]) for name, amount in total.items() if shape.get(name)), default=0)
-    return Lack(nodes, replicas, places, widest)
+    return Lack(nodes, replicas, places, widest, needs_first)
 
 
 def _may_use(request: SchedulingRequest, pool: NodePool) -> bool:
@@ -177,7 +182,8 @@ def next_nodes(
         return tuple(nodes), (Reason.POOL_STEADY, f"{waiting}, and {empty} node(s) of the pool stay empty beside them")
     if lack.nodes:
         return tuple(nodes), (Reason.POOL_GROWING, f"{waiting}; {coming + min(short, room)} node(s) on their way")
-    return _with_one_leaving(pool, nodes, there, now)
+    least = max(spec.min_nodes, int(lack.needs_first))
+    return _with_one_leaving(pool, nodes, there, least, now)
 
 
 def _seen(node: PoolNode, there: dict[str, Node], held: frozenset[str], now: float) -> PoolNode:
@@ -238,15 +244,15 @@ def _more(pool: NodePool, nodes: Sequence[PoolNode], count: int, now: float) -> 
 
 
 def _with_one_leaving(
-    pool: NodePool, nodes: list[PoolNode], there: dict[str, Node], now: float
+    pool: NodePool, nodes: list[PoolNode], there: dict[str, Node], least: int, now: float
 ) -> tuple[tuple[PoolNode, ...], Said]:
-    """Closes at most one node that was idle for long enough."""
+    """Closes at most one node that was idle for long enough, and leaves at least so many open."""
     staying = [n for n in nodes if not n.leaving]
     idle = [
         n for n in staying
         if n.idle_since and now - parse_time(n.idle_since) >= pool.spec.idle_seconds
     ]  # fmt: skip
-    if idle and len(staying) > pool.spec.min_nodes and len(staying) == len(nodes):
+    if idle and len(staying) > least and len(staying) == len(nodes):
         gone = max(idle, key=lambda n: (n.idle_since, n.name))
         closed = msgspec.structs.replace(gone, leaving=True)
         nodes = [closed if n.name == gone.name else n for n in nodes]

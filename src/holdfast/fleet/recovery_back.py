@@ -21,7 +21,7 @@ from holdfast.model.recovery import Recovery, RecoveryPhase, is_open
 from holdfast.model.region import HealthState, Region
 from holdfast.model.times import micro_text
 from holdfast.model.view import View
-from holdfast.model.workload import Workload
+from holdfast.model.workload import Workload, wanted_replicas
 from holdfast.model.writes import Delete, Notice, Outcome, Update, Write
 
 RETURNS_PER_PASS = 16
@@ -81,7 +81,8 @@ def _home_again(item: Assignment, view: View) -> bool:
     if workload is None or workload.metadata.terminating or workload.spec.recovery is None:
         return True
     normal = [a for a in view.by(Assignment, "workload", str(workload.key)) if a.spec.purpose is Purpose.NORMAL]
-    return bool(normal) and all(_settled(a, view) for a in normal)
+    # Scaled to nothing, it has no ordinary replicas to wait for; else it has none yet.
+    return (bool(normal) or not wanted_replicas(workload)) and all(_settled(a, view) for a in normal)
 
 
 def _settled(item: Assignment, view: View) -> bool:

@@ -24,20 +24,23 @@ _ORDINARY = frozenset({GrantClass.NORMAL, GrantClass.EMERGENCY})
 def room_of(copies: Iterable[GrantCopy], used: Mapping[str, int], now: float) -> Amounts | None:
     """What is left, by resource: nothing at all without a grant, None where the authority alone can tell."""
     limit: Amounts = {}
-    granted = False
+    granted = ended = False
     for copy in copies:
         if copy.spec.grant_class not in _ORDINARY or copy.metadata.terminating:
             continue
-        if copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now:
-            return None
-        granted = True
         own = amounts(copy.spec.limit)
+        if copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now:
+            if any(own.values()):
+                return None
+            ended = True  # an emergency that was given back: it stays, and adds nothing to what the others say
+            continue
+        granted = True
         if copy.spec.grant_class is GrantClass.NORMAL:
             kept = amounts(copy.spec.provisional)
             own = {name: max(0, amount - kept.get(name, 0)) for name, amount in own.items()}
         add(limit, own)
     if not granted:
-        return {}
+        return None if ended else {}
     return {CPU: 0, **{name: max(0, amount - used.get(name, 0)) for name, amount in limit.items()}}
 
 

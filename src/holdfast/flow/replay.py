@@ -218,7 +218,7 @@ def _assume(builder: SnapshotBuilder, decision: Decision, known: Iterable[Decisi
         without = frozenset(batch.without)
         for other in decisions.values():
             for key, claim in claims_of(other):
-                if f"{key.namespace}/{key.name}" not in without and not builder.on_record(key):
+                if f"{key.namespace}/{key.name}" not in without and not builder.on_record(key, claim.replica_uid):
                     builder.assume(key, claim)
     return None
 

@@ -23,6 +23,10 @@ RENEWED_AFTER = 0.5
 """The part of a lease that must have passed before it is worth a write to renew it."""
 
 
+LOOKED_AT_AFTER = 0.25
+"""The part of a lease after which it is looked at again: twice before it is worth renewing, often before it ends."""
+
+
 PUT_BACK = 0.5
 """An answer may come late, and takes nothing back. By this part of a lease it does not: then the clock was put back and
 what was heard before that counts for nothing. By less, the lease lasts until the clock is there again."""

@@ -75,6 +75,8 @@ class Link:
         """When the last report that was taken was sent, by the wall clock; 0 before the first."""
         self._heard_monotonic_s = 0.0
         """When the last call was sent that the global cell has answered: what this region's leases count from."""
+        self._leases_seen_s = 0.0
+        """When every lease was last looked at, by the clock that only passes."""
         now = ports.clock.now
         away, home = self._there.cache, here.cache
         self._copying: Courier[mirror.MirrorKey] = Courier(
@@ -283,15 +285,18 @@ class Link:
             return ()
 
     async def _heard(self, asked_s: float) -> None:
-        """The global cell has answered. After a silence every lease is renewed at once, unless grants are still known
-        here only as they were before it: part of them may have come back by time and be someone else's by now."""
+        """The global cell has answered. Leases are looked at several times while they last, and after a silence at
+        once, unless grants are still known here only as they were before it: part of them may have come back by time
+        and be someone else's by now."""
         passed_s = self._ports.clock.monotonic()
         silent_s = passed_s - self._heard_monotonic_s if self._heard_s else math.inf
         if silent_s > limits.GRANT_LEASE_S and not await self._grants_are_current():
             return
         put_back = asked_s < self._heard_s
         self._heard_s, self._heard_monotonic_s = asked_s, passed_s
-        if put_back or silent_s > 2 * limits.REGION_REPORT_EVERY_S:
+        due = passed_s - self._leases_seen_s > limits.GRANT_LEASE_S * grant_sync.LOOKED_AT_AFTER
+        if put_back or due or silent_s > 2 * limits.REGION_REPORT_EVERY_S:
+            self._leases_seen_s = passed_s
             found = grant_sync.keys(self._there.cache, self._here.cache)
             self._limits.mark(found)
             self._acks.mark(found)

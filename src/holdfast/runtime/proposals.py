@@ -48,7 +48,8 @@ class _Batch(msgspec.Struct):
     """What one batch proposed: all of it, and how much of that is still assumed."""
 
     decisions: int = 0
-    claims: dict[ClaimKey, None] = {}
+    claims: dict[ClaimKey, str] = {}
+    """With the uid of the replica that each is for."""
     left: int = 0
 
 
@@ -86,7 +87,7 @@ class Proposals:
         self._member_of[key] = claim.replica_uid
         if batch:
             known = self._batches.setdefault(batch, _Batch(claims={}))
-            known.claims[key] = None
+            known.claims[key] = claim.replica_uid
             known.left += 1
             self._batch_of[key] = batch
 
@@ -99,8 +100,8 @@ class Proposals:
         builder = self._builder
         found = []
         for name, batch in self._batches.items():
-            without = (k for k in batch.claims if self._batch_of.get(k) != name and not builder.on_record(k))
-            names = tuple(sorted(f"{key.namespace}/{key.name}" for key in without))
+            ended = ((key, uid) for key, uid in batch.claims.items() if self._batch_of.get(key) != name)
+            names = tuple(sorted(f"{k.namespace}/{k.name}" for k, uid in ended if not builder.on_record(k, uid)))
             found.append(AssumedBatch(batch=name, decisions=batch.decisions, without=names))
         adopted = sum(key not in self._batch_of and builder.assumes(key) for key in self._assumed)
         return tuple(found), adopted

@@ -11,7 +11,6 @@ from typing import Any
 from holdfast.flow.explain import Wake
 from holdfast.flow.replay import ahead_text
 from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
-from holdfast.flow.snapshot.claim import LIVE_PHASES
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.hold import Hold
@@ -90,9 +89,8 @@ class SchedulerWatch:
             if item is None:
                 continue
             key = ClaimKey(item.metadata.namespace, item.metadata.name)
-            if new is not None and (isinstance(new, Binding) or new.status.phase in LIVE_PHASES):
+            if self._builder.confirm(key):
                 # What was assumed is on record; the assumption must not outlive the record.
-                self._builder.forget(key)
                 self._settled(key)
             if old is None:
                 events[Wake.REPLICA_PLACED] = None

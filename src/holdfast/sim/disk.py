@@ -42,6 +42,8 @@ class Disk:
         self.full = False
         self.trap = 0
         """The commit, counted from here, whose answer is lost: before it takes effect when negative, else after."""
+        self.way_s = 0.0
+        """For how long the newest commit was on its way, as the store was slow or the process stood still in it."""
 
     def sprung(self) -> int:
         """-1 or 1 for the commit that the trap was set for, 0 for every other."""
@@ -51,8 +53,9 @@ class Disk:
         self.trap -= side
         return 0 if self.trap else side
 
-    async def commit(self, txn: Txn) -> Committed:
+    async def commit(self, txn: Txn, way_s: float = 0.0) -> Committed:
         committed = await self.store.commit(txn)
+        self.way_s = way_s
         for witness in self.witnesses:
             witness(txn, committed)
         return committed
@@ -113,7 +116,8 @@ class Mounted:
 
     async def commit(self, txn: Txn) -> Committed:
         strikes, cell = self._chaos.strikes, self._disk.cell
-        self._disk.asked(cell, self._loop.time())
+        asked_s = self._loop.time()
+        self._disk.asked(cell, asked_s)
         await self._loop.nap(self._chance.uniform(*COMMIT_S))
         self._check()
         if self._disk.full and txn.writes:
@@ -137,7 +141,7 @@ class Mounted:
             await asyncio.sleep(0)
         await self._at_the_seam(Kind.CRASH_BEFORE, Kind.PAUSE_BEFORE)
         self._check()
-        committed = await self._disk.commit(txn)
+        committed = await self._disk.commit(txn, self._loop.time() - asked_s)
         await self._at_the_seam(Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
         if strikes(Kind.TIMEOUT_AFTER, cell) is not None or trapped > 0:
             await asyncio.sleep(TIMEOUT_S)
@@ -157,7 +161,7 @@ class Mounted:
     async def _arrive_late(self, txn: Txn, after_s: float) -> None:
         await asyncio.sleep(after_s)
         try:
-            await self._disk.commit(txn)
+            await self._disk.commit(txn, after_s)
         except Conflict:
             return
 

@@ -352,11 +352,14 @@ def broken(workload: Workload, chance: random.Random) -> Workload:
 
 
 def repaired(workload: Workload) -> Workload:
-    """The same without what keeps it from serving."""
+    """The same without what keeps it from serving, and with the usual time for it: a deadline that is to end a broken
+    version soon would end this one too while it waits for room, and bring back what may never get ready."""
     made, rollout = workload.spec.template, workload.spec.rollout
     if made.env.get(BEHAVES) in BAD:
         made = msgspec.structs.replace(made, env={"VERSION": "repaired"})
-    return respec(workload, template=made, rollout=msgspec.structs.replace(rollout, paused=False))
+    patient = Rollout().progress_deadline_seconds
+    rollout = msgspec.structs.replace(rollout, paused=False, progress_deadline_seconds=patient)
+    return respec(workload, template=made, rollout=rollout)
 
 
 def respec(workload: Workload, **changes: Any) -> Workload:

@@ -134,7 +134,7 @@ class World:
     def _cell(self, name: str) -> CellHost:
         disk = Disk(name)
         host = CellHost(name, disk, self._setting)
-        disk.witnesses.append(self.court.witness(name, host.clock.now))
+        disk.witnesses.append(self.court.witness(name, host.clock.now, lambda: disk.way_s))
         disk.asked = self.court.asked
         return host
 

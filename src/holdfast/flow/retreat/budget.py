@@ -39,6 +39,11 @@ def _counts(replica: Replica) -> bool:
     return replica.spec.type is WorkloadType.SERVICE and stage(replica) is Stage.SERVING
 
 
+def goes_unserving(replica: Replica) -> bool:
+    """Whether a budget lets the replica go only because it does not serve: that holds for this revision of it alone."""
+    return replica.spec.type is WorkloadType.SERVICE and not _counts(replica)
+
+
 def why_among(replica: Replica, assignment: Assignment | None, mates: Iterable[Replica]) -> str:
     """The same among `mates`, the replicas of its workload in the region.
 

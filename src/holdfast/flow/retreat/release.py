@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.flow.retreat import over_quota, preempt, repair, withdraw
-from holdfast.flow.retreat.budget import why_it_stays
+from holdfast.flow.retreat.budget import goes_unserving, why_it_stays
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Desired
 from holdfast.model.grant_copy import GrantCopy
@@ -30,6 +30,8 @@ from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus, Update, W
 FINALIZER = "holdfast.dev/release"
 LOOK_AGAIN_S = 2.0
 ENDED = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
+BUDGETED = frozenset({Reason.DRAINED, Reason.OVER_QUOTA, Reason.PREEMPTED})
+"""Voluntary acts: a disruption budget may stand against them."""
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -68,9 +70,19 @@ def _consider(replica: Replica, binding: Binding | None, node: Node | None, view
     block = ReleaseBlock(
         attempt=replica.status.placement.attempt, reason=reason, message=message, requested_by=by, at=micro_text(now)
     )
-    write: Write = SetStatus("Replica", replica.key, replica.uid, blocks={"release": block})
+    only_at = _only_at(replica, reason)
+    write: Write = SetStatus("Replica", replica.key, replica.uid, blocks={"release": block}, if_revision=only_at)
     notice = Notice(replica, reason, message, warning=reason is Reason.NODE_LOST)
     return Outcome(writes=(write,), notices=(notice,))
+
+
+def _only_at(replica: Replica, reason: Reason) -> int:
+    """The one revision at which the decision may be recorded, or 0 for any.
+
+    Who may go because it does not serve may not when it has begun to meanwhile: then it is decided again.
+    """
+    yields = reason is Reason.PREEMPTED and replica.spec.reclaimable  # whether it serves or not
+    return replica.revision if reason in BUDGETED and goes_unserving(replica) and not yields else 0
 
 
 def _why(

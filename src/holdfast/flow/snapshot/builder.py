@@ -34,7 +34,15 @@ class _Sources(msgspec.Struct):
     assumed: Claim | None = None
     counted: Claim | None = None
 
+    def record(self) -> Claim | None:
+        return self.binding or self.reservation
+
     def strongest(self) -> Claim | None:
+        record = self.record()
+        if record is not None and self.assumed is not None and record.replica_uid != self.assumed.replica_uid:
+            # The replica was deleted and made anew under its name. The authority gives the name to the new one only
+            # when the old one's claim is gone, so what is known of that one is late, or the answer will be no.
+            return self.assumed
         if self.binding is not None:
             return self.binding
         if self.reservation is not None:
@@ -109,6 +117,15 @@ class SnapshotBuilder:
         if key in self._claims:
             self._put_claim(key, "assumed", None)
 
+    def confirm(self, key: ClaimKey) -> bool:
+        """Drops an assumption that is on record by now, and says whether there was one. What is known of an earlier
+        replica of that name confirms nothing."""
+        sources = self._claims.get(key)
+        if sources is None or sources.assumed is None or not self.on_record(key, sources.assumed.replica_uid):
+            return False
+        self._put_claim(key, "assumed", None)
+        return True
+
     def has_claim(self, replica_uid: str) -> bool:
         """Whether the replica holds, or is assumed to hold, a place."""
         return replica_uid in self._uids
@@ -118,10 +135,11 @@ class SnapshotBuilder:
         sources = self._claims.get(key)
         return sources is not None and sources.assumed is not None
 
-    def on_record(self, key: ClaimKey) -> bool:
-        """Whether a Binding or a live Reservation of this name is known."""
+    def on_record(self, key: ClaimKey, replica_uid: str) -> bool:
+        """Whether a Binding or a live Reservation of this name is known, and is this replica's."""
         sources = self._claims.get(key)
-        return sources is not None and (sources.binding is not None or sources.reservation is not None)
+        record = sources.record() if sources is not None else None
+        return record is not None and record.replica_uid == replica_uid
 
     def claims_of(self, namespace: str, workload: str, template: str) -> int:
         """How many replicas of a workload with this template hold, or are assumed to hold, a place and keep it."""

@@ -41,7 +41,8 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """A transaction at the instant it took effect. `state` is the cell's disk after it, decoded, by key."""
+    """A transaction at the instant it took effect. `state` is the cell's disk after it, decoded, by key; `way_s` is for
+    how long it was on its way to the disk: nobody could judge it anew after that began."""
 
     cell: str
     at_s: float
@@ -49,6 +50,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     txn: Txn
     changed: tuple[Changed, ...]
     state: dict[str, Any]
+    way_s: float = 0.0
 
 
 Found = tuple[str, str, tuple[str, ...]]

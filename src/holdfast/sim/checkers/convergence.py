@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.model.assignment import Assignment
+from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lifecycle import Stage, finished, stage
@@ -18,6 +18,7 @@ from holdfast.model.node import Node, why_not_schedulable
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.quota import GrantClass, Quota
 from holdfast.model.reasons import Reason
+from holdfast.model.recovery import Recovery, is_open
 from holdfast.model.replica import Phase, Replica
 from holdfast.model.template import requests
 from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, wanted_replicas
@@ -71,6 +72,7 @@ class Unsettled:
         self._look_at_what_is_behind()
         self._look_at_services()
         self._look_at_batches()
+        self._look_at_recoveries()
         bound = {region: _by_node(court.state(region)) for region in regions}
         for agent in agents:
             self._look_at_machine(agent, bound[agent.region.name].get(agent.name, ()))
@@ -123,6 +125,17 @@ class Unsettled:
                 continue
             self._say(f"batch {tenant}/{name} is not complete: {workload.status.summary.succeeded} succeeded", key)
             self.going_on += (tenant, name) in self._running and (tenant, name) in self._waited
+
+    def _look_at_recoveries(self) -> None:
+        """When the regions have been well for a while, what a recovery borrowed is given back: nothing is at rest
+        before. It keeps what serves for work whose ordinary replicas rightly wait."""
+        borrowed = {
+            _of(a) for a in self._global.values() if isinstance(a, Assignment) and a.spec.purpose is Purpose.RECOVERY
+        }
+        if any(name in self._waits for name in borrowed):
+            return
+        for key in sorted(k for k, item in self._global.items() if isinstance(item, Recovery) and is_open(item)):
+            self._say(f"{key} is {self._global[key].status.phase}: not everything was given back", key)
 
     # In a region
 

@@ -59,8 +59,11 @@ class Court:
                 if self.alarm is not None:
                     self.alarm()
 
-    def witness(self, cell: str, clock: Callable[[], float]) -> Callable[[Txn, Committed], None]:
-        """What a disk calls with each commit, at the instant it takes effect. `clock` is the wall clock of its cell."""
+    def witness(
+        self, cell: str, clock: Callable[[], float], way_s: Callable[[], float]
+    ) -> Callable[[Txn, Committed], None]:
+        """What a disk calls with each commit, at the instant it takes effect. `clock` is the wall clock of its cell;
+        `way_s` says for how long the commit was on its way."""
         state = self._now.setdefault(cell, {})
         records = self._records[cell] = RecordsChecker(cell)
         ownership = OwnershipChecker(cell)
@@ -73,7 +76,7 @@ class Court:
             self.broken(cell, records.revisions(txn, committed))
             changed, revisions = self._apply(state, txn, committed)
             at_s = self._loop.time()
-            commit = Commit(cell, at_s, EPOCH_S + at_s, txn, tuple(changed), state)
+            commit = Commit(cell, at_s, EPOCH_S + at_s, txn, tuple(changed), state, way_s())
             writer = writer_of(txn)
             self.history.add(commit, writer)
             self.coverage.see(commit)

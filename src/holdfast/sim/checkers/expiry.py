@@ -1,10 +1,14 @@
 """S8: nothing acts past its end. Judged by the times that are written into the records, as clocks are stepped and
 commits are late: what is compared is when something was decided with when its ground had ended.
 
-The lease of a grant counts in true time from when it was written. Overrides are judged by true time as well: no cell's
-clock, skewed or stepped, may make one act for longer than it was asked for. What forbids has one exception. A cell
-that lost count, as another process began to count, cannot know how long it was down, and its wall clock may have been
-set back meanwhile: there it may go on for what its copy says by that clock, and for its whole time at most.
+The lease of a grant counts in true time from when it was written; where the authority lost count, as another process
+began, it may last for what that cell's clock says by then, and for its whole time at most: a region that was down while
+its clock was set back cannot know better, and what it may spend is given to nobody else meanwhile.
+
+Overrides are judged by true time as well: no cell's clock, skewed or stepped, may make one act for longer than it was
+asked for. What forbids has one exception. A cell that lost count, as another process began to count, cannot know how
+long it was down, and its wall clock may have been set back meanwhile: there it may go on for what its copy says by that
+clock, and for its whole time at most.
 """
 
 from __future__ import annotations
@@ -26,6 +30,10 @@ from holdfast.sim.checkers import Changed, Commit, Found
 
 SECOND_S = 1.0
 """Creation times are whole seconds."""
+
+
+SPENDING = "authority"
+"""Whoever wins this one counts the leases of grants."""
 
 
 COUNTING = "controllers"
@@ -73,6 +81,8 @@ class ExpiryChecker:
                     yield from self._kept_active(change, commit)
                 case "Term" if change.key == f"/terms/{COUNTING}":
                     self._lost_count(commit)
+                case "Term" if change.key == f"/terms/{SPENDING}":
+                    self._lost_leases(commit)
                 case "Decision" if change.old is None:
                     yield from self._decided(change, commit)
                 case "Grant" if self._cell == "global":
@@ -95,7 +105,7 @@ class ExpiryChecker:
         if held is not None and held.metadata.creation_timestamp != meta.creation_timestamp:
             return  # spent when it was reserved
         if copy is not None and copy.spec.spend_until:
-            over_s = commit.at_s - self._renewed_s.get(copy.key, commit.at_s) - _lease_s(copy)
+            over_s = commit.at_s - commit.way_s - self._renewed_s.get(copy.key, commit.at_s) - _lease_s(copy)
             if over_s > LATE_S:
                 what = f"{change.key} was bound {over_s:.0f} s after the grant's lease had ended"
                 yield "S8", what, (change.key, f"/grantcopies/{meta.namespace}/normal")
@@ -121,12 +131,22 @@ class ExpiryChecker:
                 left_s = max(0.0, parse_time(override.status.expires_at) - here_s)
                 self._recounted[override.uid] = commit.at_s + min(left_s + SECOND_S, _whole_s(override))
 
+    def _lost_leases(self, commit: Commit) -> None:
+        """Someone begins to count the leases of grants anew, from where the clock of the cell is."""
+        if self._clock is None:
+            return
+        for copy in commit.state.values():
+            if isinstance(copy, GrantCopy) and copy.spec.spend_until:
+                left_s = parse_time(copy.spec.spend_until) - self._clock()
+                counted_s = commit.at_s - _lease_s(copy) + min(left_s, _lease_s(copy))
+                self._renewed_s[copy.key] = max(self._renewed_s.get(copy.key, counted_s), counted_s)
+
     def _over(self, override: Override, commit: Commit) -> float:
         """For how long it has been over, in true time; less than nothing while it is not, or not known to be."""
         if self._cell in self._distrusted or "global" in self._distrusted:
             return -1.0
         end_s = self._ends.get(override.uid, commit.at_s + 1.0)
-        return commit.at_s - max(end_s, self._recounted.get(override.uid, end_s)) - LATE_S
+        return commit.at_s - commit.way_s - max(end_s, self._recounted.get(override.uid, end_s)) - LATE_S
 
     def _kept_active(self, change: Changed, commit: Commit) -> Iterator[Found]:
         over_s = self._over(change.new, commit)
@@ -134,12 +154,12 @@ class ExpiryChecker:
             yield "S8", f"{change.key} is made active {over_s + LATE_S:.0f} s after its end", (change.key,)
 
     def _decided(self, change: Changed, commit: Commit) -> Iterator[Found]:
-        """A decision names the overrides it was made under. One that placed nothing is only told of: an authority that
-        has just begun may take half a minute to write it down, and one that is paused for as long as that lasts; by
-        then it is still as old as it says."""
+        """A decision names the overrides it was made under. What was placed is judged when it is handed to the disk:
+        a process that stands still in that can look at no clock. What placed nothing is only told of: an authority
+        that has just begun may take half a minute to write it down; by then it is still as old as it says."""
         decision: Decision = change.new
         placed = any(entry.result == Result.ACCEPTED.value for entry in decision.spec.entries)
-        lay_s = 0.0 if placed else self._lay_s(decision)
+        lay_s = 0.0 if placed else max(0.0, self._lay_s(decision) - commit.way_s)
         for name in decision.spec.overrides:
             key = f"/overrides/{name}"
             override = commit.state.get(key)
