@@ -99,7 +99,11 @@ def cli_page() -> str:
     ]
     lines += ["## Exit codes", "", "| code | means |", "|---|---|"]
     lines += [f"| {int(code)} | {meaning} |" for code, meaning in MEANINGS.items()]
-    root = click.Context(holdfast, info_name="holdfast", max_content_width=100, terminal_width=100)
+    # As when it is called: a command takes the names of its help option from the first context it is asked in.
+    options = holdfast.context_settings["help_option_names"]
+    root = click.Context(
+        holdfast, info_name="holdfast", max_content_width=100, terminal_width=100, help_option_names=options
+    )
 
     def add(name: str, command: click.Command, parent: click.Context) -> None:
         ctx = click.Context(command, info_name=name, parent=parent, max_content_width=100, terminal_width=100)
