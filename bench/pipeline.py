@@ -58,6 +58,10 @@ BOUNDS: dict[str, tuple[float | None, float | None]] = {
 """What is asked for at full size."""
 
 
+AT_REST_CPU_S = 0.25
+REST_SECONDS_MAX = 60
+
+
 class Stage:
     """A whole small world, ready to place."""
 
@@ -83,6 +87,16 @@ class Stage:
     def used(self) -> dict[str, float]:
         return {name: part.cpu_s() for name, part in self.parts.items()}
 
+    async def rest(self) -> None:
+        """Until nothing is left to do of what came before, checkpoints and reports included: measured is what its
+        being there costs, not its coming. What always goes on, heartbeats of thousands of nodes, is below this."""
+        for _ in range(REST_SECONDS_MAX):
+            before = sum(self.used().values())
+            await asyncio.sleep(1.0)
+            if sum(self.used().values()) - before < AT_REST_CPU_S:
+                return
+        raise TimeoutError(f"the cells are not at rest after {REST_SECONDS_MAX} s")
+
 
 async def _beside(client: HttpClient) -> None:
     """Another tenant, a class that may preempt, and a policy that does not count evictions."""
@@ -107,6 +121,7 @@ async def place(made: Bed, shape: Shape, nodes: int, replicas: int) -> dict[str,
     url = made.urls["global"]
     if shape.before is not None:
         await _before(made, watcher, shape, nodes, replicas)
+        await stage.rest()
     messages = posts(url, shape.posted(replicas))
     gc.collect()
     async with _churning(made) if shape.churn else contextlib.nullcontext():
