@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.cell_process import keep_freed_memory
 from holdfast.flow.plan import Ask, ask_of, plan
 from holdfast.flow.snapshot import ClaimKey, SnapshotBuilder
 from holdfast.model.binding import claim_name
@@ -73,6 +74,7 @@ def _resident_mb() -> float:
 
 async def run(nodes: int | Sequence[int] = ()) -> dict[str, float]:
     """Replicas planned and assumed per second, snapshots included."""
+    keep_freed_memory()  # as in a cell: rows of thousands of nodes would else be mapped and unmapped for every replica
     sizes = (nodes,) if isinstance(nodes, int) else nodes or NODES
     figures: dict[str, float] = {}
     for size in sizes:

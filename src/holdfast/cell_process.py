@@ -49,7 +49,7 @@ a plan computes with is fetched from the kernel anew, page by page, and planning
 log = structlog.get_logger()
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Freed memory is kept for the next use. Without glibc nothing is changed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -87,7 +87,7 @@ async def run_cell(config: CellConfig) -> int:
     """Until a signal, or until a part fails. Answers the process's exit status."""
     logging.configure(cell=config.cell, component="cell")
     gc.set_threshold(*GC_THRESHOLDS)
-    _keep_freed_memory()
+    keep_freed_memory()
     ports = SystemPorts()
     store = await _open_store(config)
     if await store.get(RESTORING) is not None:
