@@ -121,7 +121,7 @@ async def place(made: Bed, shape: Shape, nodes: int, replicas: int) -> dict[str,
     url = made.urls["global"]
     if shape.before is not None:
         await _before(made, watcher, shape, nodes, replicas)
-        await stage.rest()
+    await stage.rest()
     messages = posts(url, shape.posted(replicas))
     gc.collect()
     async with _churning(made) if shape.churn else contextlib.nullcontext():

@@ -6,30 +6,26 @@ import asyncio
 
 import msgspec
 import pytest
+from tests.fleet.staged import ASKS, REPLICAS, Staged, template
 
 from holdfast.model.assignment import Assignment, Purpose
-from holdfast.model.errors import Fault
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement_rules import Placement
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import Recovery, RecoveryPhase
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, Slot
-from holdfast.model.region import HealthState, Region
-from holdfast.model.template import Port, Probe, Probes, TcpProbe, Template
+from holdfast.model.template import Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Disruption, RecoveryPromise, Rollout, RolloutPhase, Workload, WorkloadSpec
 from holdfast.model.writes import Update
-from holdfast.sim import people
-from holdfast.sim.ports import stream
 from holdfast.sim.sorts import BEHAVES, NEVER_READY
-from holdfast.sim.world import Shape, World
+from holdfast.sim.world import Shape
 
-SHAPE = {"cpu": "100m", "memory": "64Mi"}
 REGIONS = ("east", "west", "north")
 
 
-class Loss(World):
+class Loss(Staged):
     """Not the usual story: `lost` regions die one after the other, and come back together."""
 
     lost: tuple[str, ...] = ()
@@ -37,47 +33,29 @@ class Loss(World):
     closed: int = 0
 
     async def _story(self):
-        for host in self.cells():
-            host.boot()
-        await asyncio.sleep(1.0)
-        for agent in self.agents:
-            agent.boot()
-        land = people.land(self.shape.regions, self.shape.tenants, self.shape.nodes_per_region, ())
-        self.wanted = await self._persist(lambda: people.set_up(self.operator, land, stream(self.seed, "people")))
-        await self._until(self._all_healthy, 60)
-        for item in self._promised():
-            await self._persist(lambda item=item: people.create(self.operator, item))
-        await self._until(self._all_serve, 120)
-        await self._until(self._backed, 60)
+        await self.bring_up()
+        await self.until(self._backed, 60)
         died = self.loop.time()
         for name in self.lost:
             self._kill(name)
             await asyncio.sleep(20.0)
-        await self._until(self._recovered, 300)
+        await self.until(self._recovered, 300)
         self.seconds = self.loop.time() - died
         for name in self.lost:
             self._revive(name)
-        await self._until(self._closed, 400)
+        await self.until(self._closed, 400)
         return await self._settle()
 
-    def _promised(self):
-        template = Template(
-            command=("serve",), resources=SHAPE, ports=(Port(name="http"),),
-            probes=Probes(readiness=Probe(tcp=TcpProbe(), period_seconds=1.0)),
-        )  # fmt: skip
-        yield Tenant(metadata=ObjectMeta(name="pay"))
-        yield Quota(
-            metadata=ObjectMeta(name="quota", namespace="pay"),
-            spec=QuotaSpec(hard={"cpu": "6", "memory": "24Gi"}, recovery_allowance={"cpu": "4", "memory": "16Gi"}),
-        )
+    def work(self):
+        yield from self.tenant(recovery_allowance={"cpu": "4", "memory": "16Gi"})
         for name in REGIONS:
-            slots = (Slot(resources=SHAPE, count=4, min_zones=2),)
+            slots = (Slot(resources=ASKS, count=4, min_zones=2),)
             yield RecoveryBudget(metadata=ObjectMeta(name=name), spec=RecoveryBudgetSpec(region=name, slots=slots))
         yield Workload(
             metadata=ObjectMeta(name="risk", namespace="pay"),
             spec=WorkloadSpec(
-                replicas=6, template=template, priority_class_name="high", placement=Placement(spread_regions=2),
-                recovery=RecoveryPromise(min_serving=4),
+                replicas=REPLICAS, template=template(), priority_class_name="high",
+                placement=Placement(spread_regions=2), recovery=RecoveryPromise(min_serving=4),
             ),
         )  # fmt: skip
 
@@ -99,28 +77,8 @@ class Loss(World):
                 agent.kept_down = False
                 agent.boot()
 
-    async def _until(self, true, most_s):
-        deadline = self.loop.time() + most_s
-        while self.loop.time() < deadline:
-            try:
-                if await true():
-                    return
-            except Fault:
-                pass
-            await asyncio.sleep(1.0)
-        recoveries = (await self.operator.list(Recovery)).items
-        workloads = [w.status for w in (await self.operator.list(Workload)).items if w.metadata.name == "risk"]
-        states = [r.status for r in recoveries]
-        raise AssertionError(f"{true.__name__} did not come true within {most_s} s: {states}, {workloads}")
-
-    async def _all_healthy(self):
-        found = [r.status for r in (await self.operator.list(Region)).items]
-        nodes = [s.report.live_nodes for s in found if s.report is not None and s.health.state is HealthState.HEALTHY]
-        return nodes == [self.shape.nodes_per_region] * len(self.shape.regions)
-
-    async def _all_serve(self):
-        risk = await self.operator.get(Workload, "risk", "pay")
-        return risk.status.summary.serving >= 6
+    async def standing(self):
+        return [r.status for r in (await self.operator.list(Recovery)).items], await super().standing()
 
     async def _backed(self):
         risk = await self.operator.get(Workload, "risk", "pay")
@@ -162,9 +120,9 @@ class Renewed(Loss):
     allowance = "4"
     revisions: frozenset[str] = frozenset()
 
-    def _promised(self):
+    def work(self):
         replace = msgspec.structs.replace
-        for item in super()._promised():
+        for item in super().work():
             match item:
                 case Quota():
                     allowance = {"cpu": self.allowance, "memory": "16Gi"}
@@ -179,7 +137,7 @@ class Renewed(Loss):
             return False
         if not self.revisions:
             await self._change({BEHAVES: NEVER_READY}, deadline_s=30.0)
-            await self._until(self._gone_back, 120)
+            await self.until(self._gone_back, 120)
             self.revisions = await self._running()
             await self._change({"NEW": "1"}, deadline_s=600.0)
         now = await self._running()
@@ -271,8 +229,8 @@ class OnLoan(Loss):
 
     lent: frozenset[str] = frozenset()
 
-    def _promised(self):
-        yield from super()._promised()
+    def work(self):
+        yield from super().work()
         yield Tenant(metadata=ObjectMeta(name="spare"))
         yield Quota(
             metadata=ObjectMeta(name="quota", namespace="spare"), spec=QuotaSpec(hard={"cpu": "18", "memory": "64Gi"})

@@ -1,0 +1,46 @@
+"""A region that is heard keeps its grants, though nothing is ever compared as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.fleet.staged import REPLICAS, Staged, template
+
+from holdfast.model import limits
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.times import parse_time
+from holdfast.model.workload import Workload, WorkloadSpec
+from holdfast.sim.ports import EPOCH_S
+from holdfast.sim.world import Shape
+
+
+class Quiet(Staged):
+    """Nothing happens for several leases; `left_s` is how long each grant may still be spent then."""
+
+    left_s: dict[str, float]
+
+    async def _story(self):
+        await self.bring_up()
+        await asyncio.sleep(5 * limits.GRANT_LEASE_S)
+        now_s = EPOCH_S + self.loop.time()
+        self.left_s = {}
+        for region in self.shape.regions:
+            for copy in (await self.operator_of(region).list(GrantCopy)).items:
+                self.left_s[f"{region}/{copy.key}"] = parse_time(copy.spec.spend_until) - now_s
+        return await self._settle()
+
+    def work(self):
+        yield from self.tenant()
+        meta = ObjectMeta(name="risk", namespace="pay")
+        yield Workload(metadata=meta, spec=WorkloadSpec(replicas=REPLICAS, template=template()))
+
+
+@pytest.mark.slow
+def test_leases_are_renewed_by_the_pulse_of_the_region_alone():
+    world = Quiet(1, Shape(nodes_per_region=3, resyncing=False), enabled=())
+    outcome = world.run()
+    assert outcome.violations == () and outcome.unsettled == ()
+    assert {name.partition("/")[0] for name in world.left_s} == {"east", "west"}
+    assert min(world.left_s.values()) > limits.GRANT_LEASE_S / 4, world.left_s
