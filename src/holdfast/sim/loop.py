@@ -225,24 +225,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if now >= 0.0 and due_s > now:
                 return
             item = pop(timers)[2]
-            if type(item) is Call:
+            if isinstance(item, Call):
                 if item.dropped:
                     continue
-            elif item.done():  # type: ignore[union-attr]
+            elif item.done():
                 continue
             if now < 0.0:
                 if due_s > self._now:
                     self._now = due_s
                     self._now_us = int(due_s * 1e6)
                 now = self._now
-            if type(item) is Call:
+            if isinstance(item, Call):
                 if item.context is self.outside:
                     # It belongs to no process, and none is ready: nothing could come between.
                     self._run(item, self._world)
                 else:
                     self._enqueue(item)
             else:
-                item.set_result(None)  # type: ignore[union-attr]
+                item.set_result(None)
         if now < 0.0:
             raise NothingLeft("no process is ready and no timer is set: the world has stopped")
 
