@@ -349,14 +349,19 @@ def heard(world: Apart, name: str) -> None:
     world.home.put(again(known, status=msgspec.structs.replace(known.status, health=health)))
 
 
+def spent_in(world: Apart, name: str, cpus: int) -> None:
+    """Wanted, granted, spent and told of, with nothing in between."""
+    world.want(name, cpus, Purpose.NORMAL)
+    world.decide()
+    world.fetch(name)
+    world.enforce(name)
+    world.spend(name, cpus)
+    world.acknowledge(name)
+
+
 def test_a_region_that_stops_renewing_is_frozen_and_keeps_counting():
     world = Apart()
-    world.want("a", 8, Purpose.NORMAL)
-    world.decide()
-    world.fetch("a")
-    world.enforce("a")
-    world.spend("a", 8)
-    world.acknowledge("a")
+    spent_in(world, "a", 8)
     heard(world, "a")
     world.now += 1000
     world.want("b", 8, Purpose.NORMAL)
@@ -374,12 +379,7 @@ def test_a_region_whose_clock_is_off_is_not_frozen_while_it_is_heard(skew_s: flo
     """What it says of when it renewed is of its own clock; only its reports tell whether it is in touch."""
     world = Apart()
     world.skew_s["a"] = skew_s
-    world.want("a", 8, Purpose.NORMAL)
-    world.decide()
-    world.fetch("a")
-    world.enforce("a")
-    world.spend("a", 8)
-    world.acknowledge("a")
+    spent_in(world, "a", 8)
     (grant,) = [g for g in world.home.list(Grant) if g.spec.region == "a"]
     heard(world, "a")
     known = world.home.get(Region, "a")
