@@ -72,8 +72,9 @@ def _workload_controllers() -> tuple[Controller, ...]:
                 Assignment: assign.woken_by_assignment,
                 Region: assign.woken_by_region,
                 PriorityClass: assign.woken_by_priority,
+                Override: assign.woken_by_override,
             },
-            reads=(Tenant, Override, Quota, Grant),
+            reads=(Tenant, Quota, Grant),
         ),
         Controller(
             name="grant",

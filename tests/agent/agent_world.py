@@ -24,7 +24,7 @@ from holdfast.model.binding import Binding, BindingSpec, Desired, Intent, claim_
 from holdfast.model.errors import Refused, Unavailable
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key, Object, ObjectMeta
-from holdfast.model.node import Node
+from holdfast.model.node import FenceBlock, Node
 from holdfast.model.placement import Answer, Answers, RenewRequest, Result
 from holdfast.model.replica import Exit, PlacementBlock, Replica, ReplicaSpec
 from holdfast.model.template import Port, Probe, Template, template_hash
@@ -127,6 +127,13 @@ class World:
         binding = self.binding(name)
         assert binding is not None
         await self.write("authority", Delete("Binding", binding.key, binding.uid))
+
+    async def fence(self, epoch: int, name: str = "n1") -> None:
+        """On the record of the node alone: whoever answers its renewals does not know."""
+        node = self.node(name)
+        assert node is not None
+        block = FenceBlock(fenced_epoch=epoch, reason="LeaseLapsed")
+        await self.write("authority", SetStatus("Node", node.key, node.uid, blocks={"fence": block}))
 
     def _one(self, kind: str, name: str, namespace: str = TENANT) -> Any:
         return self.objects.get(BY_NAME[kind], namespace, name)

@@ -88,3 +88,13 @@ def test_a_word_that_an_unanswered_one_may_undo_is_said_once_more_by_itself() ->
     heard = [phase for _, phase in said([(0.0, failed), (0.2, READY)], Region(unanswered=1, late_s=3.0))]
     assert heard == [Phase.RUNNING, Phase.BACKING_OFF, Phase.RUNNING]
     assert len(said([(0.0, failed), (0.2, READY)])) == 2, "what was answered is not repeated"
+
+
+def test_nor_does_the_same_word_again_end_the_doubt_too_early() -> None:
+    """The agent looks at its work every moment and may say the same: what is late may still come behind that."""
+    failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
+    words = [(0.0, failed), (0.2, READY), (0.9, READY), (1.4, READY)]
+    told = said(words, Region(unanswered=1, late_s=3.0))
+    heard = [phase for _, phase in told]
+    assert heard.count(Phase.BACKING_OFF) == 1 and heard[-1] is Phase.RUNNING, told
+    assert len(told) <= len(words) + 1, "and when the moment is over, so is the doubt"

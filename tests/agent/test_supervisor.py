@@ -247,6 +247,24 @@ def test_fenced_stops_everything_and_registers_anew() -> None:
     play(body)
 
 
+def test_a_renewal_of_an_epoch_that_is_known_to_be_over_is_not_taken() -> None:
+    """The node's own record says that it was fenced; whoever answers the renewal has lost that."""
+
+    async def body(s: Scene) -> None:
+        async with s.agent():
+            await s.until(s.reconciled)
+            await s.world.bind("a", template())
+            await s.until(lambda: s.world.ready("a"))
+            epoch = s.node().status.execution.epoch
+            await s.world.fence(epoch)
+            await s.until(lambda: s.driver.running() == [], within_s=2 * limits.AGENT_RESYNC_S)
+            await s.until(lambda: s.node().status.execution.epoch == epoch + 1 and s.reconciled())
+            await s.world.bind("b", template(), node_epoch=epoch + 1)
+            await s.until(lambda: s.world.ready("b"))
+
+    play(body)
+
+
 def test_a_restarted_agent_goes_on_with_its_epoch_and_adopts() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():

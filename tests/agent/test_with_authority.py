@@ -126,3 +126,35 @@ def test_no_lease_is_taken_from_a_life_of_the_cell_that_a_restore_has_ended() ->
         await world.close()
 
     virtual.run(main)
+
+
+def test_nothing_is_bound_under_an_epoch_that_the_agent_knows_to_be_over() -> None:
+    """It was fenced up to epoch 7, and the region has forgotten that: the node was removed long ago."""
+
+    async def main() -> None:
+        ports = virtual.VirtualPorts()
+        world = await World(ports).start()
+        authority = Authority(REGION, world.objects, ports)
+        await authority.start(await elected(world))
+        leading = asyncio.create_task(authority.run())
+        memory, driver = KeptMemory(), ScriptedDriver(ports)
+        memory.save(Facts(epoch=7, fenced_epoch=7))
+        supervisor = Supervisor(
+            config(),
+            world.agent(placement=Reached(authority, world)),
+            drivers={"process": driver},
+            prober=ScriptedProber(driver),
+            memory=memory,
+            ports=ports,
+        )
+        agent = asyncio.create_task(supervisor.run())
+        await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
+        assert authority.lease_epoch("n1") == memory.load().epoch == 8
+        await world.bind("a", template(), node_epoch=8)
+        await virtual.until(lambda: world.ready("a"))
+        agent.cancel()
+        authority.stop()
+        await asyncio.gather(agent, leading, return_exceptions=True)
+        await world.close()
+
+    virtual.run(main)

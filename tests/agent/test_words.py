@@ -13,9 +13,12 @@ from holdfast.agent.decide import Local, State
 from holdfast.agent.describe import execution_of, overcommitted
 from holdfast.agent.node_report import Traits
 from holdfast.agent.supervisor import Supervisor
+from holdfast.model import limits
+from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import find_condition
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit, Phase
+from holdfast.store.contract import Put, Txn
 
 
 def said_of_node(traits: Traits, given: AgentConfig, bound: dict[str, str] | None = None) -> dict[str, str]:
@@ -77,6 +80,39 @@ def test_work_that_ended_without_a_reason_is_backing_off() -> None:
         block = execution_of(binding, Local(state=State.ENDED, run=1, failures=1, exit=Exit()), config())
         assert block is not None
         assert (block.phase, block.reason) == (Phase.BACKING_OFF, Reason.BACKING_OFF)
+        await world.close()
+
+    virtual.run(main)
+
+
+def test_what_a_cell_lost_of_the_nodes_word_is_said_again() -> None:
+    """As when the cell was of a release for a while that does not know all of it, and rewrote the Node."""
+
+    async def main() -> None:
+        ports = virtual.VirtualPorts()
+        driver, world = ScriptedDriver(ports), World(ports)
+        await world.start()
+        supervisor = Supervisor(
+            config(), world.agent(), drivers={"process": driver}, prober=ScriptedProber(driver), memory=KeptMemory(),
+            ports=ports, traits=lambda: Traits(warm=("model",), isolation="cgroup2"),
+        )  # fmt: skip
+        task = asyncio.create_task(supervisor.run())
+        await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
+        told = world.node().status.execution
+        assert (told.warm, told.isolation) == (("model",), "cgroup2")
+        await ports.clock.sleep(2 * limits.NODE_REPORT_EVERY_S)
+        kind = BY_NAME["Node"]
+        entry = world.objects.entry(kind, "", "n1")
+        less = msgspec.json.decode(entry.value)
+        del less["status"]["execution"]["warm"], less["status"]["execution"]["isolation"]
+        await world.objects.commit(kind, Txn(writes=(Put(entry.key, msgspec.json.encode(less)),)))
+        assert world.node().status.execution.isolation == ""
+        await virtual.until(lambda: world.node().status.execution == told)
+        revision = world.node().revision
+        await ports.clock.sleep(3 * limits.AGENT_RESYNC_S)
+        assert world.node().revision == revision, "and then nothing more"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await world.close()
 
     virtual.run(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from tests.authority.cell import WHO, Cell, turns
 
@@ -12,6 +13,7 @@ from holdfast.model import limits
 from holdfast.model.errors import Unavailable
 from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.node import NodeStatus
 from holdfast.model.placement import RenewItem, RenewRequest, Result
 from holdfast.model.term import INCARNATION, Term, TermSpec
 
@@ -67,6 +69,39 @@ async def test_an_overdue_node_is_fenced_and_cannot_renew(cell: Cell) -> None:
     assert (await cell.renew("n1", 0)).epoch == 2
     await cell.clock.advance(5)
     assert cell.get_node().status.fence.fenced_epoch == 1
+
+
+async def test_a_fence_outlasts_its_node_and_the_authority(cell: Cell) -> None:
+    """An operator removes the fenced node, another authority takes over, and the agent makes the node anew."""
+    await cell.lead(run=True)
+    await cell.clock.advance(22)
+    node = cell.get_node()
+    assert node.status.fence.fenced_epoch == 1
+    assert cell.every(LeasePage)[0].spec.leases["n1"].ttl_s == 0.0, "in the same commit"
+    await cell.remove(node)
+    await cell.lead(run=True)
+    await cell.put(msgspec.structs.replace(node, metadata=ObjectMeta(name="n1"), status=NodeStatus()))
+    refused = await cell.renew("n1", 1)
+    assert (refused.result, refused.reason) == (Result.REJECTED, "NodeFenced"), "it would renew what counts as over"
+    assert (await cell.renew("n1", 0)).epoch == 2
+
+
+async def test_a_fence_of_before_ends_its_lease_too(cell: Cell) -> None:
+    """Fenced by an authority that left the lease as it was."""
+    await cell.change_node(fence=1)
+    await cell.lead(run=True)
+    await cell.clock.advance(22)
+    assert cell.every(LeasePage)[0].spec.leases["n1"].ttl_s == 0.0
+
+
+async def test_an_epoch_is_above_all_that_the_agent_knows_to_be_over(cell: Cell) -> None:
+    """The region may have forgotten them: it keeps the leases of removed nodes for a day."""
+    asked = RenewRequest((RenewItem("n9", 0, above=7), RenewItem("n8", 0, above=2**200), RenewItem("n1", 1, above=7)))
+    waiting = asyncio.create_task(cell.authority.renew(WHO, asked))
+    await turns(2)
+    await cell.authority.tick()
+    answers = (await waiting).answers
+    assert [a.epoch for a in answers] == [8, limits.EPOCH_MAX + 1, 1]
 
 
 async def test_a_new_authority_waits_a_full_ttl_before_it_fences(cell: Cell) -> None:

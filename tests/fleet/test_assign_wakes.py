@@ -10,9 +10,10 @@ import pytest
 from holdfast.fleet import assign, backing
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
 from holdfast.model.meta import Key
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.template import template_hash
 from holdfast.model.workload import RecoveryPromise, RolloutBlock, RolloutPhase, Workload, WorkloadStatus
-from making import TEMPLATE, again, assignment, view, workload
+from making import TEMPLATE, again, assignment, meta, view, workload
 
 WORKLOAD = workload()
 KEY = (Key("acme", "api"),)
@@ -28,6 +29,21 @@ def test_a_share_that_assign_has_just_made_is_no_news() -> None:
     assert assign.woken_by_assignment(assignment(purpose=Purpose.RECOVERY), None, view(WORKLOAD)) == KEY
     heard = assignment(status=AssignmentStatus(observed_epoch=1, replicas=3))
     assert assign.woken_by_assignment(heard, None, view(WORKLOAD)) == KEY
+
+
+def test_a_region_that_is_avoided_no_more_is_news_to_everyone() -> None:
+    def avoided(phase: str, kind: OverrideKind = OverrideKind.AVOID_REGION) -> Override:
+        spec = OverrideSpec(kind=kind, scope=OverrideScope(region="us-east"), reason="x")
+        return Override(meta("o"), spec, OverrideStatus(phase=phase))
+
+    cache = view(WORKLOAD)
+    active, over = avoided("Active"), avoided("Expired")
+    assert assign.woken_by_override(over, active, cache) == list(KEY)
+    assert assign.woken_by_override(None, active, cache) == list(KEY)
+    assert assign.woken_by_override(active, None, cache) == () and assign.woken_by_override(active, over, cache) == ()
+    assert assign.woken_by_override(None, over, cache) == ()
+    zone = OverrideKind.AVOID_ZONE
+    assert assign.woken_by_override(avoided("Expired", zone), avoided("Active", zone), cache) == ()
 
 
 def test_progress_of_the_only_region_is_no_news() -> None:

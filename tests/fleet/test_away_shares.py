@@ -70,6 +70,7 @@ class Far:
             AssignmentStatus(
                 observed_epoch=copy.spec.epoch, replicas=held, bound=held, ready=held,
                 serving=self.serving(purpose), held_back=int(waits and self.serving(purpose) > 0),
+                to_leave=self.serving(purpose) if self.draining else 0,
             )
         )  # fmt: skip
 
@@ -208,16 +209,19 @@ def test_no_more_are_away_than_the_budget_allows_through_recoveries_and_back() -
     assert found.most >= 3 and found.recoveries > 100, "the walks did not use the budget, or lost nothing"
 
 
+@pytest.mark.slow
 def test_the_walks_find_a_part_that_is_given_on_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "_acknowledged", lambda assignment: True)
     assert overrun()
 
 
+@pytest.mark.slow
 def test_the_walks_find_replicas_that_are_away_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "_away", lambda items: 0)
     assert overrun()
 
 
+@pytest.mark.slow
 def test_the_walks_find_a_recovery_with_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was: recovery Assignments came with all of the budget, and assign did not look at them."""
     plain = recover.spec_for
@@ -286,12 +290,85 @@ def test_while_a_region_is_lost_the_others_share_what_it_does_not_have(gone: str
     assert all(count >= EACH for count in turns.values()), turns
 
 
-def test_a_lost_region_that_had_all_of_the_budget_keeps_it_and_a_larger_budget_goes_to_the_others() -> None:
+@pytest.mark.parametrize("gone", NAMES)
+def test_a_region_that_is_lost_at_rest_takes_nothing_of_a_small_budget_with_it(gone: str) -> None:
+    """One may be away, of three regions: it drained once, and drains no more when it is lost. The others go on."""
     fleet = Fleet(1)
+    fleet.far[gone].draining = True
+    for _ in range(8):
+        fleet.decide()
+        for name in NAMES:
+            fleet.sync(name)
+    far = fleet.far[gone]
+    assert far.let_go[Purpose.NORMAL] == 1, "it had all of the budget"
+    far.draining, far.let_go[Purpose.NORMAL] = False, 0
+    lost(fleet, gone)
+    left = [name for name in NAMES if name != gone]
+    turns = dict.fromkeys(left, 0)
+    for name in left:
+        fleet.far[name].draining = True
+    for _ in range(60):
+        fleet.decide()
+        for name in left:
+            fleet.sync(name)
+            assert fleet.away <= 1
+            for purpose in Purpose:
+                turns[name] += fleet.far[name].let_go[purpose]
+                fleet.far[name].let_go[purpose] = 0
+            fleet.far[name].draining = turns[name] < EACH
+            fleet.sync(name)
+    assert all(count >= EACH for count in turns.values()), turns
+
+
+def test_it_would_take_it_if_parts_were_kept_where_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "_wants", lambda items: True)
+    with pytest.raises(AssertionError):
+        test_a_region_that_is_lost_at_rest_takes_nothing_of_a_small_budget_with_it("east")
+
+
+def test_a_part_that_nobody_needs_is_nobodys() -> None:
+    fleet = Fleet(1)
+    for _ in range(4):
+        fleet.decide()
+        for name in NAMES:
+            fleet.sync(name)
+    assert {part_of(a) for a in fleet.cache.list(Assignment)} == {0}
+    fleet.decide()
+    before = [a.spec.epoch for a in fleet.cache.list(Assignment)]
+    fleet.decide()
+    assert [a.spec.epoch for a in fleet.cache.list(Assignment)] == before, "and nothing moves while nobody drains"
+
+
+def test_who_gets_its_part_keeps_it_until_it_has_let_go_what_is_to_leave() -> None:
+    """It is not held back any more in the moment in which it gets its part, and has not used it yet."""
+    wl = workload(replicas=9, disruption=Disruption(max_unavailable=1))
+
+    def stored(where: str, share: int, **status: int) -> Assignment:
+        said = AssignmentStatus(observed_epoch=1, replicas=EACH, serving=EACH, **status)
+        disruption = Disruption(max_unavailable=1)
+        return assignment(where=where, replicas=EACH, away_share=share, disruption=disruption, status=said)
+
+    asks = [stored("east", 0, held_back=2, to_leave=2), stored("west", 0)]
+    assert away_shares(wl, ("east", "west"), asks) == {"east": 1, "west": 0}
+    has = [stored("east", 1, to_leave=2), stored("west", 0)]
+    assert away_shares(wl, ("east", "west"), has) == {"east": 1, "west": 0}
+    done = [stored("east", 1), stored("west", 0)]
+    assert away_shares(wl, ("east", "west"), done) == {"east": 0, "west": 0}
+
+
+def test_a_lost_region_that_used_all_of_the_budget_keeps_it_and_a_larger_budget_goes_to_the_others() -> None:
+    """What it let go may still be away: nobody can tell, and the others wait."""
+    fleet = Fleet(1)
+    fleet.far["east"].draining = True
     lost(fleet, "east")
     (borrowed,) = [a for a in fleet.cache.list(Assignment) if a.spec.purpose is Purpose.RECOVERY]
     have = {a.spec.region: part_of(a) for a in fleet.cache.list(Assignment) if a.spec.purpose is Purpose.NORMAL}
     assert have == {"east": 1, "north": 0, "west": 0} and part_of(borrowed) == 0
+    fleet.far["north"].draining = True
+    for _ in range(8):
+        fleet.decide()
+        fleet.sync("north")
+    assert fleet.away == fleet.far["east"].away() == 1, "it waits"
     fleet.step("budget", "east", Purpose.NORMAL)
     fleet.decide()
     parts = {a.metadata.name: part_of(a) for a in fleet.cache.list(Assignment) if a.spec.region != "east"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -13,8 +15,9 @@ from holdfast.model.meta import Key
 from holdfast.model.placement_rules import Placement
 from holdfast.model.region import HealthState, RegionReport
 from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
+from holdfast.model.template import template_hash
 from holdfast.model.workload import Batch, WorkloadType
-from holdfast.model.writes import Create, Delete, Update
+from holdfast.model.writes import Create, Delete, SetStatus, Update
 from making import again, assignment, meta, priority, region, tenant, view, workload
 
 THREE = (region("eu-central", residency=("eu",)), region("eu-west", residency=("eu",)), region("us-east"))
@@ -117,6 +120,89 @@ def test_status_says_serving_only_for_the_newest_generation():
     newer = again(wl, metadata=msgspec.structs.replace(wl.metadata, generation=2))
     (write,) = workload_status.decide(wl.key, view(newer, assignment(replicas=2, status=good)), 1.0).writes
     assert {c.type: c.status for c in write.conditions}["Serving"] == "False"
+
+
+def served(count: int, **more: Any) -> AssignmentStatus:
+    """What a region says that has so many of the usual template, and all of them serve."""
+    counts = dict.fromkeys(("replicas", "bound", "started", "ready", "serving", "updated", "updated_serving"), count)
+    revision = assignment().spec.revision
+    return AssignmentStatus(**{"observed_epoch": 1, "revision": revision, **counts, **more})
+
+
+class Shrinking:
+    """A workload that served five in one region, while it is to have three."""
+
+    def __init__(self) -> None:
+        made = workload(replicas=5, template=assignment().spec.template)
+        self.workload = made
+        self.here = assignment(replicas=5, status=served(5))
+        self.look()
+
+    def look(self) -> str:
+        for write in workload_status.decide(self.workload.key, view(self.workload, self.here), 1.0).writes:
+            assert isinstance(write, SetStatus)
+            status = msgspec.structs.replace(
+                self.workload.status, summary=write.blocks["summary"], conditions=write.conditions
+            )
+            self.workload = again(self.workload, status=status)
+        return {c.type: c.status for c in self.workload.status.conditions}["Serving"]
+
+    def ask(self, replicas: int, **spec: Any) -> None:
+        old = self.workload
+        generation = msgspec.structs.replace(old.metadata, generation=old.metadata.generation + 1)
+        wanted = msgspec.structs.replace(old.spec, replicas=replicas, **spec)
+        self.workload = again(old, metadata=generation, spec=wanted)
+
+    def assign(self, **spec: Any) -> None:
+        generation = self.workload.metadata.generation
+        spec = {"workload_generation": generation, "epoch": self.here.spec.epoch + 1, **spec}
+        self.here = again(self.here, spec=msgspec.structs.replace(self.here.spec, **spec))
+
+    def says(self, **status: Any) -> None:
+        self.here = again(self.here, status=msgspec.structs.replace(self.here.status, **status))
+
+
+def test_it_serves_all_along_while_it_shrinks():
+    there = Shrinking()
+    assert there.look() == "True"
+    there.ask(3)
+    assert there.look() == "True", "nobody has acted on it yet"
+    there.assign(replicas=3)
+    assert there.look() == "True", "the region has not heard of it"
+    there.says(observed_epoch=2, serving=3, updated_serving=3, ready=3)
+    assert there.look() == "True", "two of them are leaving"
+    there.says(**{name: getattr(served(3), name) for name in ("replicas", "bound", "started", "updated")})
+    assert there.look() == "True"
+    assert {c.type: c.message for c in there.workload.status.conditions}["Serving"] == "3 of 3 replicas serve"
+
+
+def test_a_shrink_below_which_too_few_serve_does_not():
+    there = Shrinking()
+    there.ask(3)
+    there.assign(replicas=3)
+    there.says(observed_epoch=2, serving=2, updated_serving=2, ready=2)
+    assert there.look() == "False"
+
+
+@pytest.mark.parametrize("acted", [False, True])
+def test_a_new_template_is_served_when_it_is_though_fewer_are_wanted(acted: bool):
+    there = Shrinking()
+    other = msgspec.structs.replace(there.workload.spec.template, command=("another",))
+    there.ask(3, template=other)
+    if acted:
+        there.assign(replicas=3, template=other, revision=template_hash(other))
+    assert there.look() == "False"
+
+
+def test_who_did_not_serve_does_not_by_shrinking_before_the_region_has_acted():
+    there = Shrinking()
+    there.says(serving=4, updated_serving=4, ready=4)
+    assert there.look() == "False"
+    there.ask(3)
+    assert there.look() == "False"
+    there.assign(replicas=3)
+    there.says(observed_epoch=2, **{n: 3 for n in ("replicas", "bound", "serving", "updated_serving", "ready")})
+    assert there.look() == "True"
 
 
 def test_status_names_what_it_waits_for():

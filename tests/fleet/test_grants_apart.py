@@ -270,6 +270,7 @@ def test_use_of_an_emergency_counts_as_that_when_its_limit_is_gone(story):
     live(story)
 
 
+@pytest.mark.slow
 def test_the_search_finds_a_peak_that_is_forgotten(monkeypatch):
     """Between two epochs a region may enforce the higher one; a grant that forgets that gives it away twice."""
 
@@ -288,6 +289,7 @@ def test_the_search_finds_a_peak_that_is_forgotten(monkeypatch):
         search()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [GrantClass.RECOVERY, GrantClass.EMERGENCY])
 def test_the_search_finds_a_class_that_is_given_away_twice(monkeypatch, cls):
     """What a region of that class still enforces is not counted."""
@@ -303,6 +305,7 @@ def test_the_search_finds_a_class_that_is_given_away_twice(monkeypatch, cls):
         search()
 
 
+@pytest.mark.slow
 def test_the_search_finds_recovery_that_is_spent_past_its_limit(monkeypatch):
     def careless(wanted, current, used):
         return dict(wanted)

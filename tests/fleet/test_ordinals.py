@@ -36,6 +36,10 @@ class World:
         spec = msgspec.structs.replace(found.spec, placement=Placement(regions=names))
         self.home.put(again(found, spec=spec))
 
+    def scale(self, replicas: int) -> None:
+        found = self.home.get(Workload, "one", "acme")
+        self.home.put(again(found, spec=msgspec.structs.replace(found.spec, replicas=replicas)))
+
     def health(self, where: str, state: HealthState) -> None:
         found = self.home.get(Region, where)
         health = msgspec.structs.replace(found.status.health, state=state)
@@ -58,17 +62,33 @@ class World:
         """`replicate` makes what it is told of at once; what is to go takes its time."""
         self.mirror[where] = self.at_home(where)
         known = self.mirror[where]
-        if known is not None:
+        if known is not None and not known.spec.suspended:
             self.there[where] |= set(known.spec.ordinals)
+
+    def hold(self, where: str) -> None:
+        """A recovery keeps the region from making and removing anything; or lets it go on."""
+        stored = self.at_home(where)
+        if stored is not None:
+            spec = msgspec.structs.replace(
+                stored.spec, suspended=not stored.spec.suspended, epoch=stored.spec.epoch + 1
+            )  # fmt: skip
+            self.home.put(again(stored, spec=spec))
+
+    def lose(self, where: str, number: int) -> None:
+        """Someone deletes a replica; the next one comes when the region looks again."""
+        self.there[where].discard(number % WANTED)
 
     def stop(self, where: str) -> None:
         known = self.mirror[where]
+        if known is not None and known.spec.suspended:
+            return
         self.there[where] &= set(known.spec.ordinals) if known is not None else set()
 
     def report(self, where: str) -> None:
         stored, known = self.at_home(where), self.mirror[where]
         if stored is not None and known is not None:
-            status = AssignmentStatus(observed_epoch=known.spec.epoch, replicas=len(self.there[where]))
+            names = tuple(sorted(self.there[where]))
+            status = AssignmentStatus(observed_epoch=known.spec.epoch, replicas=len(names), ordinals=names)
             self.home.put(again(stored, status=status))
 
     def check(self) -> None:
@@ -77,7 +97,10 @@ class World:
         assert len(every) <= WANTED, f"more than wanted: {self.there}"
 
 
-ACTS = ("decide", "decide", "fetch", "fetch", "stop", "report", "allow", "allow", "lose", "find", "settle")
+ACTS = (
+    "decide", "decide", "fetch", "fetch", "stop", "report", "allow", "allow", "lose", "find", "settle", "scale", "hold",
+    "delete",
+)  # fmt: skip
 stories = st.lists(st.tuples(st.sampled_from(ACTS), st.sampled_from(REGIONS), st.integers(0, 5)), max_size=60)
 
 
@@ -102,6 +125,12 @@ def live(story: list[tuple[str, str, int]]) -> World:
                 world.health(where, HealthState.HEALTHY)
             case "settle":
                 settle(world, (where,))
+            case "scale":
+                world.scale(number % (WANTED + 1))
+            case "hold":
+                world.hold(where)
+            case "delete":
+                world.lose(where, number)
         world.check()
     return world
 
@@ -120,8 +149,12 @@ def settle(world: World, names: tuple[str, ...]) -> None:
 @given(stories)
 def test_never_more_than_wanted_and_no_ordinal_twice(story: list[tuple[str, str, int]]) -> None:
     world = live(story)
+    world.scale(WANTED)
     for name in REGIONS:
         world.health(name, HealthState.HEALTHY)
+        stored = world.at_home(name)
+        if stored is not None and stored.spec.suspended:
+            world.hold(name)
     settle(world, REGIONS)
     settle(world, REGIONS)
     assert sorted(n for name in REGIONS for n in world.there[name]) == list(range(WANTED)), "and all of them in the end"
@@ -154,9 +187,35 @@ def test_the_search_finds_a_planted_mistake(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_ordinal_itself_moves_once_its_region_has_let_go() -> None:
     there = assignment(where="a", replicas=1, ordinals=(0,), exclusive=Exclusivity())
-    running = again(there, status=AssignmentStatus(observed_epoch=1, replicas=1))
+    running = again(there, status=AssignmentStatus(observed_epoch=1, replicas=1, ordinals=(0,)))
     assert ordinals.share_ordinals({"b": 1}, [running]) == {"b": ()}
     told = again(running, spec=msgspec.structs.replace(running.spec, ordinals=(), replicas=0, epoch=2))
     assert ordinals.share_ordinals({"b": 1}, [told]) == {"b": ()}, "told, and it may run still"
     gone = again(told, status=AssignmentStatus(observed_epoch=2, replicas=0))
     assert ordinals.share_ordinals({"b": 1}, [gone]) == {"b": (0,)}
+
+
+def left_with(where: str, given: tuple[int, ...], there: tuple[int, ...]) -> Assignment:
+    """What a region was left, and what it says is there."""
+    made = assignment(where=where, replicas=len(given), ordinals=given, exclusive=Exclusivity())
+    return again(made, status=AssignmentStatus(observed_epoch=1, replicas=len(there), ordinals=there))
+
+
+def test_one_of_another_name_in_its_place_is_not_let_go() -> None:
+    """One was taken away and is still there, another was given and is not there yet: as many as there should be."""
+    swapped = left_with("a", given=(0,), there=(1,))
+    assert not ordinals.let_go(swapped)
+    assert ordinals.share_ordinals({"a": 1, "b": 1}, [swapped]) == {"a": (0,), "b": ()}
+    assert ordinals.share_ordinals({"a": 1, "b": 1}, [left_with("a", (0,), (0,))]) == {"a": (0,), "b": (1,)}
+
+
+def test_who_may_have_some_again_keeps_those_that_it_has() -> None:
+    kept = left_with("b", given=(), there=(1,))
+    assert ordinals.share_ordinals({"a": 1, "b": 1}, [kept]) == {"a": (), "b": (1,)}
+    assert ordinals.share_ordinals({"b": 2}, [kept]) == {"b": (0, 1)}
+
+
+def test_a_region_that_names_none_has_let_go_only_of_all() -> None:
+    silent = again(left_with("a", (0, 1), ()), status=AssignmentStatus(observed_epoch=1, replicas=1))
+    assert not ordinals.let_go(silent)
+    assert ordinals.let_go(again(silent, status=AssignmentStatus(observed_epoch=1)))

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from holdfast.fleet import grants
+from holdfast.fleet.protected import parts
+from holdfast.link import grant_sync
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose, assignment_name
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
@@ -86,6 +88,57 @@ def test_it_is_the_first_to_be_taken_back_for_someone_who_needs_it() -> None:
     tenant.need("a", 3)
     tenant.settle()
     assert tenant.granted()["b"] == 2, "and it comes back when there is room again"
+
+
+def protected(tenant: Tenant) -> dict[str, int]:
+    """What each region is told that nobody else may evict, in CPUs."""
+    return {g.spec.region: amounts(g.spec.protected).get("cpu", 0) // 1000 for g in tenant.cache.list(Grant)}
+
+
+def test_regions_are_told_what_of_their_use_is_protected_by_what_is_wanted_there() -> None:
+    tenant = Tenant(protected={"cpu": "6"})
+    tenant.settle()
+    assert protected(tenant) == {"a": 3, "b": 3}
+    tenant.need("a", 4)
+    tenant.settle()
+    assert protected(tenant) == {"a": 5, "b": 1}, "what is wanted, and an even share of the rest"
+    tenant.need("b", 8)
+    tenant.settle()
+    assert protected(tenant) == {"a": 2, "b": 4}, "more is wanted than is protected: by shares"
+
+
+def test_what_is_protected_changes_without_an_epoch_and_reaches_the_region() -> None:
+    tenant = Tenant(protected={"cpu": "6"})
+    tenant.need("a", 6)
+    tenant.settle()
+    (before,) = [g for g in tenant.cache.list(Grant) if g.spec.region == "a"]
+    quota = tenant.cache.get(Quota, "quota", "acme")
+    assert quota is not None
+    tenant.cache.put(again(quota, spec=msgspec.structs.replace(quota.spec, protected={"cpu": "2"})))
+    tenant.settle()
+    (after,) = [g for g in tenant.cache.list(Grant) if g.spec.region == "a"]
+    assert after.spec.protected == {"cpu": "2"} and after.spec.epoch == before.spec.epoch
+    key, here = Key("acme", "normal"), view()
+    (made,) = grant_sync.copy_writes(key, view(before), here, "a", NOW)
+    assert isinstance(made, Create) and made.object.spec.protected == {"cpu": "6"}
+    here.put(again(made.object, metadata=meta("normal", "acme")))
+    (lowered,) = grant_sync.copy_writes(key, view(after), here, "a", NOW)
+    assert isinstance(lowered, Update) and lowered.object.spec.protected == {"cpu": "2"}
+    assert lowered.object.spec.limit == made.object.spec.limit
+    (closed,) = grant_sync.copy_writes(key, view(), here, "a", NOW)
+    assert isinstance(closed, Update) and not closed.object.spec.protected
+
+
+@pytest.mark.parametrize("whole", [0, 1, 5, 7, 12])
+@pytest.mark.parametrize("need", [{}, {"a": 1}, {"a": 3, "b": 4}, {"a": 9, "b": 1, "c": 5}])
+def test_a_tenant_is_never_protected_for_more_than_its_protected_part(whole: int, need: dict[str, int]) -> None:
+    wanted = {region: {"cpu": amount} for region, amount in need.items()}
+    found = parts({"cpu": whole}, wanted, ["a", "b", "c"])
+    told = {region: part.get("cpu", 0) for region, part in found.items()}
+    assert sum(told.values()) <= whole
+    if sum(need.values()) <= whole:
+        assert all(told[region] >= amount for region, amount in need.items())
+    assert parts({"cpu": whole}, wanted, []) == {}
 
 
 def test_a_borrower_gives_back_only_what_someone_else_lacks() -> None:

@@ -61,6 +61,7 @@ class Play:
             status = AssignmentStatus(
                 observed_epoch=item.spec.epoch, replicas=item.spec.replicas + (0 if count else 1),
                 serving=item.spec.replicas, updated=item.spec.replicas, updated_serving=count,
+                revision=item.spec.revision,
             )  # fmt: skip
             self.assignments[name] = again(item, status=status)
 
@@ -126,6 +127,22 @@ def test_the_next_goes_region_by_region_and_waits_until_each_serves():
     assert play.block.phase == "Complete" and play.block.last_good_revision == new
     assert play.block.previous_revision == old
     assert [r.outcome for r in play.block.history] == ["Complete", "Complete"]
+
+
+def test_what_a_region_said_of_the_revision_before_is_no_progress_of_the_next():
+    """It may be out of touch for long, and has not heard of the new one: what it serves is the old one."""
+    play = Play()
+    play.settle()
+    play.change(other(2))
+    for _ in range(3):
+        play.step()
+    held = play.assignments["ap-south"]
+    assert held.spec.revision == template_hash(other(2)) and held.status.updated_serving == held.spec.replicas
+    assert play.block.serving == 0
+    assert f"ap-south 0/{held.spec.replicas}" in play.block.message
+    play.serve("ap-south")
+    play.step()
+    assert play.block.serving == held.spec.replicas
 
 
 def test_waves_of_two():

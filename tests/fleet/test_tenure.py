@@ -82,8 +82,8 @@ class World:
         stored, known = self.at_home(where), self.mirror[where]
         if stored is None or known is None:
             return
-        count = len(set(known.spec.ordinals) | self.runnable(where))
-        status = AssignmentStatus(observed_epoch=known.spec.epoch, replicas=count)
+        there = tuple(sorted(set(known.spec.ordinals) | self.runnable(where)))
+        status = AssignmentStatus(observed_epoch=known.spec.epoch, replicas=len(there), ordinals=there)
         self.home.put(again(stored, status=status))
 
     def check(self) -> None:

@@ -384,8 +384,8 @@ def test_who_may_not_go_is_not_named_as_a_victim() -> None:
 
 
 @pytest.mark.parametrize("serves", [0, 1])
-def test_a_victim_the_authority_refuses_leads_to_another_one(serves: int) -> None:
-    """Only the authority knows which mates serve. One of two does, so only the other may go, whoever is tried first."""
+def test_of_two_mates_the_one_that_does_not_serve_goes(serves: int) -> None:
+    """One of two serves, so only the other may go, whoever comes first by the tie."""
 
     async def test(region: Region) -> None:
         cell = region.cell

@@ -173,3 +173,16 @@ def test_the_scheduler_tells_quota_without_asking_the_authority() -> None:
         await until(lambda: len(region.bound()) == 5, within_s=5)
 
     in_region(test)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_what_is_known_of_the_nodes_says_nothing_of_what_another_ask_can_pay_for(first: int) -> None:
+    """Two like asks that fit nowhere, of which one can be paid for as a whole: each is told what it would be alone."""
+    room = {"cpu": 4000, "memory": 64 * 2**30}
+    asked = [(request("a", first, cpu="4"), room), (request("b", 3 - first, cpu="4"), room)]
+    together = planned(*asked, cpus="2")
+    for one, made in zip(asked, together, strict=True):
+        (alone,) = planned(one, cpus="2")
+        assert made.refusals == alone.refusals
+        paid = len(one[0].spec.members) == 1
+        assert (Reason.QUOTA_EXCEEDED in [r.reason for r in made.refusals]) is not paid

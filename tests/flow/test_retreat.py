@@ -16,12 +16,19 @@ from holdfast.model.meta import Key
 from holdfast.model.node import Contact, FenceBlock
 from holdfast.model.placement import ReleaseAction
 from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, ReplicaContact
-from holdfast.model.times import micro_text
+from holdfast.model.times import micro_text, parse_time
 from holdfast.model.workload import Disruption
 from holdfast.model.writes import Create, SetStatus, Update
 from making import again, assignment, binding, bound_status, meta, node, replica, serving_status, view
 
 serve_here = serve.decider("us-east")
+
+
+MADE_S = parse_time(node().metadata.creation_timestamp)
+
+
+def leased(at_s):
+    return LeasePage(metadata=meta("0"), spec=LeasePageSpec(page=0, leases={"n1": NodeLease(1, at_s, 15.0)}))
 
 
 def released(item, reason="ScaledDown"):
@@ -180,10 +187,10 @@ def test_that_an_earlier_node_was_lost_says_nothing_about_the_present_one():
     )
     assert stage(moved) is Stage.SERVING
     assert serve.may_serve(moved, 10.0) == (True, None)
-    page = LeasePage(metadata=meta("0"), spec=LeasePageSpec(page=0, leases={"n1": NodeLease(1, 100.0, 15.0)}))
-    heard = node_health.decide(Key("", "n1"), view(node(), page, moved), 110.0)
+    page = leased(MADE_S + 100.0)
+    heard = node_health.decide(Key("", "n1"), view(node(), page, moved), MADE_S + 110.0)
     assert not [w for w in heard.writes if w.kind == "Replica"], "it is as good as unmarked"
-    (_, marked) = node_health.decide(Key("", "n1"), view(node(), page, moved), 116.0).writes
+    (_, marked) = node_health.decide(Key("", "n1"), view(node(), page, moved), MADE_S + 116.0).writes
     contact = marked.blocks["contact"]
     assert (contact.lost, contact.attempt, contact.node) == (True, 2, "n1")
     assert node_health.woken_by_replica(moved, replica(0, wanted, status=serving_status(attempt=1)), view()) == (
@@ -194,10 +201,19 @@ def test_that_an_earlier_node_was_lost_says_nothing_about_the_present_one():
 def test_a_lease_is_read_as_evidence():
     machine = node(contact=Contact.UNSEEN)
     item = replica(status=serving_status())
-    page = LeasePage(metadata=meta("0"), spec=LeasePageSpec(page=0, leases={"n1": NodeLease(1, 100.0, 15.0)}))
-    live = node_health.decide(Key("", "n1"), view(machine, page, item), 110.0)
+    page = leased(MADE_S + 100.0)
+    live = node_health.decide(Key("", "n1"), view(machine, page, item), MADE_S + 110.0)
     assert live.writes[0].blocks["contact"].state is Contact.LIVE and live.again_in_s == pytest.approx(5.05)
     heard = again(machine, status=msgspec.structs.replace(machine.status, contact=live.writes[0].blocks["contact"]))
-    late = node_health.decide(Key("", "n1"), view(heard, page, item), 116.0)
+    late = node_health.decide(Key("", "n1"), view(heard, page, item), MADE_S + 116.0)
     assert late.writes[0].blocks["contact"].state is Contact.LAPSED
     assert late.writes[1].blocks["contact"].lost is True
+
+
+def test_the_lease_of_a_removed_node_says_nothing_of_the_next_of_its_name():
+    machine = node(contact=Contact.UNSEEN)
+    before = replica(status=serving_status(contact=ReplicaContact(lost=True, attempt=1, node="n1")))
+    early = node_health.decide(Key("", "n1"), view(machine, leased(MADE_S - 100.0), before), MADE_S + 1.0)
+    assert early.writes == (), "neither is the node lapsed nor what ran on the former one back"
+    late = node_health.decide(Key("", "n1"), view(machine, leased(MADE_S - 10.0), before), MADE_S + 6.0)
+    assert late.writes[0].blocks["contact"].state is Contact.LAPSED, "a lease that outlived the removal is this agent's"

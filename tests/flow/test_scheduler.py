@@ -285,6 +285,36 @@ def test_a_replica_made_anew_is_proposed_once_although_the_old_ones_claim_of_its
     in_region(test)
 
 
+def test_room_is_found_at_once_though_a_list_shows_only_that_another_has_the_name_of_who_left_it() -> None:
+    """Nobody reports the deletion: a list shows a binding of that name, of another replica, with another size."""
+
+    async def test(region: Region) -> None:
+        cell = region.cell
+        (old,) = await region.replicas(1, template={"resources": {"cpu": "6"}})
+        await region.request("old", [old])
+        await until(lambda: len(region.informers.cache.list(Binding)) == 1)
+        big = await cell.replica("big-0", template={"resources": {"cpu": "6"}})
+        await region.request("big", [big])
+        await until(lambda: region.stored("big").status.pending == 1)
+        await asyncio.sleep(4 * limits.QUEUE_BACKOFF_MAX_S)
+        region.outlet.bindings_told.clear()
+        await cell.release(cell.get_replica(), ReleaseAction.STOP)
+        await cell.acknowledge("web-0.1")
+        await cell.release(cell.get_replica(), ReleaseAction.FREE)
+        await cell.remove(region.stored("old"))
+        await cell.remove(cell.get_replica())
+        (new,) = await region.replicas(1)
+        (answer,) = await cell.reserve(cell.item(new, "n0"))
+        assert answer.binding == "web-0.1" and new.uid != old.uid
+        began = asyncio.get_running_loop().time()
+        await region.informers.refresh([Binding])
+        await until(lambda: "big-0" in region.bound())
+        assert asyncio.get_running_loop().time() - began < 2, "it did not wait for its turn"
+        region.outlet.bindings_told.set()
+
+    in_region(test, nodes=1)
+
+
 def test_a_lost_answer_is_read_back() -> None:
     async def test(region: Region) -> None:
         region.outlet.faults = ["unheard"]

@@ -99,6 +99,18 @@ async def finish(world: World, item: Any) -> None:
     await world.do(by("assign"), Update(with_meta(held, finalizers=left)))
 
 
+async def test_what_belongs_to_a_kind_that_is_unknown_here_stays(collected: World) -> None:
+    """Its owner may be there: only a release that knows the kind could say."""
+    owner = await collected.create(USER, workload())
+    tomorrow = OwnerReference(api_version="holdfast.dev/v2", kind="Tomorrow", name="t", uid="t-1")
+    await collected.create(by("assign"), with_meta(assignment("north"), owner_references=(tomorrow,)))
+    await collected.create(by("assign"), with_meta(assignment("south"), owner_references=owned_by(owner)))
+    await collected.do(USER, Delete("Workload", owner.key, owner.uid))
+    await finish(collected, owner)
+    await until(lambda: collected.get(Assignment, "web.south.normal", "shop") is None, "what is known is collected")
+    assert collected.get(Assignment, "web.north.normal", "shop") is not None
+
+
 async def test_dependents_follow_their_owner(collected: World) -> None:
     owner = await collected.create(USER, workload())
     other = await collected.create(USER, workload("other"))

@@ -200,6 +200,27 @@ def test_one_that_was_taken_back_and_is_over_here_stays_over_while_the_global_st
     assert east.here.get(Override, "o").status.phase == REVOKED
 
 
+@pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
+def test_one_whose_time_has_passed_here_stays_over_though_the_global_cell_lost_count(kind):
+    """It was restarted, and its clock had been put back: there it still acts, and has time left by that clock."""
+    east = East()
+    east.report()
+    source = given_at(0.0, 60.0, kind)
+    east.mirror(source)
+    east.ports.clock.true_s = 61.0
+    east.look()
+    assert not east.acts()
+    east.boot()
+    health = RegionHealth(heard_at=micro_text(TRUE_S + 10.0), heard_sequence=7)
+    east.countdown.clock.sending(7, east.ports.clock.monotonic())
+    own = region("east")
+    assert east.countdown.clock.learn(again(own, status=msgspec.structs.replace(own.status, health=health)))
+    ended = east.here.get(Override, "o")
+    east.mirror(source)
+    east.look()
+    assert not east.acts() and east.here.get(Override, "o") is ended
+
+
 def test_at_home_a_clock_that_goes_back_does_not_prolong_it():
     ports, here = Ports(), Cache()
     home = Countdown(here, Nobody(), ports)

@@ -42,11 +42,11 @@ class ScriptedCell:
 
     def put(self, item: Any) -> Any:
         self.revision += 1
-        meta = msgspec.structs.replace(
-            item.metadata, resource_version=str(self.revision), uid=item.uid or f"uid-{self.revision}"
-        )
-        stored = msgspec.structs.replace(item, metadata=meta)
         place = (type(item), item.key)
+        known = self.objects.get(place)
+        uid = item.uid or (known.uid if known is not None else f"uid-{self.revision}")
+        meta = msgspec.structs.replace(item.metadata, resource_version=str(self.revision), uid=uid)
+        stored = msgspec.structs.replace(item, metadata=meta)
         self._publish(type(item), Seen(stored, self.objects.get(place), False, self.revision))
         self.objects[place] = stored
         return stored

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,8 @@ from holdfast.model.endpoint import Endpoint, EndpointSpec
 from holdfast.model.errors import Unavailable
 from holdfast.model.meta import Key
 from holdfast.runtime.informer import Cache, Changed, Informer, Informers
+
+replace = msgspec.structs.replace
 
 
 def endpoint(name: str, region: str = "west", namespace: str = "t") -> Endpoint:
@@ -97,6 +100,24 @@ def test_an_expired_watch_lists_and_hands_out_the_deletions_it_missed() -> None:
             await until(setup.true, within_s=10)
             gone = setup.changes[-1]
             assert gone.new is None and gone.old is not None and gone.old.metadata.name == "a"
+
+    run(main)
+
+
+def test_what_was_made_anew_under_its_name_is_told_as_one_gone_and_one_new() -> None:
+    async def main() -> None:
+        setup = Setup()
+        old = setup.cell.put(endpoint("a"))
+        async with setup:
+            setup.client.stalled = True
+            setup.cell.remove(Endpoint, Key("t", "a"))
+            fresh = endpoint("a", region="east")
+            new = setup.cell.put(replace(fresh, metadata=replace(fresh.metadata, uid="another")))
+            assert new.uid != old.uid
+            setup.cell.compact()
+            setup.client.stalled = False
+            await until(setup.true, within_s=10)
+            assert setup.changes[-2:] == [Changed(None, old), Changed(new, None)]
 
     run(main)
 

@@ -11,10 +11,12 @@ import making
 from holdfast.gate.principal import agent
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.kinds import BY_NAME
+from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Contact, ContactBlock, Node, NodeSpec
 from holdfast.model.replica import PlacementBlock, Replica
 from holdfast.model.template import Template
+from holdfast.model.times import parse_time
 from holdfast.model.workload import Disruption
 from holdfast.model.writes import Create, SetStatus
 
@@ -58,6 +60,21 @@ async def test_a_core_node_shows_both_views_in_one(api: Api, region: World) -> N
     assert [(c["type"], c["status"]) for c in seen["status"]["conditions"]] == [("Ready", "True")]
     listed = (await api.get("/api/v1/nodes")).json
     assert listed["kind"] == "NodeList" and [n["metadata"]["name"] for n in listed["items"]] == ["n1", "n2"]
+
+
+async def test_every_condition_says_when_the_agent_was_last_heard(api: Api, region: World) -> None:
+    """`kubectl describe node` shows a time that is not there as one of the year 1."""
+    lease = NodeLease(epoch=1, renewed_at_s=parse_time("2026-02-03T04:05:06Z"), ttl_s=15.0)
+    page = LeasePage(metadata=ObjectMeta(name="page-0"), spec=LeasePageSpec(page=0, leases={"n1": lease}))
+    await region.commit(Create(page), role="authority")
+    heard, other = (await api.get("/api/v1/nodes")).json["items"]
+    assert {c["lastHeartbeatTime"] for c in heard["status"]["conditions"]} == {"2026-02-03T04:05:06Z"}
+    assert {c["lastHeartbeatTime"] for c in other["status"]["conditions"]} == {other["metadata"]["creationTimestamp"]}
+    assert (await api.get("/api/v1/nodes/n1")).json["status"] == heard["status"]
+    plain = (await api.get("/apis/holdfast.dev/v1/nodes/n1")).json
+    assert "lastHeartbeatTime" not in str(plain), "a heartbeat is no part of the node"
+    done = await api.call("PUT", "/api/v1/nodes/n1", {**heard, "spec": {**heard["spec"], "unschedulable": True}})
+    assert done.code == 200 and node(region).spec.unschedulable, "what was read can be written back"
 
 
 async def test_cordon_and_uncordon(api: Api, region: World) -> None:

@@ -7,6 +7,7 @@ again.
 from __future__ import annotations
 
 import json
+import os
 import random
 from typing import Any
 
@@ -57,6 +58,7 @@ ACCEPTS = [
     "application/vnd.kubernetes.protobuf",
 ]
 # fmt: on
+STORMS = int(os.environ.get("HOLDFAST_FUZZ_STORMS", "10"))
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"]
 
 
@@ -157,6 +159,6 @@ async def test_storms_of_bad_requests(api: Api, world: World, seed: int) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", range(100, 100 + STORMS))
 async def test_longer_storms_of_bad_requests(api: Api, world: World, seed: int) -> None:
     await storm(api, world, seed, 2000)

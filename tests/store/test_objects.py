@@ -137,6 +137,20 @@ async def test_lists_are_in_key_order_by_namespace_and_by_field(objects):
         objects.list(BINDING, fields={"colour": "red"})
 
 
+async def test_a_list_is_its_readers_own_and_the_next_follows_every_change(objects):
+    await save(objects, binding("a", "n1"), binding("b", "n1"), binding("b", "n1", "zeta"))
+    for _ in range(2):
+        listed, _ = objects.list(BINDING, "acme")
+        assert names(listed) == ["a", "b"]
+        listed.clear()
+    await save(objects, binding("b", "n2"))
+    assert [item.spec.node for item in objects.list(BINDING, "acme")[0]] == ["n1", "n2"]
+    await drop(objects, binding("a", "n1"))
+    assert (names(objects.list(BINDING, "acme")[0]), len(objects.list(BINDING)[0])) == (["b"], 2)
+    await save(objects, binding("c", "n1"))
+    assert names(objects.list(BINDING, "acme")[0]) == ["b", "c"]
+
+
 async def test_indexes_follow_changes(objects):
     await save(objects, binding("b", "n1"))
     await save(objects, binding("b", "n2"))

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.model import limits, times
 from holdfast.model.binding import Binding, Desired
+from holdfast.model.placement import RenewItem
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Exit, Phase
 from holdfast.model.template import RestartPolicy
@@ -66,6 +67,13 @@ class Lease(msgspec.Struct, frozen=True):
     fenced_epoch: int = 0
     fenced: bool = False
     tenures: dict[str, float] | None = None
+
+    def is_over(self, epoch: int) -> bool:
+        """Whether the agent knows that this epoch was fenced: nothing is ever run under it again."""
+        return 0 < epoch <= self.fenced_epoch
+
+    def renewal(self, node: str) -> RenewItem:
+        return RenewItem(node=node, epoch=self.epoch, above=0 if self.epoch else self.fenced_epoch)
 
     def with_tenures(self, answered: dict[str, float], sent_mono_s: float) -> Lease:
         """An answer that does not name a binding takes nothing back: what was given lasts until its time."""

@@ -22,7 +22,7 @@ from holdfast.client.contract import Client
 from holdfast.model import limits
 from holdfast.model.errors import AlreadyExists, Conflict, Fault, NotFound
 from holdfast.model.node import Node, NodeExecution
-from holdfast.model.placement import Answer, RenewItem, RenewRequest, Result
+from holdfast.model.placement import Answer, RenewRequest, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import Create, SetStatus, Update, Write
 from holdfast.runtime.backoff import Backoff, jittered_s
@@ -148,7 +148,10 @@ class HollowNodes:
         node.stored = stored
         fenced = stored.status.fence.fenced_epoch
         if fenced > node.lease.fenced_epoch:
-            node.lease = msgspec.structs.replace(node.lease, fenced_epoch=fenced)
+            lease = msgspec.structs.replace(node.lease, fenced_epoch=fenced)
+            node.lease = msgspec.structs.replace(lease, fenced=lease.fenced or lease.is_over(lease.epoch))
+            if node.lease.fenced:
+                self._changed(node)
         self.say(node)
 
     # Leases
@@ -180,7 +183,7 @@ class HollowNodes:
 
     async def _renew(self, nodes: list[HollowNode]) -> bool:
         sent_mono_s = self._clock.monotonic()
-        request = RenewRequest(items=tuple(RenewItem(node=n.name, epoch=n.lease.epoch) for n in nodes))
+        request = RenewRequest(items=tuple(n.lease.renewal(n.name) for n in nodes))
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):
             answers = await self._client.renew(request)
         heard = [self._heard(node, answer, sent_mono_s) for node, answer in zip(nodes, answers.answers, strict=True)]
@@ -191,6 +194,10 @@ class HollowNodes:
         if answer.result is not Result.REJECTED:
             epoch = answer.epoch or lease.epoch
             until_mono_s = sent_mono_s + (answer.ttl_seconds or limits.NODE_LEASE_TTL_S)
+            if lease.is_over(epoch):
+                node.lease = msgspec.structs.replace(lease, epoch=epoch, until_mono_s=0.0, fenced=True)
+                self._changed(node)
+                return False
             lapsed = lease.until_mono_s <= self._clock.monotonic()
             lease = lease.with_tenures(answer.tenures, sent_mono_s) if answer.tenures or lease.tenures else lease
             renewed = lease.tenures != node.lease.tenures

@@ -69,6 +69,11 @@ class NodeReport:
             busy_s = limits.NODE_REPORT_EVERY_S - (self._clock.monotonic() - self._told_mono_s)
             wait_s = limits.NODE_REPORT_QUIET_S if busy_s > 0 else 0.0
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._tell, block, traits)
+        elif self._registration.read_mono_s > self._told_mono_s + limits.NODE_REPORT_EVERY_S and (
+            node.status.execution != block
+        ):
+            # Told long before the Node was read, and not there: a release that does not know all of it rewrote it.
+            self._tell(block, traits, again=True)
         else:
             # Once more: what the region has already costs nothing, and a word lost to a conflict must not stay lost.
             self._reports.put(SetStatus(kind="Node", key=node.key, uid=node.uid, blocks={"execution": block}))
@@ -77,7 +82,7 @@ class NodeReport:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _tell(self, block: NodeExecution, traits: Traits) -> None:
+    def _tell(self, block: NodeExecution, traits: Traits, *, again: bool = False) -> None:
         node, lease = self._registration.node, self._registration.lease
         if node is None or lease.epoch != block.epoch or lease.fenced:
             return
@@ -95,10 +100,10 @@ class NodeReport:
             reason = Reason.OVERCOMMITTED if over else Reason.CAPACITY_PRESENT
             status = "True" if over else "False"
             conditions.append(Condition(type="Overcommitted", status=status, reason=reason, message=block.message))
-        said = tuple(conditions)
-        self._reports.put(
-            SetStatus(kind="Node", key=node.key, uid=node.uid, blocks={"execution": block}, conditions=said)
+        said = SetStatus(
+            kind="Node", key=node.key, uid=node.uid, blocks={"execution": block}, conditions=tuple(conditions)
         )
+        (self._reports.say_again if again else self._reports.put)(said)
 
 
 def _alike(a: NodeExecution, b: NodeExecution) -> bool:

@@ -19,7 +19,7 @@ from holdfast.client.contract import Client
 from holdfast.model import limits
 from holdfast.model.errors import AlreadyExists, Conflict, Fault, StaleToken
 from holdfast.model.node import Node
-from holdfast.model.placement import Answer, RenewItem, RenewRequest, Result
+from holdfast.model.placement import Answer, RenewRequest, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import Create, Update
 from holdfast.runtime import metrics
@@ -52,6 +52,8 @@ class Registration:
         self._incarnation = facts.incarnation
         """The newest life of the cell that was heard. A lease from an older one would be a lease from nobody."""
         self.node: Node | None = None
+        self.read_mono_s = 0.0
+        """When `node` was read."""
         self._look_again_mono_s = 0.0
         """When the Node is read again: someone may have removed it, and nobody tells an idle agent."""
 
@@ -64,6 +66,8 @@ class Registration:
                     await self._ensure_node()
                     again_s = jittered_s(limits.AGENT_RESYNC_S, self._chance)
                     self._look_again_mono_s = self._clock.monotonic() + again_s
+                if self.lease.fenced:
+                    continue  # its Node says so
                 answered = await self._renew()
             except (Fault, TimeoutError, OSError) as fault:
                 log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
@@ -95,14 +99,15 @@ class Registration:
         raise Conflict(f"Node {self._config.name} kept changing while it was registered")
 
     def _adopt_node(self, node: Node | None) -> None:
-        self.node = node
+        self.node, self.read_mono_s = node, self._clock.monotonic()
         fenced = node.status.fence.fenced_epoch if node is not None else 0
         if fenced > self.lease.fenced_epoch:
-            self._set(msgspec.structs.replace(self.lease, fenced_epoch=fenced))
+            lease = msgspec.structs.replace(self.lease, fenced_epoch=fenced)
+            self._set(msgspec.structs.replace(lease, fenced=lease.fenced or lease.is_over(lease.epoch)))
 
     async def _renew(self) -> bool:
         sent_mono_s = self._clock.monotonic()
-        request = RenewRequest(items=(RenewItem(node=self._config.name, epoch=self.lease.epoch),))
+        request = RenewRequest(items=(self.lease.renewal(self._config.name),))
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # a hung call must leave time for another
             answers = await self._client.renew(request)
         if 0 < answers.incarnation < self._incarnation:
@@ -120,6 +125,10 @@ class Registration:
             epoch = answer.epoch or self.lease.epoch
             metrics.AGENT_LEASE_LEFT.set(max(0.0, self.lease.until_mono_s - self._clock.monotonic()))
             lease = self.lease.with_tenures(answer.tenures, sent_mono_s)
+            if lease.is_over(epoch):
+                # Nothing would be run under it. The next one is another, and above all that are known to be over.
+                self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=0.0, fenced=True))
+                return False
             self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=sent_mono_s + ttl_s, fenced=False))
             return True
         log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,

@@ -7,6 +7,7 @@ already has is not sent again; one refused write never holds back the others; no
 from __future__ import annotations
 
 import asyncio
+import math
 
 import msgspec
 import structlog
@@ -37,8 +38,9 @@ class Reports:
         self._waiting: dict[Address, SetStatus] = {}
         """Words that nobody needs at once: a newer one about the same object goes in their place."""
         self._sent: dict[Address, SetStatus] = {}
-        self._in_doubt: dict[Address, None] = {}
-        """Objects of which a word got no answer: it may still arrive, after newer ones, and undo them."""
+        self._in_doubt: dict[Address, float] = {}
+        """Objects of which a word got no answer, and until when it may still arrive, after newer ones, and undo them:
+        a moment after one was accepted. What is sent before that may be undone as well, whoever asked for it."""
         self._due = asyncio.Event()
         self._flushing = asyncio.Lock()
 
@@ -61,6 +63,11 @@ class Reports:
         write = self._waiting.pop(address, None)
         if write is not None:  # no newer word has come
             self.put(write)
+
+    def say_again(self, write: SetStatus) -> None:
+        """The region was seen to have something else than it was told: what it has is sent as if it were new."""
+        self._sent.pop((write.kind, write.key, write.uid), None)
+        self.put(write)
 
     def forget(self, kind: str, key: Key, uid: str) -> None:
         """The object is gone: what was said of it need not be remembered."""
@@ -89,6 +96,7 @@ class Reports:
             return True
 
     async def _send(self, batch: list[SetStatus]) -> bool:
+        sent_s = self._clock.monotonic()
         try:
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
                 await self._client.commit(batch, brief=True)
@@ -103,7 +111,7 @@ class Reports:
                      message=refusal.message)  # fmt: skip
             return True
         except (Fault, TimeoutError, OSError) as fault:
-            self._in_doubt.update(dict.fromkeys((w.kind, w.key, w.uid) for w in batch))
+            self._in_doubt.update(dict.fromkeys(((w.kind, w.key, w.uid) for w in batch), math.inf))
             return self._delay(batch, fault)
         except asyncio.CancelledError:
             self._put_back(batch)
@@ -111,19 +119,22 @@ class Reports:
         _accepted.inc(len(batch))
         for write in batch:
             address = (write.kind, write.key, write.uid)
-            if address in self._in_doubt:
+            if sent_s < self._in_doubt.get(address, 0.0):
                 self._doubted(address, write)
             else:
+                self._in_doubt.pop(address, None)
                 self._sent[address] = _over(self._sent.get(address), write)
         return True
 
     def _doubted(self, address: Address, write: SetStatus) -> None:
         """Accepted, but an older word may come behind it: after a moment the same is sent once more. A newer one that
-        is on its way goes instead, and is doubted in its turn."""
+        is on its way goes instead, and is doubted in its turn while the moment lasts."""
         self._sent.pop(address, None)
+        now_s = self._clock.monotonic()
+        until_s = min(self._in_doubt[address], now_s + limits.AGENT_DOUBTED_AGAIN_S)
+        self._in_doubt[address] = until_s
         if address not in self._pending and address not in self._waiting:
-            del self._in_doubt[address]
-            self.put(write, wait_s=limits.AGENT_DOUBTED_AGAIN_S)
+            self.put(write, wait_s=max(0.0, until_s - now_s))
 
     def _delay(self, batch: list[SetStatus], fault: BaseException) -> bool:
         _delayed.inc(len(batch))

@@ -393,7 +393,7 @@ class Authority:
     def _gauge(self) -> None:
         monotonic_s = self._ports.clock.monotonic()
         book, ledger = self._state.leases, self._state.ledger
-        metrics.AUTHORITY_LEASES.set(sum(book.live(node, monotonic_s) for node in book.held))
+        metrics.AUTHORITY_LEASES.set(book.count_live(monotonic_s))
         _claims_all.set(len(ledger.claims))
         _claims_unbound.set(len(ledger.unbound))
         _claims_lingering.set(len(ledger.lingering))

@@ -24,11 +24,12 @@ class GrantLeases:
         """Takes note of renewals. `now` is the clock they were written by; what is not among the copies is gone."""
         seen: dict[Key, tuple[str, float]] = {}
         for copy in copies:
-            known, said = self._heard.get(copy.key), copy.spec.heard_at
+            key, said = copy.key, copy.spec.heard_at
+            known = self._heard.get(key)
             if known is not None and known[0] == said:
-                seen[copy.key] = known
+                seen[key] = known
             elif said:
-                seen[copy.key] = (said, monotonic_s - max(0.0, now - parse_time(said)))
+                seen[key] = (said, monotonic_s - max(0.0, now - parse_time(said)))
         self._heard = seen
 
     def age_s(self, copy: GrantCopy, now: float, monotonic_s: float) -> float:

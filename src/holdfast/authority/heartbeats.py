@@ -34,6 +34,9 @@ from holdfast.store.contract import Put, Remove
 
 _log = structlog.get_logger()
 
+FENCED_TOGETHER = limits.WRITES_JOINED // 2
+"""Each with the page its lease is on, which may be another for every node."""
+
 _Waiting = tuple[tuple[RenewItem, ...], "asyncio.Future[list[Answer]]"]
 """A call and its answers, as one: hundreds of nodes may renew in it."""
 
@@ -116,7 +119,8 @@ class Heartbeats:
         for item in items:
             held = state.leases.held.get(item.node)
             known = leases.get(item.node) or (held.lease if held is not None else None)
-            judged = state.leases.judge(item.node, item.epoch, known, self._floor(item.node, before), now)
+            floor = max(self._floor(item.node, before), 0 if item.epoch else min(item.above, limits.EPOCH_MAX))
+            judged = state.leases.judge(item.node, item.epoch, known, floor, now)
             if not isinstance(judged, Refused) and item.epoch and self._was_removed(item.node):
                 message = f"node {item.node} was removed: create it again, or stop its agent"
                 judged = Refused(Reason.NODE_GONE, message, {"node": item.node, "epoch": item.epoch})
@@ -174,6 +178,25 @@ class Heartbeats:
         """Makes these leases durable, one row per page; None forgets a node. One transaction."""
         if not leases:
             return
+        book = self._state.leases
+        homes, compares, writes = self._rows(leases)
+        first = writes[0]
+        assert isinstance(first, Put)
+        expected = first.attached.spec.leases
+        probe = Probe(
+            LEASE_PAGE, "", first.attached.metadata.name, lambda f: f is not None and f.spec.leases == expected
+        )
+        try:
+            # A heartbeat changes nothing anyone decided: it has no audit record of its own.
+            await self._commits.commit(compares, writes, (), probe)
+        finally:
+            book.recount()
+        self._record(leases, homes)
+
+    def _rows(
+        self, leases: dict[str, NodeLease | None]
+    ) -> tuple[dict[str, int], dict[str, int], list[Put | Remove]]:  # fmt: skip
+        """Which page each node is on, what the pages are compared with, and the pages as they will be."""
         book, now = self._state.leases, self._state.now()
         by_page: dict[int, dict[str, NodeLease | None]] = {}
         homes: dict[str, int] = {}
@@ -191,18 +214,10 @@ class Heartbeats:
             old = self._state.get(LEASE_PAGE, "", page_name(page))
             compares[put.key] = old.revision if old is not None else 0
             writes.append(put)
-        first = writes[0]
-        assert isinstance(first, Put)
-        expected = first.attached.spec.leases
-        probe = Probe(
-            LEASE_PAGE, "", first.attached.metadata.name, lambda f: f is not None and f.spec.leases == expected
-        )
-        try:
-            # A heartbeat changes nothing anyone decided: it has no audit record of its own.
-            await self._commits.commit(compares, writes, (), probe)
-        finally:
-            book.recount()
-        monotonic_s = self._state.ports.clock.monotonic()
+        return homes, compares, writes
+
+    def _record(self, leases: dict[str, NodeLease | None], homes: dict[str, int]) -> None:
+        book, monotonic_s = self._state.leases, self._state.ports.clock.monotonic()
         for node, lease in leases.items():
             if lease is None:
                 book.forget(node)
@@ -241,39 +256,51 @@ class Heartbeats:
         fencing: list[Node] = []
         for name in state.leases.overdue(monotonic_s):
             node, lease = state.node(name), state.leases.held[name].lease
-            if node is None:
-                ending[name] = NodeLease(lease.epoch, lease.renewed_at_s, 0.0)
-            elif node.status.fence.fenced_epoch < lease.epoch:
+            if node is not None and node.status.fence.fenced_epoch < lease.epoch:
                 fencing.append(node)
+            else:
+                ending[name] = _over(lease)
         for name, held in state.leases.held.items():
-            if held.ended and now - held.lease.renewed_at_s > limits.LEASE_KEPT_S and state.node(name) is None:
+            if now - held.lease.renewed_at_s > limits.LEASE_KEPT_S and held.ended and state.node(name) is None:
                 ending[name] = None
         if ending:
             await self.write(ending)
-        for start in range(0, len(fencing), limits.WRITES_JOINED):
-            await self._fence(fencing[start : start + limits.WRITES_JOINED], now)
+        for start in range(0, len(fencing), FENCED_TOGETHER):
+            await self._fence(fencing[start : start + FENCED_TOGETHER], now)
 
     async def _fence(self, nodes: list[Node], now: float) -> None:
-        """One commit for many nodes; those whose object moved meanwhile are left for the next tick."""
+        """One commit for many nodes; those whose object moved meanwhile are left for the next tick.
+
+        It ends their leases as well: a fence that is known only to the Node would be gone with it, and an agent that
+        makes the Node anew would renew the very epoch that counts as over.
+        """
         left = nodes
         for _ in range(limits.COMMIT_ROUNDS):
             if not left:
                 return
             await self._commits.ready()
             puts = [self._fenced(node, now) for node in left]
-            compares = {NODE.store_key("", n.metadata.name): n.revision for n in left}
+            over: dict[str, NodeLease | None] = {
+                n.metadata.name: _over(self._state.leases.held[n.metadata.name].lease) for n in left
+            }
+            homes, compares, pages = self._rows(over)
+            compares |= {NODE.store_key("", n.metadata.name): n.revision for n in left}
             entries = [audit.Entry("fence", NODE.name, n.metadata.name, "", n.uid, n.revision) for n in left]
             epoch = puts[0].attached.status.fence.fenced_epoch
             probe = Probe(NODE, "", left[0].metadata.name, _fenced_at(epoch))
-            writes: list[Put | Remove] = [*puts]
+            writes: list[Put | Remove] = [*puts, *pages]
             try:
                 await self._commits.commit(
                     compares, writes, (audit.record(self._who, now, "fence", entries),), probe
                 )  # fmt: skip
             except Conflict as conflict:
                 key = conflict.facts.get("key")
+                if key in compares and key not in {put.key for put in puts}:
+                    await self._commits.published(conflict)
+                    continue
                 left = [n for n in left if NODE.store_key("", n.metadata.name) != key] if key else []
                 continue
+            self._record(over, homes)
             metrics.AUTHORITY_FENCES.inc(len(left))
             for node in left:
                 _log.warning("node_fenced", node=node.metadata.name, epoch=self._state.leases.epoch(node.metadata.name))
@@ -287,6 +314,10 @@ class Heartbeats:
         )
         status = msgspec.structs.replace(node.status, fence=block)
         return records.put(NODE, msgspec.structs.replace(node, metadata=records.unstored(node.metadata), status=status))
+
+
+def _over(lease: NodeLease) -> NodeLease:
+    return NodeLease(lease.epoch, lease.renewed_at_s, 0.0)
 
 
 def _fenced_at(epoch: int) -> Landed:

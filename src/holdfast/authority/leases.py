@@ -5,8 +5,8 @@ fenced, ended or replaced is never renewed again. The book counts on the monoton
 durable, the holder from the moment it sent it: so the holder's lease always ends first. After a takeover every known
 lease counts as renewed at the takeover, so that nobody is fenced before a full TTL has passed.
 
-A lease whose node object is gone is ended by a durable mark (a TTL of zero) once it can no longer be live: that is
-the proof that stands in for a fence where there is no Node to write it on.
+A lease is ended by a durable mark (a TTL of zero) with the fence of its node, or, where the node object is gone, once
+it can no longer be live: the mark is a proof that needs no Node to be written on, and outlasts it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class LeaseBook:
     def overdue(self, monotonic_s: float) -> list[str]:
         """Nodes whose lease is certain to have run out at the holder, in order of name."""
         grace_s = self.grace_s
-        return sorted(n for n, h in self.held.items() if not h.ended and monotonic_s - h.counted_from_s > grace_s)
+        return sorted(n for n, h in self.held.items() if monotonic_s - h.counted_from_s > grace_s and not h.ended)
+
+    def count_live(self, monotonic_s: float) -> int:
+        return sum(1 for held in self.held.values() if monotonic_s < held.live_until_s and held.lease.ttl_s > 0)
 
     def judge(self, node: str, epoch: int, known: NodeLease | None, floor: int, now_s: float) -> NodeLease | Refused:
         """The lease a heartbeat asks for. `floor` is the highest epoch that is spent (fenced, or in a claim)."""

@@ -15,6 +15,7 @@ from holdfast.authority import checks, places, provisional, records, waits
 from holdfast.authority.claims import Claim, Want, capacity_class, grant_class
 from holdfast.authority.commits import Probe
 from holdfast.authority.ledger import Limit, limit_of
+from holdfast.authority.protecting import Protected
 from holdfast.authority.rounds import Extra, Step, rejected
 from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, HOLD, NODE, REPLICA, RESERVATION, State
 from holdfast.flow.active_policy import active_policy
@@ -60,6 +61,7 @@ class World:
         self._gangs: dict[str, waits.GangState | None] = {}
         self._mates: dict[tuple[str, str], preempt.Mates] = {}
         self._partition_mode: PartitionMode | None = None
+        self.protected = Protected(state)
 
     def limit(self, tenant: str, spent: CapacityClass) -> tuple[Limit, dict[str, int]]:
         """The limit a claim of this class counts against, and the revisions it rests on."""
@@ -157,7 +159,7 @@ class Placing:
         refused = why_not_here(state, world, replica, node, item.node)
         if refused is not None or node is None:
             return rejected(refused or Refused(Reason.NODE_GONE), attempt=item.intent.attempt)
-        refused = waits.why_not_evicted(state, item, replica, world.now, world.mates) if item.victims else None
+        refused = self._why_not_evicted(item, replica) if item.victims else None
         if refused is not None:
             return rejected(refused, attempt=item.intent.attempt)
         want = self._drawing(self._want(item, replica), node)
@@ -167,7 +169,16 @@ class Placing:
             claim = self._provisionally(replica, node, want, limit, claim)
         if isinstance(claim, Refused):
             return rejected(claim, attempt=item.intent.attempt)
+        if item.victims:
+            named = waits.claims_named(state, item)
+            rests_on = {**rests_on, **world.protected.rests_on(item.namespace, named)}
         return self._step(item, replica, node, claim, rests_on)
+
+    def _why_not_evicted(self, item: PlaceItem, replica: Replica) -> Refused | None:
+        world = self._world
+        return waits.why_not_evicted(
+            self._state, item, replica, world.now, mates=world.mates, protected=world.protected
+        )
 
     def _provisionally(
         self, replica: Replica, node: Node, want: Want, limit: Limit, expired: Refused

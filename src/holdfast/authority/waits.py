@@ -11,6 +11,7 @@ from typing import cast
 import msgspec
 
 from holdfast.authority.claims import Claim, capacity_class, victim_key
+from holdfast.authority.protecting import Protected
 from holdfast.authority.state import BINDING, REPLICA, State
 from holdfast.flow.queue_order import raised_ranks
 from holdfast.flow.retreat import preempt
@@ -72,8 +73,18 @@ def live_victims(state: State, item: PlaceItem) -> tuple[str, ...]:
     return tuple(v for v in item.victims if victim_key(item.namespace, v) in state.ledger.claims)
 
 
+def claims_named(state: State, item: PlaceItem) -> list[Claim]:
+    return [state.ledger.claims[victim_key(item.namespace, victim)] for victim in live_victims(state, item)]
+
+
 def why_not_evicted(
-    state: State, item: PlaceItem, replica: Replica, now: float, mates: Callable[[Replica], preempt.Mates]
+    state: State,
+    item: PlaceItem,
+    replica: Replica,
+    now: float,
+    *,
+    mates: Callable[[Replica], preempt.Mates],
+    protected: Protected,
 ) -> Refused | None:
     """Whether every named victim is there, weaker, and nobody else's: a proposer's word is never enough for that."""
     victims = live_victims(state, item)
@@ -112,7 +123,8 @@ def why_not_evicted(
         holders[victim] = holder
     broken = preempt.over_budget(holders.values(), mates)
     if not broken:
-        return None
+        kept_back = protected.why_kept(item.namespace, claims_named(state, item))
+        return None if kept_back is None else _refused(item, _as_named(item, victims, kept_back[0]), kept_back[1])
     # One of those that the budget keeps: whoever is named is not proposed again for a while.
     kept = next(v for v, holder in holders.items() if preempt.counts_against(holder) == broken)
     return _refused(item, kept, f"the disruption budget of {broken} is used up")
@@ -123,6 +135,11 @@ def mates_of(state: State, replica: Replica) -> preempt.Mates:
     namespace = replica.metadata.namespace
     found = state.objects.list(REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
     return preempt.mates_among(cast("list[Replica]", found))
+
+
+def _as_named(item: PlaceItem, victims: tuple[str, ...], claim: Claim) -> str:
+    """The victim in the proposer's own words, who is not to name it again for a while."""
+    return next(victim for victim in victims if victim_key(item.namespace, victim) == claim.key)
 
 
 def _rank(replica: Replica, raised: dict[tuple[str, str], int]) -> int:

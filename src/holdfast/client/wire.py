@@ -14,12 +14,13 @@ A WRITE names its `op`:
     {"op": "delete", "kind", "namespace", "name", "uid", "ifRevision", "propagation"}
 
 Objects have apiVersion, kind and resourceVersion, as everywhere in the API. Decoding a request raises BadRequest, never
-anything else.
+anything else. What the other side knows and this release does not (a field anywhere, a status block) is left out, and
+the rest counts: during an upgrade neighbours are of two releases. An unknown kind, op or fault is not left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -92,6 +93,8 @@ class CommitRequest(msgspec.Struct, frozen=True):
     token: Token | None
     dry_run: bool
     brief: bool = False
+    unknown: tuple[str, ...] = ()
+    """What was left out because this release does not know it, in words, for a warning."""
 
 
 class AboutForm(Part, frozen=True):
@@ -136,10 +139,11 @@ def decode_commit(body: bytes) -> CommitRequest:
         if len(form.writes) > limits.MAX_WRITES_PER_COMMIT:
             raise errors.BadRequest(f"a commit has at most {limits.MAX_WRITES_PER_COMMIT} writes")
         writes = tuple(_write_of(write, index) for index, write in enumerate(form.writes))
+        unknown = tuple(text for write in form.writes if write.blocks for text in _unknown_blocks(write))
     except _UNDECODABLE as wrong:
         raise errors.BadRequest(f"the commit cannot be decoded: {wrong}") from wrong
     token = None if form.token is None else Token(election=form.token.election, revision=form.token.revision)
-    return CommitRequest(writes, token, form.dry_run, form.brief)
+    return CommitRequest(writes, token, form.dry_run, form.brief, unknown)
 
 
 def encode_token(token: Token) -> str:
@@ -237,7 +241,7 @@ def _write_of(form: _WriteForm, index: int) -> Write:
         case "setStatus":
             return SetStatus(
                 kind=_known(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
-                blocks=_blocks(form, where), conditions=form.conditions,
+                blocks=_blocks(form), conditions=form.conditions,
                 observed_generation=form.observed_generation, if_revision=form.if_revision,
             )  # fmt: skip
         case "delete":
@@ -280,15 +284,23 @@ def _block_names(kind_name: str) -> dict[str, str]:
     return {block.name: block.encode_name for block in _status_blocks(kind_name).values()}
 
 
-def _blocks(form: _WriteForm, where: str) -> dict[str, Any]:
+def _blocks(form: _WriteForm) -> dict[str, Any]:
+    """The blocks that this release knows."""
     known = _status_blocks(form.kind)
-    blocks: dict[str, Any] = {}
-    for name, raw in form.blocks.items():
+    # None removes a block whatever its type, so it is told apart before decoding.
+    return {
+        name: None if _is_null(raw) else known[name].decoder.decode(raw)
+        for name, raw in form.blocks.items()
+        if name in known
+    }
+
+
+def _unknown_blocks(form: _WriteForm) -> Iterator[str]:
+    known = _status_blocks(form.kind)
+    for name in form.blocks:
         if name not in known:
-            raise errors.BadRequest(f"{where}: {form.kind} has no status block {name!r}")
-        # None removes a block whatever its type, so it is told apart before decoding.
-        blocks[name] = None if _is_null(raw) else known[name].decoder.decode(raw)
-    return blocks
+            about = f"{form.namespace}/{form.name}" if form.namespace else form.name
+            yield f"{form.kind} {about}: unknown status block {name!r} was left out"
 
 
 # Faults ---------------------------------------------------------------------------------------------------------
@@ -301,6 +313,11 @@ _FAULTS: dict[str, type[errors.Fault]] = {
         errors.StoreFailed,
     )
 }  # fmt: skip
+
+_BY_CODE: dict[int, type[errors.Fault]] = {
+    fault.code: fault
+    for fault in (errors.NotFound, errors.Conflict, errors.Unauthorized, errors.Forbidden, errors.Expired)
+}
 
 
 class _CauseForm(Part, frozen=True):
@@ -322,7 +339,8 @@ class _StatusForm(Part, frozen=True):
 
 
 def fault_of(code: int, body: bytes, *, retry_after_s: float = 0.0) -> errors.Fault:
-    """The fault a 4xx or 5xx answer stands for. Whatever cannot be read is Unavailable from 500 on, else BadRequest."""
+    """The fault a 4xx or 5xx answer stands for: by its reason, or by its code where that is unknown. One that says
+    neither is Unavailable from 500 on, else BadRequest."""
     try:
         status = msgspec.json.decode(body, type=_StatusForm)
     except _UNDECODABLE:
@@ -334,6 +352,7 @@ def fault_of(code: int, body: bytes, *, retry_after_s: float = 0.0) -> errors.Fa
         return errors.Invalid(message, causes)
     if fault is errors.Overloaded or code == 429:
         return errors.Overloaded(message, retry_after_s=retry_after_s or status.details.retry_after_seconds or 1.0)
-    if fault is not None:
-        return fault(message)
-    return errors.Unavailable(message) if code >= 500 else errors.BadRequest(message)
+    if fault is None:
+        # A reason that this release does not know: the code says how to go on.
+        fault = _BY_CODE.get(code, errors.Unavailable if code >= 500 else errors.BadRequest)
+    return fault(message)

@@ -403,8 +403,11 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
 def _standing(assignment: Assignment) -> tuple[object, ...]:
     """What of an assignment a decision rests on: how far its replicas are on their way is none of it."""
     meta, status = assignment.metadata, assignment.status
-    told = (status.observed_epoch, status.replicas, status.serving, status.held_back, waits_for_room(assignment))
-    return (assignment.spec, meta.deletion_timestamp, meta.finalizers, told)
+    told = (
+        status.observed_epoch, status.replicas, status.serving, status.held_back, bool(status.to_leave),
+        waits_for_room(assignment),
+    )  # fmt: skip
+    return (assignment.spec, meta.deletion_timestamp, meta.finalizers, told, status.ordinals)
 
 
 def _stays_alone(new: Assignment, old: Assignment, view: View) -> bool:
@@ -429,6 +432,15 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
         heard_first = old.status.report is None and new.status.report is not None
         if same and not heard_first and new.metadata.terminating == old.metadata.terminating:
             return ()
+    return [w.key for w in view.list(Workload)]
+
+
+def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
+    """When a region is avoided no more, what waits for it may go there."""
+    if old is None or old.spec.kind is not OverrideKind.AVOID_REGION or old.status.phase != "Active":
+        return ()
+    if new is not None and new.status.phase == "Active":
+        return ()
     return [w.key for w in view.list(Workload)]
 
 

@@ -4,7 +4,9 @@ What always holds: the parts that regions may be acting on never add up to more 
 replicas: a region has one part for its ordinary and its recovery replicas together. A part is lowered at once, and what
 that frees is given on only after the region has acknowledged it and has no more away than that; until then the
 Assignment remembers what the region may still act on (`awayPeak`). A region that is lost keeps what it has, and the
-others share the rest. A region that must let replicas go and is held back by its part comes first.
+others share the rest. What does not divide evenly is given only to regions that have replicas to let go, and is taken
+back when they have none, so that a region which is lost at rest takes with it no more than an even share: where the
+budget is smaller than the number of regions, nothing. One that is held back by its part comes first.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def away_shares(workload: Workload, regions: Iterable[str], stored: Sequence[Ass
     shared = max(0, budget - sum(reach[name] for name in lost))
     each, left = divmod(shared, len(order)) if order else (0, 0)
     for at, name in enumerate(order):
-        part = min(each + (at < left), reach[name] + max(0, spare))
+        part = min(each + (at < left and _wants(held.get(name, ()))), reach[name] + max(0, spare))
         spare -= max(0, part - reach[name])
         parts[name] = part
     return parts
@@ -79,12 +81,16 @@ def _away(items: Sequence[Assignment]) -> int:
     return sum(a.status.replicas - a.status.serving for a in items)
 
 
-def _order(names: Sequence[str], held: _ByRegion) -> list[str]:
-    """Who comes first when the budget does not divide evenly: who waits for it, then who has it."""
+def _wants(items: Sequence[Assignment]) -> bool:
+    return any(a.status.held_back or a.status.to_leave for a in items)
 
-    def place(name: str) -> tuple[bool, int, str]:
+
+def _order(names: Sequence[str], held: _ByRegion) -> list[str]:
+    """Who comes first when the budget does not divide evenly: who waits for it, who needs it, then who has it."""
+
+    def place(name: str) -> tuple[bool, bool, int, str]:
         items = held.get(name, ())
-        return (not any(a.status.held_back for a in items), -_part(items), name)
+        return (not any(a.status.held_back for a in items), not _wants(items), -_part(items), name)
 
     return sorted(names, key=place)
 

@@ -15,6 +15,7 @@ from holdfast.fleet import rejoin
 from holdfast.fleet.grant_epochs import next_epoch, returned
 from holdfast.fleet.grant_needs import Limits, Need, demand, need, provisional_need, turning_need
 from holdfast.fleet.override_rules import in_force
+from holdfast.fleet.protected import parts
 from holdfast.fleet.region_health import silence_s
 from holdfast.flow.active_policy import active_policy
 from holdfast.model import limits
@@ -50,6 +51,8 @@ class Pot(msgspec.Struct, frozen=True):
     least: Limits = {}
     on_trust: Limits = {}
     """What each region may keep, of what nobody needs, for provisional work while it is cut off."""
+    protected: Limits = {}
+    """What of each region's use is nobody else's to evict."""
     ends_at: str = ""
 
 
@@ -126,7 +129,8 @@ def _normal(quota: Quota, needs: Mapping[Need, int], regions: Sequence[str], on_
         for name, amount in extra.items():
             kept = least[region]
             kept[name] = max(kept.get(name, 0), wanted.get(region, {}).get(name, 0) + amount)
-    return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, on_trust)
+    protected = parts(amounts(quota.spec.protected), wanted, regions)
+    return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, on_trust, protected)
 
 
 def _recovery(quota: Quota, needs: Mapping[Need, int], turning: Mapping[Need, int]) -> Pot:
@@ -164,6 +168,8 @@ def _settle(
 ) -> Limits:
     """Brings the grants of one class to their new limits; answers those limits."""
     mine = {g.spec.region: g for g in grants if g.spec.grant_class is pot.grant_class}
+    if not pot.total and not mine:
+        return {}  # there is nothing to give, and nothing was given
     names = sorted({*regions, *mine})
     new = share_out(
         pot.total,
@@ -282,6 +288,7 @@ def _provisional(pot: Pot, region: str, limit: Mapping[str, int]) -> Amounts:
 def _write(quota: Quota, region: str, pot: Pot, limit: Mapping[str, int], stored: Grant | None) -> Write | None:
     text = dict(amounts_text(limit))
     provisional = dict(amounts_text(_provisional(pot, region, limit)))
+    protected = dict(amounts_text(pot.protected.get(region, {})))
     if stored is None:
         if not limit:
             return None
@@ -297,21 +304,29 @@ def _write(quota: Quota, region: str, pot: Pot, limit: Mapping[str, int], stored
             grant_class=pot.grant_class,
             limit=dict(text),
             provisional=dict(provisional),
+            protected=dict(protected),
             lease_seconds=limits.GRANT_LEASE_S,
             ends_at=pot.ends_at,
         )
         return Create(Grant(metadata=meta, spec=spec))
     ends_at = pot.ends_at if limit else stored.spec.ends_at
     same = amounts(stored.spec.limit) == dict(limit) and amounts(stored.spec.provisional) == amounts(dict(provisional))
-    if same and stored.spec.ends_at == ends_at:
+    if same and stored.spec.ends_at == ends_at and amounts(stored.spec.protected) == pot.protected.get(region, {}):
         return None
-    spec = msgspec.structs.replace(next_epoch(stored, limit), ends_at=ends_at, provisional=dict(provisional))
+    if same and stored.spec.ends_at == ends_at:  # nothing that is spent changes, so there is nothing to acknowledge
+        kept = msgspec.structs.replace(stored.spec, protected=dict(protected))
+        return Update(msgspec.structs.replace(stored, spec=kept))
+    spec = msgspec.structs.replace(
+        next_epoch(stored, limit), ends_at=ends_at, provisional=dict(provisional), protected=dict(protected)
+    )
     return Update(msgspec.structs.replace(stored, spec=spec))
 
 
 def _withdraw(grants: Sequence[Grant]) -> Outcome:
     writes: list[Write] = [
-        Update(msgspec.structs.replace(grant, spec=next_epoch(grant, {}))) for grant in grants if grant.spec.limit
+        Update(msgspec.structs.replace(grant, spec=msgspec.structs.replace(next_epoch(grant, {}), protected={})))
+        for grant in grants
+        if grant.spec.limit
     ]
     return Outcome(writes=tuple(writes)) if writes else NOTHING
 

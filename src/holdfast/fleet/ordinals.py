@@ -1,9 +1,10 @@
 """Which region holds which ordinals of an exclusive workload: each in at most one, ever (S7).
 
 An ordinal stays where it is. It becomes free only when the region that had it says, about the newest epoch, that it
-holds no more than it was left: until then it may still run there, whatever its Assignment says by now. Where the scope
-is Global there is a second proof: the region runs such work only under a tenure, which no answer given after the
-withdrawal extends, so once a whole tenure has passed since that was on record the work has ended by itself.
+holds none but those it was left, by name: until then it may still run there, whatever its Assignment says by now, and
+whatever else that region was given meanwhile. Where the scope is Global there is a second proof: the region runs such
+work only under a tenure, which no answer given after the withdrawal extends, so once a whole tenure has passed since
+that was on record the work has ended by itself.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ Ordinals = dict[str, tuple[int, ...]]
 def share_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> Ordinals:
     """The ordinals of every region that is to hold some; fewer than its share while others still let go."""
     held = {a.spec.region: a.spec.ordinals for a in stored}
+    lives = {a.spec.region: a.status.ordinals for a in stored}
     given: Ordinals = {region: held.get(region, ())[:share] for region, share in shares.items()}
     taken = {ordinal for ordinals in held.values() for ordinal in ordinals}
     letting_go = {a.spec.region for a in stored if not let_go(a) and not tenure_over(a)}
@@ -35,16 +37,22 @@ def share_ordinals(shares: Mapping[str, int], stored: Sequence[Assignment]) -> O
         lacking = shares[region] - len(given[region])
         if lacking <= 0 or letting_go - {region}:
             continue
-        free = tuple(islice((n for n in count() if n not in taken), lacking))
+        # What still lives there comes back before any other: nothing has to stop for it.
+        free = [n for n in lives.get(region, ()) if n not in taken][:lacking]
+        taken |= set(free)
+        free += islice((n for n in count() if n not in taken), lacking - len(free))
         taken |= set(free)
         given[region] = tuple(sorted((*given[region], *free)))
     return given
 
 
 def let_go(assignment: Assignment) -> bool:
-    """Whether the region holds no more than the newest epoch of its Assignment names."""
+    """Whether the region holds nothing but what the newest epoch of its Assignment names. Their number would not do:
+    one that was taken away may be there while one that was given is not. A region that names none has let go when it
+    has none."""
     status = assignment.status
-    return status.observed_epoch >= assignment.spec.epoch and status.replicas <= len(assignment.spec.ordinals)
+    named = len(status.ordinals) == status.replicas and set(status.ordinals) <= set(assignment.spec.ordinals)
+    return status.observed_epoch >= assignment.spec.epoch and named
 
 
 def tenure_over(assignment: Assignment) -> bool:

@@ -143,7 +143,7 @@ def _moved(workload: Workload, block: RolloutBlock, held: Sequence[Assignment], 
             wave = ahead  # nothing to protect yet
         if wave:
             block = msgspec.structs.replace(block, regions=(*block.regions, *wave), progressed_at=micro_text(now))
-    serving = sum(a.status.updated_serving for a in held if a.spec.revision == block.revision)
+    serving = sum(_serves(a, block.revision) for a in held)
     if serving > block.serving:
         block = msgspec.structs.replace(block, progressed_at=micro_text(now))
     block = msgspec.structs.replace(block, serving=serving, message=_progress(block, held))
@@ -173,6 +173,13 @@ def _done(held: Sequence[Assignment], revision: str) -> bool:
         and a.status.replicas <= a.spec.replicas
         for a in held
     )
+
+
+def _serves(assignment: Assignment, revision: str) -> int:
+    """How many serve this very revision: a region that has not heard of it yet still counts those of the one before."""
+    status = assignment.status
+    counted = assignment.spec.revision == revision and status.revision in ("", revision)
+    return status.updated_serving if counted else 0
 
 
 def _to_serve(assignment: Assignment) -> int:
@@ -222,7 +229,7 @@ def _progress(block: RolloutBlock, held: Sequence[Assignment]) -> str:
     for a in held:
         if a.spec.region not in block.regions:
             continue
-        new = a.status.updated_serving if a.spec.revision == block.revision else 0
+        new = _serves(a, block.revision)
         waits = f" ({a.status.pending[0].reason})" if a.status.pending else ""
         purpose = " for recovery" if a.spec.purpose is Purpose.RECOVERY else ""
         parts.append(f"{a.spec.region} {new}/{a.spec.replicas}{purpose}{waits}")

@@ -14,6 +14,7 @@ from holdfast.model.assignment import Assignment, PendingReason
 from holdfast.model.meta import Condition, Key, find_condition, is_true, with_condition
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
+from holdfast.model.template import template_hash
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.view import View
 from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadType, wanted_replicas
@@ -72,8 +73,8 @@ def _as_heard(assignment: Assignment, view: View) -> Assignment:
     if region is None or region.status.health.state is not HealthState.LOST:
         return assignment
     gone = msgspec.structs.replace(
-        assignment.status, ready=0, serving=0, started=0, unknown=assignment.status.bound, failing=(),
-        pending=(PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas),),
+        assignment.status, ready=0, serving=0, updated_serving=0, started=0, unknown=assignment.status.bound,
+        failing=(), pending=(PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas),),
     )  # fmt: skip
     return msgspec.structs.replace(assignment, status=gone)
 
@@ -131,7 +132,7 @@ def _conditions(
         found += _deadline(workload, summary, batch, now)
         return found
     current = all(_is_current(workload, a) for a in assignments)
-    enough = summary.serving >= summary.replicas and current and held >= owed
+    enough = summary.serving >= summary.replicas and (current or _shrinks(workload, assignments)) and held >= owed
     reason = Reason.ALL_SERVING if enough else Reason.SOME_SERVING if summary.serving else Reason.NONE_SERVING
     message = f"{summary.serving} of {summary.replicas} replicas serve"
     if not enough:
@@ -224,6 +225,19 @@ def _is_current(workload: Workload, assignment: Assignment) -> bool:
         and assignment.status.observed_epoch >= assignment.spec.epoch
         and assignment.status.replicas <= assignment.spec.replicas
     )
+
+
+def _shrinks(workload: Workload, assignments: Sequence[Assignment]) -> bool:
+    """Whether it served all, is to have fewer now, and as many as that serve of the very template that is wanted: it
+    serves all along, while regions have yet to hear of it and the others leave."""
+    wanted, before = wanted_replicas(workload), workload.status.summary
+    there = sum(max(a.spec.replicas, a.status.replicas) for a in assignments)
+    if wanted >= max(there, before.replicas, before.bound) or not is_true(workload.status.conditions, "Serving"):
+        return False
+    revision = template_hash(workload.spec.template)
+    if any(revision != told for a in assignments for told in (a.spec.revision, a.status.revision)):
+        return False
+    return sum(a.status.updated_serving for a in assignments) >= wanted
 
 
 def _waiting_for(assignments: Sequence[Assignment]) -> str:

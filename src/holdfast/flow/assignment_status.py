@@ -16,22 +16,29 @@ _COMING_UP = (Stage.BOUND, Stage.STARTING, Stage.RUNNING)
 
 
 def assignment_status(
-    assignment: Assignment, replicas: Sequence[Replica], requests: Sequence[SchedulingRequest], held_back: int = 0
+    assignment: Assignment,
+    replicas: Sequence[Replica],
+    requests: Sequence[SchedulingRequest],
+    held_back: int = 0,
+    to_leave: int = 0,
 ) -> AssignmentStatus:
     """`replicas` counts what still exists and is not finished: nothing may be forgotten while it could run."""
     stages: Counter[Stage] = Counter()
     ended: Counter[Phase] = Counter()
     failures: Counter[tuple[str, str]] = Counter()
     live = updated = updated_serving = 0
+    ordinals: list[int] = []
     for replica in replicas:
         at, end = stage(replica), finished(replica)
         current = replica.spec.revision == assignment.spec.revision
         stages[at] += 1
+        counts = end is None or bool(replica.status.placement.binding)
+        live += counts
+        if counts and replica.spec.exclusive is not None:
+            ordinals.append(replica.spec.ordinal)
         if end is not None:
             ended[end] += 1
-            live += bool(replica.status.placement.binding)
         else:
-            live += 1
             updated += current
         updated_serving += current and at is Stage.SERVING
         if at in _COMING_UP and (why := _failure(replica)):
@@ -41,15 +48,18 @@ def assignment_status(
         observed_generation=assignment.metadata.generation,
         observed_epoch=assignment.spec.epoch,
         replicas=live,
+        ordinals=tuple(sorted(ordinals)),
         queued=queued,
         bound=sum(stages[s] for s in PLACED) + stages[Stage.STOPPING],
         started=sum(stages[s] for s in STARTED),
         ready=stages[Stage.READY] + stages[Stage.SERVING],
         serving=stages[Stage.SERVING],
+        revision=assignment.spec.revision,
         updated=updated,
         updated_serving=updated_serving,
         unknown=stages[Stage.UNKNOWN],
         held_back=held_back,
+        to_leave=to_leave,
         succeeded=ended[Phase.SUCCEEDED],
         failed=ended[Phase.FAILED],
         pending=_pending(queued, requests),

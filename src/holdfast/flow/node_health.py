@@ -15,7 +15,7 @@ from holdfast.model.meta import Key
 from holdfast.model.node import Contact, ContactBlock, Node
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica, ReplicaContact
-from holdfast.model.times import micro_text
+from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import Notice, Outcome, SetStatus, Write
 
@@ -35,7 +35,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     lease = lease_of(key.name, view.list(LeasePage))
     state, reason, again_s = _read(node, lease, now)
     lost = state in (Contact.LAPSED, Contact.FENCED)
-    writes = _mark(replicas, lost=lost, reason=reason, now=now)
+    # Of a node that was never heard nothing is known: what was bound to one of its name before stays as it was marked.
+    writes = _mark(replicas, lost=lost, reason=reason, now=now) if state is not Contact.UNSEEN else []
     if node.status.contact.state is state:
         return Outcome(writes=tuple(writes), again_in_s=again_s)
     block = ContactBlock(state=state, since=micro_text(now), reason=reason)
@@ -56,10 +57,18 @@ def _read(node: Node, lease: NodeLease | None, now: float) -> tuple[Contact, Rea
         return Contact.UNSEEN, Reason.NODE_UNREACHABLE, None
     if node.status.fence.fenced_epoch >= lease.epoch:
         return Contact.FENCED, Reason.FENCED, None
+    if _of_a_former(node, lease):
+        return Contact.UNSEEN, Reason.NODE_UNREACHABLE, None
     left_s = lease.renewed_at_s + lease.ttl_s - now
     if left_s <= 0:
         return Contact.LAPSED, Reason.LEASE_LAPSED, None
     return Contact.LIVE, Reason.LEASE_RENEWED, left_s + 0.05
+
+
+def _of_a_former(node: Node, lease: NodeLease) -> bool:
+    """Whether the lease had ended before this node was made: it was that of a removed one of the same name."""
+    made = node.metadata.creation_timestamp
+    return bool(made) and lease.renewed_at_s + lease.ttl_s < parse_time(made)
 
 
 def _mark(replicas: Sequence[Replica], *, lost: bool, reason: Reason, now: float) -> list[Write]:

@@ -16,6 +16,7 @@ from holdfast.flow import purse
 from holdfast.flow.active_policy import BUILT_IN
 from holdfast.flow.ask import ask_of
 from holdfast.flow.plan.planner import PLANNER_VERSION, AskPlan, plan
+from holdfast.flow.plan.sparing import UNKNOWN, Recorded
 from holdfast.flow.snapshot import Claim, ClaimKey, Snapshot, SnapshotBuilder
 from holdfast.model.binding import claim_name
 from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec
@@ -25,7 +26,7 @@ from holdfast.model.scheduler_policy import PolicyRevision, Rules
 from holdfast.model.scheduling_request import Member, SchedulingRequest
 from holdfast.model.times import parse_time
 
-SNAPSHOT_KINDS = ("Node", "Binding", "Reservation", "Hold", "Override", "Region")
+SNAPSHOT_KINDS = ("Node", "Binding", "Reservation", "Hold", "Override", "GrantCopy", "Region")
 """What a snapshot is made of. Decisions record the revision of each."""
 
 _POLICY_KIND = "PolicyRevision"
@@ -132,7 +133,8 @@ def plan_again(snapshot: Snapshot, spec: DecisionSpec, request: SchedulingReques
     asked = spec.asked
     room = purse.recorded(asked)
     ask = ask_of(request, members, bound=spec.bound, evictions=asked.evictions, room=room, spared=asked.spared)
-    return plan(snapshot, [ask], rules, parse_time(spec.decided_at), spec.seed).asks[0]
+    standing = Recorded(spec.weighed) if spec.weighed is not None else UNKNOWN
+    return plan(snapshot, [ask], rules, parse_time(spec.decided_at), spec.seed, standing=standing).asks[0]
 
 
 def needed_from(decisions: Iterable[Any]) -> int:

@@ -123,13 +123,22 @@ def _in_its_place(assignment: Assignment, live: Sequence[Replica], mates: Sequen
     A recovery allowance is measured for what was promised, so what comes beside it for a turn may find no quota. While
     one waits in vain for a place, the others turn in theirs, as far as the disruption budget lets them be away.
     """
-    spec = assignment.spec
-    if spec.purpose is not Purpose.RECOVERY or len(live) <= spec.replicas:
-        return 0
-    waiting = [r for r in live if stage(r) is Stage.QUEUED and not _is_old(r, assignment)]
+    waiting = _waiting_to_turn(assignment, live)
     away = [r for r in mates if not r.metadata.terminating and finished(r) is None and stage(r) is not Stage.SERVING]
     going = [r for r in mates if r.metadata.terminating]
     return allowed_away(live[0], assignment) - (len(away) - len(waiting)) - len(going) if waiting else 0
+
+
+def turns_in_place(assignment: Assignment, replicas: Sequence[Replica], mates: Sequence[Replica]) -> bool:
+    """Whether recovery replicas are to turn where they are, one waiting in vain for a place beside them."""
+    live = [r for r in replicas if not r.metadata.terminating and finished(r) is None]
+    return bool(_waiting_to_turn(assignment, live)) and any(_is_old(r, assignment) for r in live)
+
+
+def _waiting_to_turn(assignment: Assignment, live: Sequence[Replica]) -> list[Replica]:
+    if assignment.spec.purpose is not Purpose.RECOVERY or len(live) <= assignment.spec.replicas:
+        return []
+    return [r for r in live if stage(r) is Stage.QUEUED and not _is_old(r, assignment)]
 
 
 def _exclusive_changes(assignment: Assignment, live: Sequence[Replica]) -> tuple[int, list[Replica]]:

@@ -82,6 +82,12 @@ def seen_too_early(kind: Kind, name: str, why: Refused) -> Conflict:
     return Conflict(f'{kind.resource} "{name}": {why.message}', facts=_details(kind, name, reason=why.reason))
 
 
+def not_given(name: str, assignment: str, ordinal: int) -> Conflict:
+    """The region had the ordinal when that was decided, and has it no more: read again and decide again."""
+    why = f"ordinal {ordinal} of exclusive work is made only where its Assignment names it, and {assignment} does not"
+    return Conflict(f'replica "{name}": {why}; read the Assignment again and decide again')
+
+
 def namespace_terminating(kind: Kind, name: str, namespace: str) -> Forbidden:
     cause = Cause("metadata.namespace", "NamespaceTerminating", f"namespace {namespace} is being terminated")
     return Forbidden(

@@ -55,7 +55,7 @@ class LocalClient:
 
     async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
         items, revision = self._objects.list(kind_of(kind), namespace, fields=fields)
-        return Listing(tuple(cast("list[O]", items)), revision)
+        return Listing(cast("tuple[O, ...]", tuple(items)), revision)
 
     def watch(
         self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None

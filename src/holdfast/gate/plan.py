@@ -24,6 +24,7 @@ from holdfast.model.kinds import ALL, BY_NAME, BY_TYPE, Kind
 from holdfast.model.meta import Key, Object
 from holdfast.model.override import BreakGlass, Override
 from holdfast.model.ownership import LINK, REGION, deleters, is_mirrored_here, owners
+from holdfast.model.replica import Replica
 from holdfast.model.times import seconds_text
 from holdfast.model.validation import invalid, unsupported
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
@@ -33,6 +34,7 @@ from holdfast.store.objects import Objects
 
 # Kinds that live in namespaces without a tenant: elections and events come before and outlast tenants.
 _ANY_NAMESPACE = frozenset({"Event", "Lease"})
+_ASSIGNMENT = BY_NAME["Assignment"]
 _TENANT = BY_NAME["Tenant"]
 _TERM = BY_NAME["Term"]
 _MIRRORED = {
@@ -69,8 +71,9 @@ class Plan:
         self._who = who
         self._now = seconds_text(ports.clock.now())
         self._staged: dict[str, Staged] = {}
-        self._also_read: list[tuple[Kind, str, int]] = []
-        """Kind, name and revision of what the writes rest on without changing it: tenants, and the term."""
+        self._also_read: dict[tuple[Kind, str, str], int] = {}
+        """Kind, namespace and name, and the revision, of what the writes rest on without changing it: tenants, the
+        term, and whatever gave an ordinal."""
         self._order: list[str] = []
 
     # What the gate asks for
@@ -81,7 +84,7 @@ class Plan:
 
     @property
     def changed(self) -> list[Staged]:
-        return [s for s in self._staged.values() if s.changed]
+        return [s for s in self._staged.values() if s.after is not s.before]
 
     @property
     def kind(self) -> Kind:
@@ -108,7 +111,7 @@ class Plan:
     def transaction(self, appends: tuple[Append, ...]) -> Txn:
         compares = {s.key: s.before.revision if s.before is not None else 0 for s in self._staged.values()}
         puts = tuple(Remove(s.key) if s.after is None else Put(s.key, s.value, s.after) for s in self.changed)
-        rests_on = {kind.store_key("", name): revision for kind, name, revision in self._also_read}
+        rests_on = {kind.store_key(where, name): at for (kind, where, name), at in self._also_read.items()}
         merged = rests_on | compares
         return Txn(tuple(Compare(key, revision) for key, revision in merged.items()), puts, appends)
 
@@ -122,10 +125,10 @@ class Plan:
     def is_current(self) -> bool:
         """Whether what was read is still what is published: False means that planning again may help at once."""
         written = all(s.before is self._objects.get(s.kind, _namespace(s), _name(s)) for s in self._staged.values())
-        return written and all(self._revision(kind, name) == revision for kind, name, revision in self._also_read)
+        return written and all(self._revision(*what) == revision for what, revision in self._also_read.items())
 
-    def _revision(self, kind: Kind, name: str) -> int:
-        found = self._objects.get(kind, "", name)
+    def _revision(self, kind: Kind, namespace: str, name: str) -> int:
+        found = self._objects.get(kind, namespace, name)
         return found.revision if found is not None else 0
 
     # The four writes
@@ -154,6 +157,8 @@ class Plan:
             with _well_typed(kind, given):
                 signed = _signed(self._who, self._cell, None, _defaulted(kind, given))
                 after = stamp.created(kind, signed, uid=uid, now=self._now, who=self._who)
+            if isinstance(after, Replica) and after.spec.exclusive is not None:
+                self._check_ordinal(after)
         self._check_and_stage(staged, None, after, "create")
         return key
 
@@ -233,22 +238,26 @@ class Plan:
         if before is not None and after == before:
             staged.ops = (*staged.ops, op)
             return
-        value, typed = self._restated(staged, before, after) or _typed(kind, after)
+        restated = self._restated(staged, before, after)
+        value, typed = restated or _typed(kind, after)
         meta = typed.metadata
         mirror = self._mirrored(kind)
         broken = list(not_owned(self._who, kind, before, typed, mirrored_here=mirror))
         if broken:
             raise faults.not_owner(kind, meta.name, self._who, broken)
-        causes = list(validate_metadata(kind, meta, before.metadata if before is not None else None))
-        causes += validate_size(value)
+        causes = list(validate_size(value))
         findings: list[admission.Finding] = []
+        if restated is None:  # what a status says needs neither another look at the names nor another admission
+            causes += validate_metadata(kind, meta, before.metadata if before is not None else None)
         if not mirror:
             causes += kind.validate(typed, before)
             causes += _observed_causes(before, typed)
+        if not mirror and restated is None:
             now_s = self._ports.clock.now()
             case = admission.Case(self._who, kind, before, typed, self._objects, self._cell, now=now_s)
             findings = admission.admit(case)
-        self._raise_findings(kind, meta.name, [*causes, *findings])
+        if causes or findings:
+            self._raise_findings(kind, meta.name, [*causes, *findings])
         goes = before is not None and meta.terminating and not meta.finalizers and not mirror
         self._stage(staged, None if goes else typed, op, value)
 
@@ -301,9 +310,17 @@ class Plan:
             raise faults.namespace_terminating(kind, name, namespace)
         if here is None:
             # A tenant that starts to go in the meantime must not be left with something nobody deletes.
-            read = (_TENANT, namespace, tenant.revision)
-            if read not in self._also_read:
-                self._also_read.append(read)
+            self._also_read[(_TENANT, "", namespace)] = tenant.revision
+
+    def _check_ordinal(self, replica: Replica) -> None:
+        """Exclusive work comes to be only while this region has its ordinal. Once that was taken away, and the region
+        said that nothing of it is here, a creation on its way must not land: it may be another region's by then (S7).
+        """
+        spec, namespace = replica.spec, replica.metadata.namespace
+        giver: Any = self._objects.get(_ASSIGNMENT, namespace, spec.assignment)
+        if giver is None or spec.ordinal not in giver.spec.ordinals:
+            raise faults.not_given(replica.metadata.name, spec.assignment, spec.ordinal)
+        self._also_read[(_ASSIGNMENT, namespace, spec.assignment)] = giver.revision
 
     # The state under the plan
 
@@ -316,7 +333,7 @@ class Plan:
                 "stop writing and take part in the election again",
                 facts={"election": token.election, "token": token.revision, "current": newest},
             )
-        self._also_read.append((_TERM, token.election, token.revision))
+        self._also_read[(_TERM, "", token.election)] = token.revision
 
     def _target(self, kind_name: str, at: Key, uid: str, if_revision: int, op: str) -> tuple[Kind, Any, Staged]:
         kind = BY_NAME.get(kind_name)

@@ -5,7 +5,8 @@ region's own wall clock, kept right by this count: a clock that is skewed or ste
 
 What always holds:
 
-- A count only ever gets shorter.
+- A count only ever gets shorter, and what it has ended is on record as ended: after a restart, too, no word of the
+  global cell makes it act again. That cell may have lost count itself, and its clock may have been put back.
 - In a region it starts from what is left by the global cell's clock (`global_clock`), at the latest when the copy is
   made. After a restart that lost it, an override that allows more than usual is over until the global cell is heard
   again; one that forbids goes on for at most what its copy says, and at most its whole time.
@@ -64,8 +65,7 @@ class Countdown:
 
     def copied(self, source: Override, copy: Override | None) -> Override | None:
         """The status a copy should have now; None when that is not known yet. `source` carries the global status."""
-        if source.status.phase == ACTIVE and source.spec.revoked and copy is not None and copy.status.phase != ACTIVE:
-            # Taken back, and the global cell has not yet said so in its status: what has ended here stays ended.
+        if source.status.phase == ACTIVE and copy is not None and copy.uid == source.uid and self._stays(source, copy):
             return msgspec.structs.replace(source, status=copy.status)
         if source.status.phase != ACTIVE or source.spec.revoked or not source.status.expires_at:
             return source  # it does not act
@@ -80,6 +80,11 @@ class Countdown:
         known = copy.status.expires_at if copy is not None and copy.status.phase == ACTIVE else ""
         status = msgspec.structs.replace(source.status, expires_at=known or self._wall(end_s))
         return msgspec.structs.replace(source, status=status)
+
+    def _stays(self, source: Override, copy: Override) -> bool:
+        """Whether the copy is over for good, though the global cell's status does not say so yet: it was taken back, or
+        its time had passed here."""
+        return copy.status.phase != ACTIVE if source.spec.revoked else _is_over(copy)
 
     def here_s(self, at: str) -> float:
         """A moment of the global cell's clock on this region's wall clock as it is now; not a second too late. Long
@@ -149,13 +154,20 @@ Timed = Callable[[Override, Override | None], Override | None]
 """(original, copy) → the original as this region should keep it, or None to leave everything as it is."""
 
 
+def _is_over(copy: Override) -> bool:
+    """Whether its time has passed here, as far as that was counted; one whose count was lost may act again."""
+    if copy.status.phase != EXPIRED:
+        return False
+    return not any(c.type == "Active" and c.reason == Reason.OVERRIDE_UNCOUNTED for c in copy.status.conditions)
+
+
 def _ended(override: Override, *, lost: bool = False, again: bool = True) -> Override:
     back = "it acts again when the global cell is heard" if again else "give it again if it is still needed"
     why = f"the count of its time was lost in a restart; {back}"
     said = Condition(
         type="Active",
         status="False",
-        reason=Reason.OVERRIDE_EXPIRED,
+        reason=Reason.OVERRIDE_UNCOUNTED if lost else Reason.OVERRIDE_EXPIRED,
         message=why if lost else f"ended at {override.status.expires_at} or before, by the time that has passed",
         observed_generation=override.metadata.generation,
     )

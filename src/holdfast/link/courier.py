@@ -7,7 +7,7 @@ the newest state travels. One refused key never holds up the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 import structlog
@@ -23,12 +23,22 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Courier(Generic[K]):
-    """`make` answers the writes that bring one key up to date, or none when it is."""
+    """`make` answers the writes that bring one key up to date, or none when it is. `before` is done for each key right
+    before that, every time; when it raises a Fault, nothing is made, and the key is tried again later."""
 
-    def __init__(self, name: str, client: Client, make: Callable[[K], Iterable[Write]], ports: Ports) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: Client,
+        make: Callable[[K], Iterable[Write]],
+        ports: Ports,
+        *,
+        before: Callable[[K], Awaitable[None]] | None = None,
+    ) -> None:
         self._name = name
         self._client = client
         self._make = make
+        self._before = before
         self._ports = ports
         self._marked: dict[K, None] = {}
         self._woken = asyncio.Event()
@@ -61,10 +71,10 @@ class Courier(Generic[K]):
 
     async def _deliver(self, batch: list[K]) -> list[K]:
         """Sends all at once; where that is refused, one by one. Answers the keys to try again."""
-        writes = [write for key in batch for write in self._make(key)]
-        if not writes:
-            return []
         try:
+            writes = [write for key in batch for write in await self._made(key)]
+            if not writes:
+                return []
             await self._client.commit(writes, brief=True)
             return []
         except Fault as fault:
@@ -73,11 +83,15 @@ class Courier(Generic[K]):
                 return batch
         failed = []
         for key in batch:
-            one = list(self._make(key))
             try:
-                if one:
+                if one := await self._made(key):
                     await self._client.commit(one, brief=True)
             except Fault as fault:
                 self._log.info("delivery_failed", key=str(key), reason=fault.reason, message=fault.message)
                 failed.append(key)
         return failed
+
+    async def _made(self, key: K) -> list[Write]:
+        if self._before is not None:
+            await self._before(key)
+        return list(self._make(key))

@@ -61,6 +61,7 @@ def copy_writes(
             grant_class=grant_class,
             limit=dict(amounts_text(wanted)),
             provisional=grant.spec.provisional,
+            protected=grant.spec.protected,
             epoch=grant.spec.epoch,
             **lease,
         )
@@ -71,6 +72,7 @@ def copy_writes(
     limit = _not_below_use(wanted, amounts(copy.spec.limit), amounts(copy.status.used))
     gained_s = parse_time(lease["spend_until"]) - parse_time(copy.spec.spend_until)
     same = limit == amounts(copy.spec.limit) and copy.spec.epoch == grant.spec.epoch
+    same = same and copy.spec.protected == grant.spec.protected
     late = gained_s < -limits.COUNTDOWN_OFF_S  # this region's clock was put back
     if same and not late and gained_s < grant.spec.lease_seconds * RENEWED_AFTER:
         return ()
@@ -78,6 +80,7 @@ def copy_writes(
         copy.spec,
         limit=dict(amounts_text(limit)),
         provisional=grant.spec.provisional,
+        protected=grant.spec.protected,
         epoch=grant.spec.epoch,
         **lease,
     )
@@ -102,11 +105,10 @@ def _not_below_use(wanted: Amounts, current: Amounts, used: Amounts) -> Amounts:
 def _close(copy: GrantCopy) -> Iterable[Write]:
     """The grant is gone: nothing new may be spent; the copy stays while something is in use."""
     limit = _not_below_use({}, amounts(copy.spec.limit), amounts(copy.status.used))
-    if limit == amounts(copy.spec.limit):
+    if limit == amounts(copy.spec.limit) and not copy.spec.protected:
         return ()
-    return (
-        Update(msgspec.structs.replace(copy, spec=msgspec.structs.replace(copy.spec, limit=dict(amounts_text(limit))))),
-    )
+    spec = msgspec.structs.replace(copy.spec, limit=dict(amounts_text(limit)), protected={})
+    return (Update(msgspec.structs.replace(copy, spec=spec)),)
 
 
 def acknowledgement(key: Key, grants: View, here: View, region: str, now: float) -> Iterable[Write]:

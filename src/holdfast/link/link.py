@@ -12,10 +12,11 @@ import structlog
 
 from holdfast.client.contract import Client
 from holdfast.fleet import rejoin
-from holdfast.flow.retreat import preempt
+from holdfast.flow.retreat import over_quota, preempt
 from holdfast.link import answering, break_glass, grant_sync, mirror, report
 from holdfast.link.countdown import Countdown
 from holdfast.link.courier import Courier
+from holdfast.link.exclusive import see_ordinals
 from holdfast.link.peers import PeerProbe, Peers
 from holdfast.model import limits, reach, tenure
 from holdfast.model.assignment import Assignment
@@ -95,7 +96,11 @@ class Link:
             "acknowledgements", there, lambda key: grant_sync.acknowledgement(key, away, home, region, now()), ports
         )
         self._progress: Courier[Key] = Courier(
-            "progress", there, lambda key: report.assignment_writes(key, away, home), ports
+            "progress",
+            there,
+            lambda key: report.assignment_writes(key, away, home),
+            ports,
+            before=lambda key: see_ordinals(key, away, here, mirrors),
         )
         self._endpoints: Courier[Key] = Courier(
             "endpoints", there, lambda key: report.endpoint_writes(key, away, home), ports
@@ -199,6 +204,10 @@ class Link:
         found = [c.key for c in _items(changes)]
         self._limits.mark(found)
         self._acks.mark(found)
+        home = self._here.cache
+        for tenant in sorted({key.namespace for key in found}):
+            if over_quota.excess_of(home.list(GrantCopy, tenant)):  # some must leave, within their disruption budgets
+                self._progress.mark(a.key for a in home.list(Assignment, tenant))
 
     def _on_assignments(self, changes: Sequence[Changed[Any]]) -> None:
         self._progress.mark(a.key for a in _items(changes))

@@ -67,8 +67,7 @@ def mirror_writes(
     if waits:
         spec = rejoin.narrowed(copy.spec, wanted.spec)
         return () if spec is copy.spec else (Update(msgspec.structs.replace(copy, spec=spec)),)
-    current = msgspec.structs.replace(copy, metadata=_bare(copy.metadata))
-    if current == msgspec.structs.replace(wanted, metadata=_bare(wanted.metadata)):
+    if _alike(copy, wanted):
         return ()
     meta = msgspec.structs.replace(wanted.metadata, resource_version=copy.metadata.resource_version)
     return (Update(msgspec.structs.replace(wanted, metadata=meta)),)
@@ -98,8 +97,12 @@ def _copy_of(source: Any) -> Any:
     return msgspec.structs.replace(source, metadata=kept, status=empty)
 
 
-def _bare(meta: ObjectMeta) -> ObjectMeta:
-    return ObjectMeta(name=meta.name, uid=meta.uid, generation=meta.generation, labels=meta.labels)
+def _alike(copy: Any, wanted: Any) -> bool:
+    """Whether a copy of the same object says what it should."""
+    held, meta = copy.metadata, wanted.metadata
+    if held.generation != meta.generation or held.labels != meta.labels:
+        return False
+    return all(getattr(copy, name) == getattr(wanted, name) for name in wanted.__struct_fields__ if name != "metadata")
 
 
 def keys_of(changes: Sequence[Changed[Any]]) -> list[MirrorKey]:

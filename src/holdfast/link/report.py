@@ -11,6 +11,7 @@ from holdfast.flow.active_policy import active_policy
 from holdfast.flow.assignment_status import assignment_status
 from holdfast.flow.retreat import preempt
 from holdfast.flow.retreat.budget import held_back
+from holdfast.flow.retreat.turns import to_leave
 from holdfast.link import answering
 from holdfast.link.trial import guarded, tally
 from holdfast.model.assignment import Assignment, AssignmentStatus
@@ -47,7 +48,7 @@ def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
     replicas = here.by(Replica, "assignment", str(key))
     requests = here.by(SchedulingRequest, "assignment", str(key))
     waiting = held_back(replicas, here) + preempt.held_back(replicas, here)
-    status = assignment_status(copy, replicas, requests, waiting)
+    status = assignment_status(copy, replicas, requests, waiting, to_leave(copy, replicas, here))
     if status == msgspec.structs.replace(original.status, conditions=()):
         return ()
     blocks = {encoded: getattr(status, name) for name, encoded in _PROGRESS}

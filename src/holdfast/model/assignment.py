@@ -72,23 +72,30 @@ class PendingReason(Part, frozen=True):
 
 
 class AssignmentStatus(Part, frozen=True):
-    """The region's word, derived from its replicas. `updated` and `updatedServing` count the wanted revision's."""
+    """The region's word, derived from its replicas. `updated` and `updatedServing` count those of `revision`, the one
+    that was wanted when they were counted."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     observed_epoch: int = shown(0)
     replicas: int = shown(0)
+    ordinals: tuple[int, ...] = ()
+    """Of exclusive work: which ones `replicas` counts. Another region may have an ordinal only when it is not here."""
     queued: int = shown(0)
     bound: int = shown(0)
     started: int = shown(0)
     ready: int = shown(0)
     serving: int = shown(0)
+    revision: str = ""
     updated: int = shown(0)
     updated_serving: int = shown(0)
     unknown: int = 0
     held_back: int = 0
     """Replicas that are to leave, for a drain or for someone stronger, and stay because as many are away as this
     region may have."""
+    to_leave: int = 0
+    """Replicas that are to leave and were not let go yet, whether or not the budget lets them: what a part of it is
+    wanted for."""
     succeeded: int = 0
     failed: int = 0
     pending: tuple[PendingReason, ...] = ()

@@ -26,9 +26,16 @@ class NodeSystemInfo(Part, frozen=True):
     operating_system: str = shown("linux")
 
 
+class NodeCondition(Condition, frozen=True):
+    """With when the agent was last heard, which `kubectl describe node` shows beside each."""
+
+    last_heartbeat_time: str = ""
+
+
 class CoreNodeStatus(NodeStatus, frozen=True):
     """The status of the node, and the fields of core/v1."""
 
+    conditions: tuple[NodeCondition, ...] = ()
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
     addresses: tuple[NodeAddress, ...] = ()
@@ -76,18 +83,25 @@ _PHASES = {Phase.SUCCEEDED: "Succeeded", Phase.FAILED: "Failed", Phase.STOPPED: 
 def core_node_of(node: Node) -> CoreNode:
     there = {name: str(value) for name, value in amounts_text(node_capacity(node)).items()}
     heard = node.status.contact.state is Contact.LIVE
-    ready = Condition(
+    ready = NodeCondition(
         type="Ready", status="True" if heard else "Unknown", reason=node.status.contact.reason or "AgentNotHeard",
         message="the agent is heard" if heard else "the agent is not heard",
         last_transition_time=node.status.contact.since or node.metadata.creation_timestamp,
     )  # fmt: skip
     own = {f.name: getattr(node.status, f.name) for f in msgspec.structs.fields(NodeStatus)}
-    own["conditions"] = (*(c for c in node.status.conditions if c.type != "Ready"), ready)
+    others = (c for c in node.status.conditions if c.type != "Ready")
+    own["conditions"] = (*(NodeCondition(**msgspec.structs.asdict(c)) for c in others), ready)
     status = CoreNodeStatus(
         **own, capacity=there, allocatable=there, addresses=(NodeAddress("InternalIP", node.spec.address),),
         node_info=NodeSystemInfo(kubelet_version=f"holdfast-{node.status.execution.agent_version or 'unknown'}"),
     )  # fmt: skip
     return CoreNode(metadata=node.metadata, spec=node.spec, status=status)
+
+
+def heard_at(shown: CoreNode, at: str) -> CoreNode:
+    """The view with the time of the last heartbeat in every condition."""
+    told = tuple(msgspec.structs.replace(c, last_heartbeat_time=at) for c in shown.status.conditions)
+    return msgspec.structs.replace(shown, status=msgspec.structs.replace(shown.status, conditions=told))
 
 
 def node_from_core(seen: CoreNode, before: Node | None) -> Node:

@@ -90,6 +90,21 @@ class ShadowEntry(Part, frozen=True):
     reason: str = ""
 
 
+class WeighedWorkload(Part, frozen=True):
+    """How a workload (tenant/name) stood that may have had to make way: its replicas here, and those that served."""
+
+    workload: str
+    staying: int = shown(0)
+    serving: int = shown(0)
+
+
+class Weighed(Part, frozen=True):
+    """What was read of those that could have made way. `idle` are claims (tenant/claim) whose loss no budget counts."""
+
+    workloads: tuple[WeighedWorkload, ...] = ()
+    idle: tuple[str, ...] = ()
+
+
 class Shadow(Part, frozen=True):
     """What a policy in its shadow stage would have decided of the same replicas on the same snapshot.
 
@@ -142,6 +157,7 @@ class DecisionSpec(Part, frozen=True):
     next_owner: str = ""
     wake_up_at: str = ""
     shadow: Shadow | None = None
+    weighed: Weighed | None = None
 
 
 class DecisionStatus(Part, frozen=True):

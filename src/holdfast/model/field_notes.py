@@ -108,7 +108,7 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
     },
     "QuotaSpec": {
         "hard": "What the tenant may hold over all regions.",
-        "protected": "The part of it that is never lent to others.",
+        "protected": "The part of it that is kept for the tenant: nobody else's work makes what runs within it leave.",
         "regionCaps": "Limits per region, within the hard ones.",
         "recoveryAllowance": "What may be held beyond `hard` during a recovery.",
         "pendingCap": "How many replicas may wait at once.",

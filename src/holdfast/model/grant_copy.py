@@ -12,11 +12,13 @@ from holdfast.model.validation import Causes, check_resources
 
 class GrantCopySpec(Part, frozen=True):
     """`provisional` is the part of `limit` that only provisional work may use, in touch or not. `heardAt` is when the
-    global cell last answered; nothing is spent past `spendUntil`, a lease later, but the provisional part."""
+    global cell last answered; nothing is spent past `spendUntil`, a lease later, but the provisional part. Work within
+    `protected` makes way for nobody of another tenant."""
 
     grant_class: GrantClass = shown(GrantClass.NORMAL)
     limit: dict[str, Amount] = {}
     provisional: dict[str, Amount] = {}
+    protected: dict[str, Amount] = {}
     epoch: int = shown(1)
     heard_at: str = ""
     spend_until: str = ""

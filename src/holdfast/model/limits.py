@@ -66,6 +66,10 @@ ASSUMED_TTL_S = 30.0
 STATUS_WRITES_PER_COMMIT = WRITES_JOINED
 BATCHES_PER_ORDER = 8
 PREEMPTION_NODES_TRIED = 64
+# Among victims that are equal by number and rank, so many more nodes are looked at for some that hurt less.
+HURT_NODES_TRIED = 8
+# Workloads, and claims that do not serve, that a plan reads about for one ask: its Decision keeps them all.
+WORKLOADS_WEIGHED = 256
 VICTIM_SETS_TRIED = 512
 VICTIMS_PER_REPLICA = 16
 # A victim the authority would not let go is not named again so soon, so that others are found.
@@ -241,6 +245,7 @@ PEER_PROBE_FAILURES = 2
 LINK_FLUSH_EVERY_S = 0.1
 # A restored cell jumps so far ahead that no region, and no agent, can have heard of a later epoch from its former life.
 EPOCHS_PER_INCARNATION = 1_000_000
+EPOCH_MAX = 2**48  # what an agent may say that it knows to be over
 REJOIN_LOOK_EVERY_S = 1.0
 JOIN_TOKEN_KEPT_S = 86400.0
 JOIN_TOKENS_SWEPT = 16

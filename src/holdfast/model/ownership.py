@@ -172,9 +172,12 @@ def deleters(kind: str, *, mirrored_here: bool = False) -> frozenset[str]:
     return DELETERS.get(kind, frozenset()) | {OPERATOR, COLLECT}
 
 
+_OF_THE_GLOBAL_CELL = frozenset(kind.name for kind in ALL if kind.home is Home.GLOBAL)
+
+
 def is_mirrored_here(kind_name: str, cell: str, name: str = "") -> bool:
     """Whether objects of this kind in this cell are copies of what the global cell holds; those that were given in a
     region are not."""
     if kind_name == "Override" and name.startswith(break_glass_prefix(cell)):
         return False
-    return cell != "global" and any(k.name == kind_name and k.home is Home.GLOBAL for k in ALL)
+    return cell != "global" and kind_name in _OF_THE_GLOBAL_CELL

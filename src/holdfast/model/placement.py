@@ -77,10 +77,12 @@ class ReleaseRequest(Part, frozen=True):
 
 
 class RenewItem(Part, frozen=True):
-    """A heartbeat. Epoch 0 registers: the answer carries the epoch to use from then on."""
+    """A heartbeat. Epoch 0 registers: the answer carries the epoch to use from then on, which is higher than `above`,
+    the last one that the agent knows to be over."""
 
     node: str
     epoch: int = shown(0)
+    above: int = 0
 
 
 class RenewRequest(Part, frozen=True):

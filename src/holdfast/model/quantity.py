@@ -59,7 +59,7 @@ def parse_amount(resource: str, value: Amount) -> int:
 def amounts(values: Mapping[str, Amount]) -> Amounts:
     """All of a resource list in base units; zero amounts are dropped."""
     found: Amounts = {}
-    for name in sorted(values):
+    for name in sorted(values) if len(values) > 1 else values:
         value = values[name]
         amount = _parse(name, value) if type(value) is str else parse_amount(name, value)
         if amount:
@@ -81,7 +81,7 @@ def amount_text(resource: str, amount: int) -> str:
 
 def amounts_text(values: Mapping[str, int]) -> dict[str, str]:
     """A resource list in canonical text."""
-    return {name: amount_text(name, amount) for name, amount in sorted(values.items())}
+    return {name: amount_text(name, amount) for name, amount in sorted(values.items())} if values else {}
 
 
 def add(into: Amounts, more: Mapping[str, int], *, times: int = 1) -> None:

@@ -62,13 +62,15 @@ class GrantSpec(Part, frozen=True):
 
     `provisional` is the part of the limit that only work with a `runUntil` may use: when the region was silent for
     longer than such work can last, it came back by time, and `returned` says how much that was until the region
-    acknowledges `returnedEpoch`."""
+    acknowledges `returnedEpoch`. `protected` is this region's part of the quota's protected part: what is in use within
+    it is nobody else's to evict. It bounds no spending, and changes without an epoch."""
 
     region: str
     grant_class: GrantClass = shown(GrantClass.NORMAL)
     limit: dict[str, Amount] = {}
     peak: dict[str, Amount] = {}
     provisional: dict[str, Amount] = {}
+    protected: dict[str, Amount] = {}
     epoch: int = shown(1)
     lease_seconds: float = shown(120.0)
     ends_at: str = ""
@@ -141,6 +143,7 @@ def validate_grant(grant: Grant, old: Grant | None) -> Causes:
     yield from check_dns_label("spec.region", grant.spec.region)
     yield from check_resources("spec.limit", grant.spec.limit, device_rules=False)
     yield from check_resources("spec.provisional", grant.spec.provisional, device_rules=False)
+    yield from check_resources("spec.protected", grant.spec.protected, device_rules=False)
     expected = grant_name(grant.spec.region, grant.spec.grant_class)
     if grant.spec.grant_class is not GrantClass.RECOVERY and grant.metadata.name != expected:
         yield forbidden("metadata.name", f"this grant is named {expected!r}")

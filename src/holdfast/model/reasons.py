@@ -246,6 +246,11 @@ class Reason(enum.StrEnum):
     APPROVAL_NEEDED = "ApprovalNeeded", "The override acts only after a second person has approved it."
     OVERRIDE_ACTIVE = "OverrideActive", "The override acts until its deadline."
     OVERRIDE_EXPIRED = "OverrideExpired", "The override's time is over; it acts no more."
+    OVERRIDE_UNCOUNTED = (
+        "OverrideUncounted",
+        "A restart of the region lost the count of the override's time: what allows more than usual does not act there "
+        "until the global cell is heard.",
+    )
     OVERRIDE_REVOKED = "OverrideRevoked", "Someone took the override back; it acts no more."
     EFFECT_GONE = "EffectGone", "It was verified that nothing of an ended override acts any more."
     EFFECT_REMAINS = "EffectRemains", "An ended override's effect is still being taken back; the message says where."

@@ -27,7 +27,7 @@ def micro_text(at_s: float) -> str:
 @lru_cache(maxsize=256)
 def _second(second: int) -> str:
     """Most times that are written fall into the same few seconds."""
-    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return datetime.fromtimestamp(second, UTC).replace(tzinfo=None).isoformat()
 
 
 @lru_cache(maxsize=4096)

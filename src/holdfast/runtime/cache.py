@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from holdfast.model.indexes import Index, indexes_of
 from holdfast.model.meta import Key, Object
@@ -140,30 +140,39 @@ def all_alike(item: Any) -> str:
     return ""
 
 
+class _Kinds(dict[type[Any], _Kind]):
+    """By kind; one that nothing is known of yet is empty."""
+
+    def __missing__(self, kind: type[Any]) -> _Kind:
+        made = self[kind] = _Kind(kind)
+        return made
+
+
 class Cache:
     """The newest state this process has seen; implements `controller.View`."""
 
     def __init__(self) -> None:
-        self._kinds: dict[type[Any], _Kind] = {}
+        self._kinds = _Kinds()
 
     # Reading
 
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
-        return cast("O | None", self._of(kind).all.items.get(Key(namespace, name)))
+        found: O | None = self._kinds[kind].all.items.get(Key(namespace, name))
+        return found
 
     def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
-        known = self._of(kind)
+        known = self._kinds[kind]
         return known.by(_NAMESPACE, namespace) if namespace else known.all.list()
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
         """Objects by an index of `model.indexes`; an unknown index is a mistake and raises."""
-        known = self._of(kind)
+        known = self._kinds[kind]
         if index not in known.indexes:
             raise KeyError(f"{kind.__name__} has no index {index!r}; it has {', '.join(known.indexes)}")
         return known.by(index, value)
 
     def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
-        known = self._of(kind)
+        known = self._kinds[kind]
         totals = known.totals if namespace else known.totals_of_all
         if not totals.knows(measure):
             known.summed = True
@@ -171,15 +180,18 @@ class Cache:
         return totals.of(measure, namespace)
 
     def count(self, kind: type[Any]) -> int:
-        return len(self._of(kind).all.items)
+        return len(self._kinds[kind].all.items)
 
     # Changing
 
     def put(self, item: O) -> Changed[O] | None:
         """Takes in a state, unless a newer one, or a later removal, is known."""
-        known, key, revision = self._of(type(item)), item.key, item.revision
+        known, key = self._kinds[type(item)], item.key
         old = known.all.items.get(key)
-        if old is not None and (old is item or old.revision >= revision):
+        if old is item:
+            return None
+        revision = item.revision
+        if old is not None and old.revision >= revision:
             return None
         if known.gone and known.gone.get(key, 0) >= revision:
             return None
@@ -188,7 +200,7 @@ class Cache:
 
     def remove(self, kind: type[O], key: Key, revision: int, last: O | None = None) -> Changed[O] | None:
         """Removes what is known of `key`, unless it is newer than the removal. `last` is its state when it went."""
-        known = self._of(kind)
+        known = self._kinds[kind]
         old = known.all.items.get(key)
         if old is not None and old.revision > revision:
             return None
@@ -200,15 +212,16 @@ class Cache:
 
     def replace_all(self, kind: type[O], items: Iterable[O], revision: int) -> Sequence[Changed[O]]:
         """Takes in a full list made at `revision`: what is not in it and not newer was deleted in the meantime."""
-        known = self._of(kind)
+        known = self._kinds[kind]
         changes = []
         listed: set[Key] = set()
+        held = known.all.items
         for item in items:
-            listed.add(item.key)
-            change = self.put(item)
-            if change is not None:
+            key = item.key
+            listed.add(key)
+            if held.get(key) is not item and (change := self.put(item)) is not None:
                 changes.append(change)
-        for key in [key for key in known.all.items if key not in listed]:
+        for key in [key for key in held if key not in listed]:
             removed = self.remove(kind, key, revision)
             if removed is not None:
                 changes.append(removed)
@@ -217,7 +230,7 @@ class Cache:
 
     def start_over(self, kind: type[O], items: Iterable[O]) -> Sequence[Changed[O]]:
         """Takes in a full list whatever revisions are known: the cell was restored and counts anew."""
-        known = self._of(kind)
+        known = self._kinds[kind]
         known.gone.clear()
         changes = []
         listed = {item.key: item for item in items}
@@ -230,9 +243,3 @@ class Cache:
                 known.place(key, item, old)
                 changes.append(Changed(item, old))
         return changes
-
-    def _of(self, kind: type[Any]) -> _Kind:
-        known = self._kinds.get(kind)
-        if known is None:
-            known = self._kinds[kind] = _Kind(kind)
-        return known

@@ -76,7 +76,8 @@ class Carrier:
         done = [made for made in decided if not made.outcome.writes]
         for group in self._groups([made for made in decided if made.outcome.writes]):
             done += await self._commit(group)
-        refused = await self._release(done)
+        asked = [(made.key, item) for made in done for item in made.outcome.releases]
+        refused = await self._release(asked) if asked else ()
         await self._notify(done)
         for made in done:
             if made.key not in refused:
@@ -198,10 +199,9 @@ class Carrier:
 
     # Releases and notices
 
-    async def _release(self, done: Sequence[Decided]) -> set[Key]:
+    async def _release(self, asked: Sequence[tuple[Key, ReleaseItem]]) -> set[Key]:
         """Asks for all releases. Answers the keys that were put back, as something of theirs was not accepted."""
         refused: set[Key] = set()
-        asked: list[tuple[Key, ReleaseItem]] = [(made.key, item) for made in done for item in made.outcome.releases]
         for start in range(0, len(asked), limits.BATCH):
             refused |= await self._release_some(asked[start : start + limits.BATCH])
         return refused

@@ -55,7 +55,8 @@ class DeclaredView:
         self._ahead: dict[type[Any], _Ahead] = {}
 
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
-        self._check(kind)
+        if kind not in self._kinds:
+            raise self._undeclared(kind)
         ahead = self._ahead.get(kind)
         if ahead is not None and ahead.objects:
             found: O | None = ahead.objects.get(Key(namespace, name))
@@ -64,15 +65,20 @@ class DeclaredView:
         return self._cache.get(kind, name, namespace)
 
     def list(self, kind: type[O], namespace: str = "") -> Sequence[O]:
-        self._check(kind)
-        return self._as_decided(kind, self._cache.list(kind, namespace))
+        if kind not in self._kinds:
+            raise self._undeclared(kind)
+        found = self._cache.list(kind, namespace)
+        return self._as_decided(kind, found) if self._ahead else found
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
-        self._check(kind)
-        return self._as_decided(kind, self._cache.by(kind, index, value))
+        if kind not in self._kinds:
+            raise self._undeclared(kind)
+        found = self._cache.by(kind, index, value)
+        return self._as_decided(kind, found) if self._ahead else found
 
     def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
-        self._check(kind)
+        if kind not in self._kinds:
+            raise self._undeclared(kind)
         stored = self._cache.total(kind, namespace, measure)
         ahead = self._ahead.get(kind)
         more = ahead.total(namespace, measure) if ahead is not None else None
@@ -114,9 +120,8 @@ class DeclaredView:
         changed = ahead.objects
         return [changed.get(item.key, item) for item in items]
 
-    def _check(self, kind: type[Any]) -> None:
-        if kind not in self._kinds:
-            raise LookupError(f"controller {self._controller} reads {kind.__name__}; declare it in its wakes or reads")
+    def _undeclared(self, kind: type[Any]) -> LookupError:
+        return LookupError(f"controller {self._controller} reads {kind.__name__}; declare it in its wakes or reads")
 
 
 def _field_names(status: type[Any]) -> dict[str, str]:

@@ -6,7 +6,8 @@ What always holds:
 - A lost event costs time, never truth: a resync compares the whole list and hands out what was missed.
 - A kind that is read for its age (signs of life) is never older here than `limits.SILENCE_S`, whatever the watch says:
   silence of the watch must not be taken for silence of those it tells of.
-- After `Expired` the list is compared with the cache, and deletions nobody reported are handed out.
+- After `Expired` the list is compared with the cache, and deletions nobody reported are handed out: also of what was
+  made anew under its name since, which is told as the one that is gone and one that is new, never as a change.
 - Handlers see a change only once it is in the cache; each sees every change of an object in order.
 
 A list that is older than what is known comes from a member that lags and is ignored. Only if a watch from here keeps
@@ -85,8 +86,7 @@ class Informer(Generic[O]):
         """Adds a handler. If the cache holds objects already, it is told of all of them at once."""
         self._handlers.append(handler)
         known = [Changed(item, None) for item in self.cache.list(self.kind)]
-        if known:
-            self._tell(handler, known)
+        self._hand_out(known, (handler,))
 
     def start(self) -> None:
         if self._watching is None:
@@ -211,19 +211,17 @@ class Informer(Generic[O]):
 
     # Handing out
 
-    def _hand_out(self, changes: Sequence[Changed[O]]) -> None:
+    def _hand_out(self, changes: Sequence[Changed[O]], handlers: Sequence[Handler] | None = None) -> None:
         if not changes:
             return
         self._objects.set(self.cache.count(self.kind))
-        for handler in self._handlers:
-            self._tell(handler, changes)
-
-    def _tell(self, handler: Handler, changes: Sequence[Changed[O]]) -> None:
-        try:
-            handler(changes)
-        except Exception:
-            # One part's mistake must not stop the others from seeing the world move on.
-            self._log.exception("handler_failed", changes=len(changes))
+        told = _one_by_one(changes)
+        for handler in self._handlers if handlers is None else handlers:
+            try:
+                handler(told)
+            except Exception:
+                # One part's mistake must not stop the others from seeing the world move on.
+                self._log.exception("handler_failed", changes=len(changes))
 
     def _matches(self, item: O) -> bool:
         indexes = indexes_of(self.kind)
@@ -234,6 +232,20 @@ class Informer(Generic[O]):
             elif value not in indexes[name](item):
                 return False
         return True
+
+
+def _one_by_one(changes: Sequence[Changed[O]]) -> Sequence[Changed[O]]:
+    """What bears its name after another is no change of that one, which is gone."""
+    if all(new is None or old is None or new.metadata.uid == old.metadata.uid for new, old in changes):
+        return changes
+    told: list[Changed[O]] = []
+    for change in changes:
+        new, old = change
+        if new is not None and old is not None and new.uid != old.uid:
+            told += (Changed(None, old), Changed(new, None))
+        else:
+            told.append(change)
+    return told
 
 
 class Informers:

@@ -155,12 +155,15 @@ class Runner:
     # Waking
 
     def _waker(self, wake: Wake) -> Any:
+        add = self.queue.add
+
         def woken(changes: Sequence[Changed[Any]]) -> None:
             if not self._active:
                 return
             for new, old in changes:
                 try:
-                    self.queue.add_all(wake(new, old, self._view))
+                    for key in wake(new, old, self._view):
+                        add(key)
                 except Exception:
                     item = new if new is not None else old
                     self._panics.inc()

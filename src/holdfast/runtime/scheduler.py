@@ -36,6 +36,7 @@ from holdfast.model.override import PLACING, acts
 from holdfast.model.placement import ReserveRequest
 from holdfast.model.quantity import Amounts
 from holdfast.model.quota import GrantClass
+from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.scheduling_request import Member, RefusalCount
 from holdfast.model.template import template_hash
@@ -48,6 +49,7 @@ from holdfast.runtime.proposals import Proposals, Sent
 from holdfast.runtime.request_queue import NEVER, RequestQueue, Waiting
 from holdfast.runtime.scheduler_budgets import EvictionBudget, RecordBudget
 from holdfast.runtime.scheduler_shadow import ShadowPlans
+from holdfast.runtime.scheduler_standing import CachedStanding
 from holdfast.runtime.scheduler_status import StatusReporter
 from holdfast.runtime.scheduler_watch import SchedulerWatch
 from holdfast.runtime.tasks import end
@@ -76,6 +78,8 @@ class Scheduler:
         self._shares: dict[str, int] = {}
         self._spent = EvictionBudget()
         self._records = RecordBudget()
+        informers.of(Replica)
+        self._standing = CachedStanding(informers.cache)
         self._shadow = ShadowPlans(informers, ports)
         self._work = asyncio.Event()
         self._slots = asyncio.Semaphore(limits.BATCHES_IN_FLIGHT)
@@ -241,9 +245,9 @@ class Scheduler:
         basis = self._basis()
         snapshot = self._builder.freeze(max(basis.revisions.values()))
         with metrics.SCHEDULER_PLAN.time():
-            made = plan(snapshot, asks, policy.rules, now, self._seed)
+            made = plan(snapshot, asks, policy.rules, now, self._seed, standing=self._standing)
         setting = Setting(made, policy, now, basis, self._overrides_in_force(now))
-        shadows = self._shadow.beside(made, asks, now)
+        shadows = self._shadow.beside(made, asks, now, self._standing)
         sent = []
         ordinal = 0
         contested = bool(basis.assumed)

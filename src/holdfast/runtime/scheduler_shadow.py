@@ -13,6 +13,7 @@ from holdfast.flow.active_policy import shadow_policy
 from holdfast.flow.ask import Ask
 from holdfast.flow.plan import plan
 from holdfast.flow.plan.planner import Plan
+from holdfast.flow.plan.sparing import Standing
 from holdfast.flow.shadow import compare
 from holdfast.model import limits
 from holdfast.model.decision import Shadow
@@ -29,7 +30,7 @@ class ShadowPlans:
         self._last_mono_s = float("-inf")
         self._counts = {what: metrics.SCHEDULER_SHADOW.labels(what) for what in ("Same", "Other", "Gained", "Lost")}
 
-    def beside(self, made: Plan, asks: Sequence[Ask], now: float) -> list[Shadow | None]:
+    def beside(self, made: Plan, asks: Sequence[Ask], now: float, standing: Standing) -> list[Shadow | None]:
         """The comparison for each ask of a plan; none of them when there is no shadow, or it had its turn just now."""
         nothing: list[Shadow | None] = [None] * len(made.asks)
         policy = shadow_policy(self._informers.cache.list(PolicyRevision))
@@ -38,7 +39,7 @@ class ShadowPlans:
             return nothing
         self._last_mono_s = mono_s
         try:
-            would = plan(made.snapshot, asks, policy.rules, now, made.seed)
+            would = plan(made.snapshot, asks, policy.rules, now, made.seed, standing=standing)
         except Exception:
             # A policy on trial must not stop the one that decides.
             structlog.get_logger().exception("shadow_plan_failed", revision=policy.revision)

@@ -24,7 +24,7 @@ from holdfast.runtime.informer import Changed, Informers
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.request_queue import RequestQueue
 
-_OF_SNAPSHOT: tuple[type[Any], ...] = (Node, Binding, Reservation, Hold, Override, Region, PolicyRevision)
+_OF_SNAPSHOT: tuple[type[Any], ...] = (Node, Binding, Reservation, Hold, Override, GrantCopy, Region, PolicyRevision)
 
 
 class SchedulerWatch:
@@ -56,7 +56,7 @@ class SchedulerWatch:
         informers.of(Region).on_change(self._on_regions)
         informers.of(Override).on_change(self._on_overrides)
         informers.of(PolicyRevision).on_change(self._wake_with(Wake.POLICY_CHANGED))
-        informers.of(GrantCopy).on_change(self._wake_with(Wake.GRANT_CHANGED))
+        informers.of(GrantCopy).on_change(self._on_grants)
 
     def revisions(self) -> dict[str, int]:
         """The revision each kind of the snapshot is of: all changes up to it are in, and later ones only if `ahead`."""
@@ -131,6 +131,14 @@ class SchedulerWatch:
         for new, old in changes:
             self._apply(new, old)
         self._wake({Wake.OVERRIDE_CHANGED: None, Wake.POLICY_CHANGED: None})
+
+    def _on_grants(self, changes: Sequence[Changed[GrantCopy]]) -> None:
+        events: dict[str, None] = {Wake.GRANT_CHANGED: None}
+        for new, old in changes:
+            self._apply(new, old)
+            if new is None or old is None or new.spec.protected != old.spec.protected:
+                events[Wake.CAPACITY_FREED] = None  # who may be evicted is another by it
+        self._wake(events)
 
     def _apply(self, new: Any, old: Any) -> None:
         if new is not None:

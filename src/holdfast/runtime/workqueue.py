@@ -118,8 +118,10 @@ class Workqueue:
         self._put(key, now)
 
     def _put(self, key: Key, now: float) -> None:
-        self._calming.pop(key, None)
-        self._due_at.pop(key, None)
+        if self._calming:
+            self._calming.pop(key, None)
+        if self._due_at:
+            self._due_at.pop(key, None)
         self._waiting[key] = now
         turn = self._turns.get(key.namespace)
         if turn is None:
@@ -174,7 +176,8 @@ class Workqueue:
 
     def forget(self, key: Key) -> None:
         """The key's work went well: its next failure counts as the first."""
-        self._failures.pop(key, None)
+        if self._failures:
+            self._failures.pop(key, None)
 
     async def take(self, most: int = 1) -> list[Key]:
         """Waits for a key, then hands out up to `most` that wait now. Each must be given back with `done`."""
@@ -204,7 +207,8 @@ class Workqueue:
         again = self._working.pop(key)
         if self._pace_s and key not in self._hurried:
             self._rest(key)
-        self._hurried.pop(key, None)
+        if self._hurried:
+            self._hurried.pop(key, None)
         if again:
             self.add(key)
 

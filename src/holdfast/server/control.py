@@ -59,6 +59,7 @@ async def commit(app: Application, request: Request) -> Response:
         request.principal, asked.writes, token=asked.token, dry_run=asked.dry_run, request=what,
         warnings=request.warnings,
     )  # fmt: skip
+    request.warnings.extend(asked.unknown)
     return Response(wire.encode_committed(done, brief=asked.brief))
 
 

@@ -45,6 +45,7 @@ class Shaper:
         self._now_s = now_s
         self._include = include or "Metadata"
         self._objects = objects if resource.show is None else None
+        self._beside = objects
 
     def one(self, item: Object) -> bytes:
         """A single object, as the answer to get, create and the like."""
@@ -53,7 +54,7 @@ class Shaper:
                 return self.table([item], ListMeta(item.metadata.resource_version))
             case Shape.PARTIAL:
                 return partial(self.resource.shown(item), self.form.version)
-        return self.resource.encoded(item)
+        return self.resource.encoded(item, self._beside)
 
     def _encoded(self, item: Object) -> bytes:
         """The bytes as they are stored, where the object is the stored one: cheaper than encoding it again."""
@@ -64,7 +65,7 @@ class Shaper:
             else None
         )
         if entry is None or entry.revision != item.revision:
-            return self.resource.encoded(item)
+            return self.resource.encoded(item, self._beside)
         return codec.wire(kind, entry.value, entry.revision)
 
     async def many(self, items: Sequence[Object], meta: ListMeta) -> bytes:
@@ -98,7 +99,7 @@ class Shaper:
             case "Metadata":
                 return row + b',"object":' + partial(shown, self.form.version) + b"}"
             case "Object":
-                return row + b',"object":' + self.resource.encoded(item) + b"}"
+                return row + b',"object":' + self.resource.encoded(item, self._beside) + b"}"
         return row + b"}"
 
     def _table_of(self, rows: Sequence[bytes], meta: ListMeta, *, with_columns: bool) -> bytes:

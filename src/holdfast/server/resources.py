@@ -17,6 +17,8 @@ from holdfast.model.meta import Object
 from holdfast.model.ownership import FINALIZERS
 from holdfast.model.tenant import Tenant
 from holdfast.model.validation import Causes
+from holdfast.server.heartbeats import with_heartbeats
+from holdfast.store.objects import Objects
 
 NAME_LABEL = "kubernetes.io/metadata.name"
 ALL_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
@@ -52,6 +54,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     head: bytes
     show: Callable[[Any], Object] | None = None
     store: Callable[[Any, Any], Object] | None = None
+    complete: Callable[[Any, Objects], Object] | None = None
+    """What a view shows of other records besides, at the moment it is read: no part of what is patched or stored."""
     tracked: bool = True
     """Whether managedFields are kept; not for kinds that only programs write, and often."""
     strategic: bool = False
@@ -62,9 +66,12 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self, item: Object) -> Object:
         return item if self.show is None else self.show(item)
 
-    def encoded(self, item: Object) -> bytes:
-        """The JSON a client sees of a stored object."""
-        return self.head + _encoder.encode(self.shown(item))[1:]
+    def encoded(self, item: Object, objects: Objects | None = None) -> bytes:
+        """The JSON a client sees of a stored object; `objects` are the records that complete it."""
+        shown = self.shown(item)
+        if self.complete is not None and objects is not None:
+            shown = self.complete(shown, objects)
+        return self.head + _encoder.encode(shown)[1:]
 
     def plain(self, item: Object) -> dict[str, Any]:
         """The same as plain data, as JSON has it, for patches."""
@@ -105,7 +112,8 @@ NAMESPACES = Resource(
 
 CORE_NODES = Resource(
     kind=CORE_NODE, stored=BY_NAME["Node"], head=_head(CORE_NODE), show=core_views.core_node_of,
-    store=core_views.node_from_core, tracked=False, strategic=True, verbs=(*_READ, "patch", "update"),
+    store=core_views.node_from_core, complete=with_heartbeats, tracked=False, strategic=True,
+    verbs=(*_READ, "patch", "update"),
 )  # fmt: skip
 PODS = Resource(
     kind=POD, stored=BY_NAME["Binding"], head=_head(POD), show=core_views.pod_of, tracked=False,

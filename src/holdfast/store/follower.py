@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import structlog
 
-from holdfast.model import limits
+from holdfast.model import codec, limits
 from holdfast.model.errors import Expired, Fault, Retryable, StoreFailed
 from holdfast.model.kinds import ALL, Kind, kind_of_store_key
 from holdfast.store.contract import Change, Committed, Entry, Store, Txn
@@ -85,7 +85,7 @@ class Follower:
             try:
                 cache.load(by_kind[name], page.revision)
             except msgspec.MsgspecError as error:
-                raise StoreFailed(f"a stored object of kind {name} cannot be read: {error}") from error
+                raise StoreFailed(unreadable([(cache.kind, e) for e in by_kind[name]], error)) from error
         self.revision = page.revision
         self._wake()
 
@@ -131,7 +131,8 @@ class Follower:
         except Exception as error:
             # Whatever it is, caches that skipped a change would show what the store does not hold; and it must not
             # reach the store, which is in the middle of publishing.
-            self._fail(StoreFailed(f"revision {self.revision} holds an object that cannot be read: {error}"))
+            entries = [(self.caches[name].kind, change.entry) for name, own in by_kind.items() for change in own]
+            self._fail(StoreFailed(unreadable(entries, error)))
         self._wake()
 
     def _fail(self, fault: Fault) -> None:
@@ -152,3 +153,19 @@ class Follower:
                 self._waiting.append(row)
             elif not row[1].done():
                 row[1].set_result(None)
+
+
+def unreadable(entries: Sequence[tuple[Kind, Entry | None]], error: Exception) -> str:
+    """Names the stored object that cannot be read, and what to do. A field that is unknown here is no reason for it; a
+    word that is unknown in a closed vocabulary is, as nobody here would know how to act on it."""
+    for kind, entry in entries:
+        if entry is None or entry.attached is not None:
+            continue
+        try:
+            codec.read(kind, entry.value)
+        except msgspec.MsgspecError as wrong:
+            return (
+                f"{kind.name} {entry.key} at revision {entry.revision} cannot be read: {wrong}; run the release that "
+                f"wrote it, or restore a backup from before it"
+            )
+    return f"stored objects cannot be taken in: {type(error).__name__}: {error}"

@@ -45,8 +45,9 @@ class Head:
 
     def stage(self, txn: Txn) -> Staged:
         """Checks every compare and assigns revisions; nothing has happened when it raises."""
+        newest = self._newest if self._staged else self.entries.get
         for compare in txn.compares:
-            now = self._newest(compare.key)
+            now = newest(compare.key)
             found = now.revision if now is not None else 0
             if found != compare.revision:
                 raise _conflict(compare.key, compare.revision, found)
@@ -62,7 +63,7 @@ class Head:
         revisions: list[int] = []
         revision = self._assigned
         for write in writes:
-            old = self._newest(write.key)
+            old = newest(write.key)
             if isinstance(write, Put) or old is not None:
                 revision += 1
                 changes.append(_change(write, old, revision))

@@ -38,6 +38,8 @@ class KindCache:
         # index → value → keys; a dict as a set keeps the order reproducible. An index is kept from when it is first
         # asked for: most never are, and each would cost something with every change.
         self._indexed: dict[str, dict[str, dict[str, None]]] = {}
+        self._listed: dict[str, list[Object]] = {}
+        """What was listed since the last change, by namespace."""
 
     def load(self, entries: Sequence[Entry], revision: int) -> None:
         """Starts over from a full list. Streams end: what lies between the old state and this one is not known."""
@@ -48,6 +50,7 @@ class KindCache:
         self.changed_at = revision
         self.recent = Ring(revision, limits.OBJECT_RING_EVENTS)
         self._indexed = {}
+        self._listed = {}
         self._tallies = {}
         for key, item in self.objects.items():
             self._reindex(key, None, item)
@@ -73,6 +76,8 @@ class KindCache:
                 self._reindex(key, old, None)
                 seen.append(ObjectChange(self.kind, change.revision, None, old, value))
         if seen:
+            if self._listed:
+                self._listed = {}
             self.changed_at = seen[-1].revision
             self.recent.append(seen)
             self.streams.deliver(seen)
@@ -86,6 +91,15 @@ class KindCache:
         old = object_of(self.kind, change.previous) if change.previous is not None else None
         state = change.entry or change.previous
         return ObjectChange(self.kind, change.revision, new, old, state.value if state is not None else b"")
+
+    def listed(self, namespace: str) -> list[Object]:
+        """All objects, or those of one namespace, in order. The list is the caller's own."""
+        found = self._listed.get(namespace)
+        if found is None:
+            objects = self.objects
+            keys = self.keys.walk(self.kind.range_prefix(namespace))
+            found = self._listed[namespace] = [objects[key] for key in keys]
+        return found.copy()
 
     def select(self, wanted: Filter) -> Iterator[str]:
         """The keys of the objects that match, in order."""

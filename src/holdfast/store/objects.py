@@ -70,7 +70,7 @@ class Objects:
 
     def head(self, kind: Kind) -> int:
         """The revision that reads of this kind show."""
-        return self._follower(kind).revision
+        return (self._volatile if kind.ephemeral else self._durable).revision
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return self._cache(kind).objects.get(kind.store_key(namespace, name))
@@ -92,6 +92,8 @@ class Objects:
     ) -> tuple[list[Object], int]:
         """In key order, with the revision it is true at. `fields`: indexes of model.indexes, or metadata.name."""
         cache = self._cache(kind)
+        if not fields:
+            return cache.listed(namespace), self.head(kind)
         objects = cache.objects
         return [objects[key] for key in cache.select(_filter(cache, namespace, fields))], self.head(kind)
 
@@ -139,7 +141,7 @@ class Objects:
         return self._volatile if kind.ephemeral else self._durable
 
     def _cache(self, kind: Kind) -> KindCache:
-        follower = self._follower(kind)
+        follower = self._volatile if kind.ephemeral else self._durable
         follower.check()
         return follower.caches[kind.name]
 

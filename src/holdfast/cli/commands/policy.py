@@ -116,12 +116,20 @@ def _told(output: str, done: dict[str, Any], line: str) -> None:
         click.echo(line)
 
 
+def replaced_revisions(revisions: list[dict[str, Any]]) -> set[str]:
+    """Those that were active and are no more. They keep their stage, as a rollback goes back to one of them: what
+    decides is the active one with the highest sequence."""
+    active = [r for r in revisions if r["spec"]["stage"] == "Active"]
+    newest = max(active, key=lambda r: int(r["spec"]["sequence"]), default=None)
+    return {r["metadata"]["name"] for r in active if r is not newest}
+
+
 @policy.command("list")
 @click.argument("name", default="default")
 @state_option
 @output_option
 def list_revisions(name: str, state: str, output: str) -> None:
-    """List a policy's revisions, and which regions decide by which.
+    """List a policy's revisions, and which regions decide by which. One that was active before is Replaced.
 
     \b
     Examples:
@@ -134,12 +142,15 @@ def list_revisions(name: str, state: str, output: str) -> None:
         for region in policies.regions():
             revision = region.get("status", {}).get("report", {}).get("policy", "")
             using.setdefault(revision, []).append(region["metadata"]["name"])
+    replaced = replaced_revisions(found)
     if output == "json":
-        print_json([{**r["spec"], "name": r["metadata"]["name"], "usedBy": using.get(r["metadata"]["name"], [])}
-                    for r in found])  # fmt: skip
+        print_json([{**r["spec"], "name": r["metadata"]["name"], "usedBy": using.get(r["metadata"]["name"], []),
+                     "replaced": r["metadata"]["name"] in replaced} for r in found])  # fmt: skip
         return
     rows = [
-        (r["metadata"]["name"], r["spec"]["sequence"], r["spec"]["stage"], " ".join(r["spec"].get("regions", [])),
+        (r["metadata"]["name"], r["spec"]["sequence"],
+         "Replaced" if r["metadata"]["name"] in replaced else r["spec"]["stage"],
+         " ".join(r["spec"].get("regions", [])),
          " ".join(using.get(r["metadata"]["name"], [])))
         for r in found
     ]  # fmt: skip

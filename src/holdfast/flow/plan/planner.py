@@ -18,16 +18,17 @@ from holdfast.flow.ask import Ask
 from holdfast.flow.explain import histogram
 from holdfast.flow.plan.like import LikePlan, Proposal, place_like
 from holdfast.flow.plan.preempt import Eviction, Preemption
+from holdfast.flow.plan.sparing import UNKNOWN, Standing
 from holdfast.flow.scratch import Scratch
 from holdfast.flow.snapshot import Snapshot
 from holdfast.model import limits
-from holdfast.model.decision import DecisionEntry
+from holdfast.model.decision import DecisionEntry, Weighed
 from holdfast.model.quantity import Amounts, add
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, RefusalCount
 
-PLANNER_VERSION = "4"
+PLANNER_VERSION = "5"
 """Raised with every change that can alter an outcome, so that a replay knows whether it may be compared."""
 
 
@@ -45,6 +46,8 @@ class AskPlan(msgspec.Struct, frozen=True):
     feasible: int
     evicted: int = 0
     """How many victims count against what the tenant may evict; what recovery reclaims does not."""
+    weighed: Weighed | None = None
+    """What was read of those that could have made way."""
 
     def entries(self) -> tuple[DecisionEntry, ...]:
         """The Decision's entry for every member."""
@@ -83,17 +86,21 @@ class Plan(msgspec.Struct, frozen=True):
     asks: tuple[AskPlan, ...]
 
 
-def plan(snapshot: Snapshot, asks: Sequence[Ask], rules: Rules, now: float, seed: int) -> Plan:
-    """Plans the asks in the order given; each sees what the ones before it took."""
-    planning = _Planning(snapshot, rules, now, seed)
+def plan(
+    snapshot: Snapshot, asks: Sequence[Ask], rules: Rules, now: float, seed: int, *, standing: Standing = UNKNOWN
+) -> Plan:
+    """Plans the asks in the order given; each sees what the ones before it took. `standing` tells of possible victims
+    who serves."""
+    planning = _Planning(snapshot, rules, now, seed, standing)
     return Plan(snapshot, seed, tuple(planning.plan(ask) for ask in asks))
 
 
 class _Planning:
     """One plan under way."""
 
-    def __init__(self, snapshot: Snapshot, rules: Rules, now: float, seed: int) -> None:
+    def __init__(self, snapshot: Snapshot, rules: Rules, now: float, seed: int, standing: Standing) -> None:
         self._scratch = Scratch(snapshot, now)
+        self._standing = standing
         self._rules = rules
         self._seed = seed
         self._preemption: Preemption | None = None
@@ -106,24 +113,11 @@ class _Planning:
         self._in_vain_at = 0
 
     def plan(self, ask: Ask) -> AskPlan:
-        """The answer to an ask like one that just fitted nowhere is known: a thousand of them cost one."""
         if self._in_vain_at != len(self._scratch.touched):
             self._in_vain.clear()
             self._in_vain_at = len(self._scratch.touched)
         if ask.room is not None and ask.namespace in self._spent:
             ask = msgspec.structs.replace(ask, room=purse.less(ask.room, self._spent[ask.namespace]))
-        key = refused_key(self._scratch, ask) if self._in_vain else b""
-        known = self._in_vain.get(key)
-        if known is not None:
-            return AskPlan(ask, (), ask.members, known, self._scratch.snapshot.node_count, 0)
-        made = self._look(ask)
-        if not made.feasible and made.unplaced:
-            key = key or refused_key(self._scratch, ask)
-            if key:
-                self._in_vain[key] = made.refusals
-        return made
-
-    def _look(self, ask: Ask) -> AskPlan:
         if self._evicted.get(ask.namespace):
             left = max(0, ask.evictions - self._evicted[ask.namespace])
             ask = msgspec.structs.replace(ask, evictions=left)
@@ -131,7 +125,7 @@ class _Planning:
         if not paid:
             return AskPlan(ask, (), ask.members, (purse.refusal(ask),), self._scratch.snapshot.node_count, 0)
         all_paid = paid == len(ask.members)
-        made = self._place(ask if all_paid else msgspec.structs.replace(ask, members=ask.members[:paid]))
+        made = self._find(ask if all_paid else msgspec.structs.replace(ask, members=ask.members[:paid]))
         if made.proposals:
             add(self._spent.setdefault(ask.namespace, {}), purse.spent(ask, len(made.proposals)))
         if all_paid:
@@ -141,6 +135,20 @@ class _Planning:
         refusals = (*made.refusals, *short) if made.unplaced else short
         unplaced = ask.members[len(made.proposals) :]
         return msgspec.structs.replace(made, ask=ask, unplaced=unplaced, refusals=refusals)
+
+    def _find(self, ask: Ask) -> AskPlan:
+        """The answer to an ask like one that just fitted nowhere is known: a thousand of them cost one. Only what the
+        nodes said of it: what the tenant can pay for is each ask's own."""
+        key = refused_key(self._scratch, ask) if self._in_vain else b""
+        known = self._in_vain.get(key)
+        if known is not None:
+            return AskPlan(ask, (), ask.members, known, self._scratch.snapshot.node_count, 0)
+        made = self._place(ask)
+        if not made.feasible and made.unplaced:
+            key = key or refused_key(self._scratch, ask)
+            if key:
+                self._in_vain[key] = made.refusals
+        return made
 
     def _place(self, ask: Ask) -> AskPlan:
         """Places as many as fit, by taking others' places where the rules allow it."""
@@ -157,18 +165,21 @@ class _Planning:
         refusals = histogram(scratch, ask, found.last_why, explained=True)
         evictions: list[Eviction] = []
         nominated: list[Proposal] = []
+        weighed: Weighed | None = None
         if ask.draws or self._preempts(ask):
             without = ask.members[len(found.proposals) :]
             nominated, evictions, refusal = self._nominate(ask, found, without)
             refusals = (*refusals, refusal) if refusal is not None else refusals
+            weighed = self._preemption.sparing.weighed() if self._preemption is not None else None
         proposals = (*found.proposals, *nominated)
         if len(proposals) + ask.bound < ask.gang_min:
             self._undo(ask, found, evictions)
             gang = _incomplete(ask, len(proposals))
-            return AskPlan(ask, (), ask.members, (gang, *refusals), nodes, found.feasible)
+            return AskPlan(ask, (), ask.members, (gang, *refusals), nodes, found.feasible, weighed=weighed)
         evicted = sum(len(e.victims) for e in evictions if not e.reclaimed)
         self._evicted[ask.namespace] = self._evicted.get(ask.namespace, 0) + evicted
-        return AskPlan(ask, proposals, ask.members[len(proposals) :], refusals, nodes, found.feasible, evicted)
+        left = ask.members[len(proposals) :]
+        return AskPlan(ask, proposals, left, refusals, nodes, found.feasible, evicted, weighed)
 
     def _preempts(self, ask: Ask) -> bool:
         return ask.may_preempt and self._rules.preemption.enabled
@@ -178,8 +189,9 @@ class _Planning:
     ) -> tuple[list[Proposal], list[Eviction], RefusalCount | None]:
         """Places that others would have to leave, for as many members as the rules and budgets allow."""
         if self._preemption is None:
-            self._preemption = Preemption(self._scratch)
+            self._preemption = Preemption(self._scratch, self._standing)
         preemption, scratch = self._preemption, self._scratch
+        preemption.sparing.begin()
         left = ask.evictions
         proposals: list[Proposal] = []
         evictions: list[Eviction] = []
@@ -207,6 +219,8 @@ class _Planning:
         rank = preemption.rank_of(ask)
         whom = f"work below rank {rank} may leave" if self._preempts(ask) else "reclaimable work is there"
         message = f"no {whom} that would make enough room on one node"
+        if preemption.sparing.kept:
+            message += f"; what {', '.join(sorted(preemption.sparing.kept))} runs within its protected quota stays"
         return RefusalCount(reason=Reason.NO_VICTIMS, message=message)
 
     def _undo(self, ask: Ask, found: LikePlan, evictions: Sequence[Eviction]) -> None:

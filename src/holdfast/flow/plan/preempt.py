@@ -1,13 +1,14 @@
 """Whom to evict, where nothing fits: the smallest set of lower-ranked claims on one node, its sufficiency proven first.
 
-The rule, in this order: the fewest victims; the lowest highest rank among them; the lowest sum of ranks; then the
-node's tie number and name. Up to `limits.VICTIM_SETS_TRIED` sets per size and node are compared exactly; beyond that
-the set is only minimal (no victim in it could stay).
+The rule, in this order: the fewest victims; the lowest highest rank among them; the lowest sum of ranks; the least hurt
+(`sparing`: a victim hurts more the more of its mates do not serve), among so many nodes as `limits.HURT_NODES_TRIED`;
+then the node's tie number and name. Up to `limits.VICTIM_SETS_TRIED` sets per size and node are compared exactly;
+beyond that the set is only minimal (no victim in it could stay).
 
 Never a victim: work of the same or a higher rank, work on a node that takes no new work, work that leaves already or
-was chosen by someone else, firm work whose disruption budget is used up, and whom the authority just refused to let go
-(it knows more: which mates serve). As ranks only fall from preemptor to
-victim, a preempted replica can never take the place of its preemptor or of that one's peers.
+was chosen by someone else, firm work whose disruption budget is used up, another tenant's work within the protected
+part of its quota, and whom the authority just refused to let go (it decides on what is on record). As ranks only fall
+from preemptor to victim, a preempted replica can never take the place of its preemptor or of that one's peers.
 
 Recovery work reclaims first: reclaimable work runs in kept places on loan, and yields whatever its rank is. That is no
 preemption: no class, policy or tenant's budget stands against it. Nothing can go round: reclaimable work evicts nobody.
@@ -23,20 +24,13 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.flow.ask import Ask
+from holdfast.flow.plan.sparing import UNKNOWN, Prey, Sparing, Standing
 from holdfast.flow.plan.tie import tie_numbers
 from holdfast.flow.queue_order import raised_ranks
 from holdfast.flow.scratch import Scratch
 from holdfast.flow.snapshot import Bools, Claim, Counts
 from holdfast.model import limits
 from holdfast.model.quantity import WHOLE_GPU_MILLI
-
-
-class Prey(NamedTuple):
-    """One claim that could leave, by its name (tenant/claim), with the rank that counts now."""
-
-    name: str
-    claim: Claim
-    rank: int
 
 
 class Eviction(NamedTuple):
@@ -51,14 +45,16 @@ class _Cost(NamedTuple):
     victims: int
     highest: int
     total: int
+    hurt: int
     names: tuple[str, ...]
 
 
 class Preemption:
     """The claims of one plan's snapshot as prey, and what was decided about them so far in this plan."""
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Scratch, standing: Standing = UNKNOWN) -> None:
         self._scratch = scratch
+        self.sparing = Sparing(scratch.snapshot, standing)
         snapshot = scratch.snapshot
         raised = raised_ranks(snapshot.overrides, scratch.now, snapshot.region)
         self._raised = raised
@@ -66,8 +62,6 @@ class Preemption:
         shape = scratch.room.shape
         self._leaving: Counts = np.zeros(shape, dtype=np.int64)
         self._leaving_firm: Counts = np.zeros(shape, dtype=np.int64)
-        self._gone: dict[tuple[str, str], int] = {}
-        """Per workload: how many of its claims leave already."""
         self._chosen: set[str] = set()
         self._prey: list[Prey] = []
         slots: list[int] = []
@@ -79,8 +73,7 @@ class Preemption:
             for key, claim in claims.items():
                 if claim.victims:
                     named.extend(claim.victims)
-                if claim.stopping and claim.live:
-                    self._count_gone(claim)
+                self.sparing.count(claim)
                 if slot is None or not claim.bound:
                     continue
                 name = f"{key.namespace}/{key.name}"
@@ -139,6 +132,7 @@ class Preemption:
         order = np.lexsort((ties, lowest, bounds)).tolist()
         best: tuple[_Cost, int, str, int] | None = None
         victims: tuple[Prey, ...] = ()
+        equals = 0
         for tried, index in enumerate(order):
             slot, bound = int(slots[index]), (int(bounds[index]), int(lowest[index]))
             if bound[0] > most or tried >= limits.PREEMPTION_NODES_TRIED:
@@ -146,11 +140,13 @@ class Preemption:
             if best is not None and (best[0].victims, best[0].highest) < bound:
                 break
             if best is not None and (best[0].victims, best[0].highest, best[0].total) == (*bound, bound[0] * bound[1]):
-                break  # nothing can be cheaper, and equal ones come later by the tie
+                equals += 1
+                if not best[0].hurt or equals > limits.HURT_NODES_TRIED:
+                    break  # nothing can be cheaper, and equal ones come later by the tie
             found = self._smallest(ask, slot, weaker, most)
             if found is None:
                 continue
-            rated = (_cost(found), int(ties[index]), name(slot), slot)
+            rated = (self._cost(found), int(ties[index]), name(slot), slot)
             if best is None or _rating(rated) < _rating(best):
                 best, victims = rated, found
         return (best[3], victims) if best is not None else None
@@ -168,10 +164,6 @@ class Preemption:
 
     # Inside
 
-    def _count_gone(self, claim: Claim, sign: int = 1) -> None:
-        key = (claim.namespace, claim.workload)
-        self._gone[key] = self._gone.get(key, 0) + sign
-
     def _leave(self, name: str, claim: Claim, slot: int, sign: int = 1) -> None:
         if sign > 0:
             self._chosen.add(name)
@@ -179,8 +171,7 @@ class Preemption:
             self._chosen.discard(name)
         if name in self._index:
             self._free[self._index[name]] = sign < 0
-        if not claim.stopping:
-            self._count_gone(claim, sign)
+        self.sparing.leaves(name, claim, sign)
         rows = self._scratch.snapshot.resources
         for resource, amount in claim.amounts:
             self._leaving[rows[resource], slot] += sign * amount
@@ -220,14 +211,14 @@ class Preemption:
                 return self._greedy(ask, slot, prey, most)
             fitting = [found for found in combinations(prey, size) if self._enough(ask, slot, found)]
             if fitting:
-                return min(fitting, key=_cost)
+                return min(fitting, key=self._cost)
         return None
 
     def _greedy(self, ask: Ask, slot: int, prey: Sequence[Prey], most: int) -> tuple[Prey, ...] | None:
         """All that may go, and then as many as possible kept, the highest rank first."""
         going: list[Prey] = []
         for candidate in prey:
-            if self._within_budget((*going, candidate)):
+            if self.sparing.allows(ask, (*going, candidate)):
                 going.append(candidate)
         if not self._enough(ask, slot, tuple(going)):
             return None
@@ -237,23 +228,13 @@ class Preemption:
                 going.remove(candidate)
         return tuple(going) if len(going) <= most else None
 
-    def _within_budget(self, victims: Sequence[Prey]) -> bool:
-        """Firm work leaves only as far as its workload's `maxUnavailable` allows; reclaimable work always yields."""
-        going: dict[tuple[str, str], int] = {}
-        for prey in victims:
-            claim = prey.claim
-            if claim.reclaimable:
-                continue
-            key = (claim.namespace, claim.workload)
-            going[key] = going.get(key, 0) + 1
-            if going[key] + self._gone.get(key, 0) > max(1, claim.max_unavailable):
-                return False
-        return True
+    def _cost(self, victims: Sequence[Prey]) -> _Cost:
+        ranks = [prey.rank for prey in victims]
+        names = tuple(sorted(prey.name for prey in victims))
+        return _Cost(len(ranks), max(ranks), sum(ranks), self.sparing.hurt(victims), names)
 
     def _enough(self, ask: Ask, slot: int, victims: Sequence[Prey]) -> bool:
         """The proof: with exactly these gone, one replica passes the capacity rule, and finds its devices and ports."""
-        if not self._within_budget(victims):
-            return False
         scratch, rows = self._scratch, self._scratch.snapshot.resources
         given: dict[int, int] = {}
         firm: dict[int, int] = {}
@@ -272,7 +253,8 @@ class Preemption:
             room = int(scratch.firm_room[known, slot]) + int(self._leaving_firm[known, slot]) + firm.get(known, 0)
             if not ask.reclaimable and not ask.draws and room < amount:
                 return False
-        return self._ports_enough(ask, slot, victims) and self._devices_enough(ask, slot, victims)
+        fits = self._ports_enough(ask, slot, victims) and self._devices_enough(ask, slot, victims)
+        return fits and self.sparing.allows(ask, victims)
 
     def _ports_enough(self, ask: Ask, slot: int, victims: Sequence[Prey]) -> bool:
         scratch = self._scratch
@@ -308,11 +290,6 @@ class Preemption:
         return any(left >= ask.gpu_milli for left in wanted)
 
 
-def _cost(victims: Sequence[Prey]) -> _Cost:
-    ranks = [prey.rank for prey in victims]
-    return _Cost(len(ranks), max(ranks), sum(ranks), tuple(sorted(prey.name for prey in victims)))
-
-
-def _rating(rated: tuple[_Cost, int, str, int]) -> tuple[int, int, int, int, str]:
+def _rating(rated: tuple[_Cost, int, str, int]) -> tuple[int, int, int, int, int, str]:
     cost, tie, name, _ = rated
-    return (cost.victims, cost.highest, cost.total, tie, name)
+    return (cost.victims, cost.highest, cost.total, cost.hurt, tie, name)

@@ -105,6 +105,7 @@ def decision(
             next_owner=_next_owner(made),
             wake_up_at=micro_text(wake_up_at) if wake_up_at is not None else "",
             shadow=shadow,
+            weighed=made.weighed,
         ),
     )
 

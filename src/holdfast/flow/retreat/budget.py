@@ -69,7 +69,7 @@ def _none_may(replica: Replica, assignment: Assignment | None) -> str:
     return "its budget lets none be away (disruption.maxUnavailable is 0)"
 
 
-def _drains(node: Node) -> Mapping[str, int]:
+def drains(node: Node) -> Mapping[str, int]:
     return _DRAINING if node.spec.drain else _STAYING
 
 
@@ -80,7 +80,7 @@ _STAYING: Mapping[str, int] = {}
 def held_back(replicas: Sequence[Replica], view: View) -> int:
     """How many of these serve on nodes that are being drained, and stay only because the budget is used up."""
     count = 0
-    if not view.total(Node, "", _drains):
+    if not view.total(Node, "", drains):
         return count
     for replica in replicas:
         node: Node | None = view.get(Node, replica.status.placement.node) if replica.status.placement.node else None

@@ -64,7 +64,7 @@ def _mates(victim: Replica, view: View) -> Mates:
     return Mates(staying, serving, allowed_away(victim, assignment))
 
 
-def _nominations(reservation: Reservation) -> Mapping[str, int]:
+def nominations(reservation: Reservation) -> Mapping[str, int]:
     return _NOMINATED if reservation.status.phase is ReservationPhase.NOMINATED else _OTHER
 
 
@@ -75,25 +75,25 @@ _OTHER: Mapping[str, int] = {}
 def held_back(replicas: Sequence[Replica], view: View) -> int:
     """How many of these, the replicas of one workload, are to make way and stay only because as many are away as this
     region may have."""
-    if not replicas or not view.total(Reservation, "", _nominations):
+    if not replicas or not view.total(Reservation, "", nominations):
         return 0
     mates = _mates(replicas[0], view)
     if mates.staying <= _away_max(replicas[0], mates):
         return 0  # all of them may be away at once
     held: dict[Key, list[Replica]] = {}
-    nominations: dict[Key, Reservation] = {}
+    wanting: dict[Key, Reservation] = {}
     for replica in replicas:
         asked = replica.status.release
         if asked is not None and asked.attempt == replica.status.placement.attempt:
             continue  # it goes already
         found = nomination_of(replica, view)
         if found is not None:
-            nominations[found.key] = found
+            wanting[found.key] = found
             held.setdefault(found.key, []).append(replica)
     wanted = [replica for group in held.values() for replica in group]
     if not wanted or _within_budget(wanted, mates):
         return 0  # its own budget keeps none of them
-    return sum(len(held[key]) for key, found in nominations.items() if not all_may_go(found, view))
+    return sum(len(held[key]) for key, found in wanting.items() if not all_may_go(found, view))
 
 
 class Mates(NamedTuple):

@@ -16,11 +16,13 @@ from holdfast.flow.snapshot.frozen import Snapshot
 from holdfast.flow.snapshot.nodes import NodeTable
 from holdfast.flow.snapshot.usage import UsageTable
 from holdfast.model.binding import Binding, Reservation
+from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.hold import Hold, is_refused
 from holdfast.model.meta import Object
 from holdfast.model.node import Node
 from holdfast.model.override import Override
 from holdfast.model.quantity import Amounts, add, amounts
+from holdfast.model.quota import GrantClass
 from holdfast.model.region import Region
 
 _MASK = 2**64 - 1
@@ -65,13 +67,14 @@ class SnapshotBuilder:
         self._uids: dict[str, dict[ClaimKey, None]] = {}
         self._holds: dict[str, Hold] = {}
         self._overrides: dict[str, Override] = {}
+        self._protected: dict[str, Amounts] = {}
         self._tenant_use: dict[str, Amounts] = {}
         self._ordinary_use: dict[str, Amounts] = {}
         self._assumed = 0
         self._hash = 0
 
     def upsert(self, item: Object) -> None:
-        """Takes in the newest state of a Node, Binding, Reservation, Hold, Override or Region."""
+        """Takes in the newest state of a Node, Binding, Reservation, Hold, Override, GrantCopy or Region."""
         match item:
             case Node():
                 self._put_node(item)
@@ -83,6 +86,8 @@ class SnapshotBuilder:
                 self._put_hold(item.metadata.name, item)
             case Override():
                 self._put_override(item.metadata.name, item)
+            case GrantCopy():
+                self._put_protected(item, amounts(item.spec.protected))
             case Region():
                 if item.metadata.name == self._region:
                     self._residency = item.spec.residency
@@ -101,6 +106,8 @@ class SnapshotBuilder:
                 self._put_hold(item.metadata.name, None)
             case Override():
                 self._put_override(item.metadata.name, None)
+            case GrantCopy():
+                self._put_protected(item, {})
             case Region():
                 if item.metadata.name == self._region:
                     self._residency = None
@@ -188,6 +195,7 @@ class SnapshotBuilder:
             assumed=self._assumed,
             claims=usage.freeze_claims(),
             guards=usage.freeze_guards(),
+            protected=dict(self._protected),
         )
 
     def _put_node(self, node: Node) -> None:
@@ -215,6 +223,18 @@ class SnapshotBuilder:
         if override is not None:
             self._overrides[name] = override
             self._stamp(stamp_of("Override", override))
+
+    def _put_protected(self, copy: GrantCopy, part: Amounts) -> None:
+        """Of a GrantCopy only what it protects is weighed; its limit and use change all the time, and are not."""
+        if copy.spec.grant_class is not GrantClass.NORMAL:
+            return
+        tenant = copy.metadata.namespace
+        old = self._protected.pop(tenant, None)
+        if old is not None:
+            self._stamp(-_stamp_protected(tenant, old))
+        if part:
+            self._protected[tenant] = part
+            self._stamp(_stamp_protected(tenant, part))
 
     def _put_hold(self, name: str, hold: Hold | None) -> None:
         old = self._holds.pop(name, None)
@@ -279,6 +299,10 @@ class SnapshotBuilder:
 
     def _stamp(self, amount: int) -> None:
         self._hash = (self._hash + amount) & _MASK
+
+
+def _stamp_protected(tenant: str, part: Amounts) -> int:
+    return stamp_text(f"protected/{tenant}/{sorted(part.items())}")
 
 
 def _alike(old: Claim, new: Claim) -> bool:

@@ -64,7 +64,8 @@ class StaticFacts(msgspec.Struct, frozen=True):
 
 class Snapshot(msgspec.Struct, frozen=True):
     """One state of a region. `placed` counts claims per slot, by (namespace, workload) and then by template labels;
-    `claims` has every claim by node, `guards` the nodes on which placed work keeps others off."""
+    `claims` has every claim by node, `guards` the nodes on which placed work keeps others off, `protected` what of each
+    tenant's use nobody else may evict."""
 
     revision: int
     hash: str
@@ -86,6 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     assumed: int
     claims: Mapping[str, Mapping[ClaimKey, Claim]] = {}
     guards: Mapping[Guard, Mapping[str, int]] = {}
+    protected: Mapping[str, Mapping[str, int]] = {}
 
     @property
     def node_count(self) -> int:

@@ -1,0 +1,62 @@
+"""How many replicas of an Assignment are to leave and were not let go yet: what a region asks a part of the disruption
+budget for, and keeps it for. Pure.
+
+What always holds: whatever needs the budget to act is counted here, whether or not the budget lets it at this moment.
+A part that does not divide among the regions is given only to who needs it, so what is not counted would wait for ever;
+and one that is counted only while it is held back would lose its part in the moment in which it gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.flow import replicate
+from holdfast.flow.retreat import over_quota, preempt
+from holdfast.flow.retreat.budget import drains
+from holdfast.model.assignment import Assignment
+from holdfast.model.binding import Reservation
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.node import Node
+from holdfast.model.replica import Replica
+from holdfast.model.view import View
+from holdfast.model.workload import WorkloadType
+
+
+def to_leave(assignment: Assignment, replicas: Sequence[Replica], view: View) -> int:
+    """Those that serve and must go: for a drain, for someone stronger, for quota that has ended, or for a revision that
+    finds no place beside them."""
+    if assignment.spec.type is not WorkloadType.SERVICE:
+        return 0
+    serving = [r for r in replicas if stage(r) is Stage.SERVING and not r.metadata.terminating and not _asked(r)]
+    if not serving:
+        return 0
+    drained = bool(view.total(Node, "", drains))
+    nominated = bool(view.total(Reservation, "", preempt.nominations))
+    over = _over_quota(assignment.metadata.namespace, view)
+    mates = view.by(Replica, "workload", f"{assignment.metadata.namespace}/{assignment.spec.workload}")
+    turning = replicate.turns_in_place(assignment, replicas, mates)
+    if not (drained or nominated or over or turning):
+        return 0
+    return sum(
+        (turning and r.spec.revision != assignment.spec.revision)
+        or r.uid in over
+        or (drained and _on_drained(r, view))
+        or (nominated and not r.spec.reclaimable and preempt.nomination_of(r, view) is not None)
+        for r in serving
+    )  # fmt: skip
+
+
+def _asked(replica: Replica) -> bool:
+    asked = replica.status.release
+    return asked is not None and asked.attempt == replica.status.placement.attempt
+
+
+def _on_drained(replica: Replica, view: View) -> bool:
+    node: Node | None = view.get(Node, replica.status.placement.node)
+    return node is not None and node.spec.drain
+
+
+def _over_quota(tenant: str, view: View) -> frozenset[str]:
+    excess = over_quota.excess_of(view.list(GrantCopy, tenant))
+    return frozenset(r.uid for r in over_quota.victims(view.list(Replica, tenant), excess)) if excess else frozenset()

@@ -1,0 +1,46 @@
+"""An agent that was taken back reads the files the next release left: its facts, its tasks, its records of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.drivers.contract import Task
+from holdfast.agent.drivers.records import TaskDir, TaskRecord
+from holdfast.agent.memory import Facts, FileMemory
+from holdfast.agent.shim import write_record
+from holdfast.model.template import Template
+from holdfast.sim.releases import UNKNOWN, Release, voiced
+
+
+def rewritten(path: Path, kind: type[msgspec.Struct]) -> None:
+    """The file as the next release writes it."""
+    tree = voiced(Release.NEXT, kind, msgspec.json.decode(path.read_bytes()))
+    path.write_bytes(msgspec.json.encode(tree))
+    assert UNKNOWN.encode() in path.read_bytes()
+
+
+def test_what_an_agent_must_not_forget_is_read(tmp_path: Path) -> None:
+    first = FileMemory(tmp_path)
+    first.save(Facts(epoch=7, fenced_epoch=6, lease_until_mono_s=5.0, incarnation=2))
+    first.close()
+    rewritten(tmp_path / "agent.json", Facts)
+    again = FileMemory(tmp_path)
+    assert again.load().lasting == (7, 6, 2)
+    again.close()
+
+
+def test_a_task_is_recognised_with_its_runs(tmp_path: Path) -> None:
+    task = Task("t", 2, "acme", "r", "u", "w", "b", "bu", 1, 1, 1, Template(command=("true",)), {"A": "b"})
+    folder = TaskDir(tmp_path / "t")
+    folder.prepare(task, {"A": "b"})
+    rewritten(folder.path / "task.json", TaskRecord)
+    write_record(
+        str(folder.run_dir(2) / "exit"),
+        {"code": "3", "signal": "", "reason": "Exited", "message": "", "at": "12.5", UNKNOWN: "x"},
+    )
+    read = TaskDir(tmp_path / "t").read()
+    assert read is not None and read.task == task
+    left = folder.exit(2)
+    assert left is not None and (left.code, left.reason) == (3, "Exited")

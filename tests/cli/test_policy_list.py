@@ -1,0 +1,81 @@
+"""`holdfast policy list`: of several revisions that were active, one is shown as such, whatever way it became so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.commands.policy import replaced_revisions
+from holdfast.fleet import policy
+from holdfast.model.scheduler_policy import (
+    PolicyRevision,
+    Preemption,
+    PromotionStage,
+    Rules,
+    SchedulerPolicy,
+    SchedulerPolicySpec,
+)
+from holdfast.model.writes import Create, SetStatus, Update
+from holdfast.runtime.cache import Cache
+from making import again, meta, view
+
+PLAIN, NONE, FEW = (Rules(preemption=Preemption(per_tenant_per_minute=n)) for n in (60, 0, 3))
+
+
+class Global:
+    """A global cell with one policy, as its controller leaves it after each change."""
+
+    def __init__(self) -> None:
+        self.cache: Cache = view()
+        self.policy = SchedulerPolicy(metadata=meta("default"))
+
+    def promote(self, rules: Rules, stage: PromotionStage = PromotionStage.ACTIVE) -> str:
+        spec = SchedulerPolicySpec(rules=rules, stage=stage, canary_regions=("a",) if stage == "Canary" else ())
+        self.policy = again(self.policy, spec=spec)
+        self.cache.put(self.policy)
+        for write in policy.decide(self.policy.key, self.cache, 1.0).writes:
+            match write:
+                case Create():
+                    self.cache.put(again(write.object, metadata=meta(write.object.metadata.name)))
+                case Update():
+                    self.cache.put(again(write.object))
+                case SetStatus():
+                    status = msgspec.structs.replace(self.policy.status, revision=write.blocks["revision"])
+                    self.policy = again(self.policy, status=status)
+                    self.cache.put(self.policy)
+        return self.policy.status.revision
+
+    def shown(self) -> dict[str, str]:
+        """Each revision with the stage that people see."""
+        plain: list[dict[str, Any]] = [msgspec.to_builtins(r) for r in self.cache.list(PolicyRevision)]
+        replaced = replaced_revisions(plain)
+        return {
+            r["metadata"]["name"]: "Replaced" if r["metadata"]["name"] in replaced else r["spec"]["stage"]
+            for r in plain
+        }
+
+
+def test_after_a_rollback_one_revision_is_active() -> None:
+    there = Global()
+    old = there.promote(PLAIN)
+    assert there.shown() == {old: "Active"}
+    new = there.promote(NONE)
+    assert there.shown() == {old: "Replaced", new: "Active"}
+    assert there.promote(PLAIN) == old
+    assert there.shown() == {old: "Active", new: "Replaced"}
+
+
+def test_a_trial_replaces_nothing() -> None:
+    there = Global()
+    old = there.promote(PLAIN)
+    tried = there.promote(FEW, PromotionStage.CANARY)
+    assert there.shown() == {old: "Active", tried: "Canary"}
+    assert there.promote(FEW) == tried
+    assert there.shown() == {old: "Replaced", tried: "Active"}
+
+
+def test_without_an_active_one_none_is_replaced() -> None:
+    there = Global()
+    draft = there.promote(PLAIN, PromotionStage.DRAFT)
+    assert there.shown() == {draft: "Draft"}

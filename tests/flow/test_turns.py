@@ -1,0 +1,101 @@
+"""What a region asks a part of the disruption budget for: everyone who is to leave and was not let go yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.flow.retreat import budget, release
+from holdfast.flow.retreat.turns import to_leave
+from holdfast.link.report import assignment_writes
+from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.binding import Intent, Reservation, ReservationPhase, ReservationSpec, ReservationStatus
+from holdfast.model.grant_copy import GrantCopy, GrantCopySpec, GrantCopyStatus
+from holdfast.model.quota import GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import ReleaseBlock, Replica
+from holdfast.model.workload import Batch, WorkloadType
+from holdfast.model.writes import SetStatus
+from holdfast.runtime.cache import Cache
+from making import again, assignment, binding, meta, node, replica, serving_status, view
+
+
+def serving(ordinal: int, of: Assignment, where: str = "n1", *, revision: str = "") -> Replica:
+    made = replica(ordinal, of, revision=revision)
+    return again(made, status=serving_status(where, name=made.metadata.name))
+
+
+def asked(cache: Cache, of: Assignment) -> int:
+    return to_leave(of, cache.by(Replica, "assignment", str(of.key)), cache)
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_whoever_serves_on_a_drained_node_is_to_leave_whether_or_not_the_budget_lets_it(share: int) -> None:
+    wanted = assignment(replicas=3, away_share=share)
+    web = [serving(0, wanted), serving(1, wanted), serving(2, wanted, "n2")]
+    cache = view(wanted, *web, node(drain=True), node("n2"))
+    assert asked(cache, wanted) == 2
+    assert budget.held_back(web, cache) == (0 if share else 2), "held back is another thing"
+    let_go = again(
+        web[0], status=serving_status(name=web[0].metadata.name, release=ReleaseBlock(reason="Drained", attempt=1))
+    )
+    assert asked(view(wanted, let_go, *web[1:], node(drain=True), node("n2")), wanted) == 1
+    assert asked(view(wanted, *web, node(), node("n2")), wanted) == 0
+    idle = again(web[0], status=serving_status(name=web[0].metadata.name, serving=False))
+    assert asked(view(wanted, idle, *web[1:], node(drain=True), node("n2")), wanted) == 1
+
+
+def test_who_makes_way_for_someone_stronger_is_to_leave() -> None:
+    wanted = assignment(replicas=2, away_share=0)
+    web = [serving(0, wanted), serving(1, wanted)]
+    intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
+    victims = (f"acme/{web[0].status.placement.binding}",)
+    spec = ReservationSpec(replica="hi", intent=intent, node="n1", victims=victims, rank=9)
+    item = Reservation(meta("hi.1", "acme"), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
+    assert asked(view(wanted, *web, node(), item), wanted) == 1
+    firm = again(item, status=ReservationStatus(phase=ReservationPhase.FIRM))
+    assert asked(view(wanted, *web, node(), firm), wanted) == 0
+
+
+def test_who_is_over_its_quota_asks_for_its_part_and_goes_when_it_has_it() -> None:
+    wanted = assignment(replicas=2, away_share=0)
+    web = [serving(0, wanted), serving(1, wanted)]
+    cpu = web[0].spec.template.resources["cpu"]
+    used = GrantCopyStatus(used={"cpu": "100"})
+    copies = [
+        GrantCopy(meta("normal", "acme"), GrantCopySpec(limit={"cpu": "100"}), used),
+        GrantCopy(meta("emergency", "acme"), GrantCopySpec(grant_class=GrantClass.EMERGENCY)),
+    ]
+    assert asked(view(wanted, *web, node(), *copies), wanted) == 0
+    over = again(copies[0], status=GrantCopyStatus(used={"cpu": f"{100_000 + 1}m"}))
+    cache = view(wanted, *web, *(binding(r) for r in web), node(), over, copies[1])
+    assert cpu and asked(cache, wanted) == 1
+    assert not release.decide(web[1].key, cache, 1.0).writes
+    given = again(wanted, spec=assignment(replicas=2, away_share=1).spec)
+    cache.put(given)
+    (write,) = release.decide(web[1].key, cache, 1.0).writes
+    assert isinstance(write, SetStatus) and write.blocks["release"].reason == Reason.OVER_QUOTA
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_recovery_replicas_that_turn_in_their_places_are_to_leave(purpose: Purpose) -> None:
+    wanted = assignment(replicas=2, away_share=0, purpose=purpose)
+    old = [serving(n, wanted, revision="old") for n in range(2)]
+    cache = view(wanted, *old, replica(2, wanted), node())
+    assert asked(cache, wanted) == (2 if purpose is Purpose.RECOVERY else 0)
+    assert asked(view(wanted, *old, node()), wanted) == 0, "nobody waits beside them"
+
+
+def test_batch_work_has_no_budget() -> None:
+    shape = Batch(completions=1, parallelism=1)
+    wanted = assignment(replicas=1, type=WorkloadType.BATCH, batch=shape)
+    assert asked(view(wanted, serving(0, wanted), node(drain=True)), wanted) == 0
+
+
+def test_the_region_says_so() -> None:
+    wanted = assignment(replicas=2, away_share=1)
+    web = [serving(0, wanted), serving(1, wanted, "n2")]
+    here = view(wanted, *web, node(drain=True), node("n2"))
+    (write,) = assignment_writes(wanted.key, view(wanted), here)
+    assert isinstance(write, SetStatus)
+    assert (write.blocks["toLeave"], write.blocks["heldBack"]) == (1, 0)
+    assert write.blocks["revision"] == wanted.spec.revision

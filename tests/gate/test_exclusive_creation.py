@@ -1,0 +1,54 @@
+"""Exclusive work is made only while its region has the ordinal, judged in the transaction that makes it (S7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.gate.conftest import World, assignment, by, replica, with_spec
+
+from holdfast.gate.plan import Plan
+from holdfast.model.errors import Conflict
+from holdfast.model.replica import Replica
+from holdfast.model.workload import Exclusivity
+from holdfast.model.writes import Create, Update
+
+REPLICATE = by("replicate", "north")
+LINK = by("link", "north")
+
+
+def given(*ordinals: int) -> Any:
+    return with_spec(assignment(), exclusive=Exclusivity(), ordinals=ordinals, replicas=len(ordinals))
+
+
+def exclusive(ordinal: int) -> Any:
+    return with_spec(replica(f"web-north-{ordinal}"), exclusive=Exclusivity(), ordinal=ordinal)
+
+
+async def test_an_ordinal_that_is_not_this_regions_is_not_made(north: World) -> None:
+    with pytest.raises(Conflict, match=r"web\.north\.normal does not"):
+        await north.create(REPLICATE, exclusive(0))
+    await north.create(LINK, given(0))
+    await north.create(REPLICATE, exclusive(0))
+    with pytest.raises(Conflict, match="ordinal 1 of exclusive work"):
+        await north.create(REPLICATE, exclusive(1))
+    assert north.get(Replica, "web-north-1", "shop") is None
+
+
+async def test_what_needs_no_ordinal_needs_no_assignment(north: World) -> None:
+    await north.create(REPLICATE, replica())
+
+
+async def test_a_creation_on_its_way_does_not_land_after_the_ordinal_was_taken(north: World) -> None:
+    """Planned while the region had it, carried out after the region has said that it has it no more."""
+    held = await north.create(LINK, given(0))
+    plan = Plan("north", north.objects, north.ports, REPLICATE)
+    plan.add([Create(exclusive(0))], None)
+    late = plan.transaction(())
+    taken = msgspec.structs.replace(held.spec, ordinals=(), replicas=0, epoch=2)
+    await north.do(LINK, Update(msgspec.structs.replace(held, spec=taken)))
+    assert not plan.is_current()
+    with pytest.raises(Conflict):
+        await north.objects.commit(plan.kind, late)
+    assert north.get(Replica, "web-north-0", "shop") is None

@@ -1,0 +1,80 @@
+"""What a region says of exclusive work does not rest on a watch that lags (S7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.gate.conftest import World, assignment, by, make_world, replica, tenant, with_spec
+
+from holdfast.gate.local import LocalClient
+from holdfast.link.exclusive import see_ordinals
+from holdfast.link.report import assignment_writes
+from holdfast.model.assignment import Assignment
+from holdfast.model.errors import Unavailable
+from holdfast.model.workload import Exclusivity
+from holdfast.model.writes import SetStatus, Update
+from holdfast.runtime.cache import Cache
+from holdfast.runtime.informer import Informers
+
+
+class Region:
+    """A region whose watch of replicas says nothing: what its link knows of them, it has asked for."""
+
+    def __init__(self, north: World) -> None:
+        self.north = north
+        self.client = LocalClient(north.gate, by("link", "north"))
+        self.here = Informers(self.client, north.ports)
+        self.there = Cache()
+
+    async def told(self, *ordinals: int) -> None:
+        """The global cell gives these ordinals; the region has heard of it."""
+        known = self.north.get(Assignment, "web.north.normal", "shop")
+        spec = msgspec.structs.replace(
+            assignment().spec, exclusive=Exclusivity(), ordinals=ordinals, replicas=len(ordinals),
+            epoch=known.spec.epoch + 1 if known is not None else 1,
+        )  # fmt: skip
+        link = by("link", "north")
+        if known is None:
+            copy = await self.north.create(link, msgspec.structs.replace(assignment(), spec=spec))
+        else:
+            copy = await self.north.do(link, Update(msgspec.structs.replace(known, spec=spec)))
+        self.here.of(Assignment).absorb([copy])
+        self.there.put(copy)
+
+    async def says(self) -> Any:
+        key = assignment().key
+        await see_ordinals(key, self.there, self.here, self.client)
+        (write,) = assignment_writes(key, self.there, self.here.cache)
+        assert isinstance(write, SetStatus)
+        return write.blocks
+
+
+@pytest.fixture
+async def region() -> Any:
+    north = await make_world("north")
+    await north.create(by("link", "north"), tenant("shop"))
+    yield Region(north)
+    await north.gate.close()
+    await north.objects.close()
+
+
+async def test_a_replica_that_no_watch_told_of_is_named_all_the_same(region: Region) -> None:
+    await region.told(0)
+    made = with_spec(replica(), exclusive=Exclusivity(), ordinal=0)
+    await region.north.create(by("replicate", "north"), made)
+    await region.told()
+    said = await region.says()
+    assert (said["observedEpoch"], said["replicas"], said["ordinals"]) == (2, 1, (0,))
+
+
+async def test_nothing_is_said_from_a_list_that_is_older_than_the_assignment(region: Region) -> None:
+    await region.told(0)
+    ahead = msgspec.structs.replace(
+        region.here.cache.get(Assignment, "web.north.normal", "shop"),
+        metadata=msgspec.structs.replace(assignment().metadata, resource_version="999"),
+    )
+    region.here.of(Assignment).absorb([ahead])
+    with pytest.raises(Unavailable, match="is of 999"):
+        await region.says()

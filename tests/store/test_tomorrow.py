@@ -1,0 +1,179 @@
+"""What the next release left in a real file is read by this one: unknown fields, kinds and records are no damage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import making
+from holdfast.cell import GLOBAL, Cell
+from holdfast.gate.principal import OPERATORS, from_identity
+from holdfast.model import codec, kinds, limits
+from holdfast.model.errors import Conflict, StoreFailed
+from holdfast.model.meta import ObjectMeta
+from holdfast.model.priority_class import PriorityClass
+from holdfast.model.region import Region, RegionSpec
+from holdfast.model.template import Template
+from holdfast.model.tenant import Tenant
+from holdfast.model.workload import Workload, WorkloadSpec
+from holdfast.model.writes import Create, Update
+from holdfast.runtime.ports import SystemPorts
+from holdfast.sim.releases import SAYS, UNKNOWN, UNKNOWN_KIND_KEY, Release, stored
+from holdfast.store.contract import Put, Txn
+from holdfast.store.memory import MemoryStore
+from holdfast.store.objects import Objects
+from holdfast.store.sqlite import SqliteStore
+
+ANN = from_identity("ann", (OPERATORS,), credential="token")
+NODE, REPLICA, REGION = (kinds.BY_NAME[name] for name in ("Node", "Replica", "Region"))
+
+
+async def until(true: Callable[[], Any], what: str) -> None:
+    try:
+        async with asyncio.timeout(10):
+            while not true():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"never came true: {what}")
+
+
+class Platform:
+    """A global cell on a file, run after run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def start(self) -> None:
+        self.store = SqliteStore(self.path)
+        self.cell = Cell(GLOBAL, self.store, MemoryStore(), SystemPorts(), identity="g-0")
+        await self.cell.start()
+        self.client = self.cell.client(ANN)
+
+    async def stop(self) -> None:
+        await self.cell.stop()
+        await self.store.close()
+
+    async def scale(self, name: str, replicas: int) -> None:
+        """As people do: once more when a controller was faster."""
+        for _ in range(limits.READ_BACK_ATTEMPTS):
+            found = await self.client.get(Workload, name, "acme")
+            assert found is not None
+            spec = msgspec.structs.replace(found.spec, replicas=replicas)
+            try:
+                await self.client.commit([Update(msgspec.structs.replace(found, spec=spec))])
+                return
+            except Conflict:
+                continue
+        pytest.fail("somebody was faster every time")
+
+    async def upgraded_for_a_while(self) -> int:
+        """The next release has run on this file: it rewrote everything, and made something of a kind of its own."""
+        store = SqliteStore(self.path)
+        page = await store.range("")
+        puts = tuple(Put(entry.key, entry.value) for entry in page.entries)
+        made = stored(Release.NEXT, Txn(writes=(*puts, Put(f"{UNKNOWN_KIND_KEY}x", b'{"metadata":{"name":"x"}}'))))
+        await store.commit(made)
+        await store.close()
+        return len(puts)
+
+
+async def test_a_cell_goes_on_with_what_the_next_release_left_on_its_disk(tmp_path: Path) -> None:
+    platform = Platform(tmp_path / "cell.db")
+    await platform.start()
+    spec = WorkloadSpec(template=Template(command=("sleep", "1"), resources={"cpu": "1"}), replicas=2)
+    for item in (
+        Tenant(ObjectMeta(name="acme")),
+        PriorityClass(ObjectMeta(name="standard")),
+        Region(ObjectMeta(name="east"), RegionSpec(zones=("east-a",))),
+        Workload(ObjectMeta(name="web", namespace="acme"), spec),
+    ):
+        await platform.client.commit([Create(item)])
+    before = await platform.client.get(Workload, "web", "acme")
+    assert before is not None
+    await platform.stop()
+
+    assert await platform.upgraded_for_a_while() > 5
+    await platform.start()
+    try:
+        found = await platform.client.get(Workload, "web", "acme")
+        assert found is not None and (found.spec, found.uid) == (before.spec, before.uid)
+        entry = await platform.store.get(kinds.BY_NAME["Tenant"].store_key("", "acme"))
+        assert entry is not None
+        served = msgspec.json.decode(codec.wire(kinds.BY_NAME["Tenant"], entry.value, entry.revision))
+        assert served[UNKNOWN] == SAYS and served["metadata"][UNKNOWN] == SAYS, "kept while nobody rewrites it"
+        # What this release rewrites has what this release knows.
+        await platform.scale("web", 7)
+        key = kinds.BY_NAME["Workload"].store_key("acme", "web")
+        after = await platform.store.get(key)
+        assert after is not None and UNKNOWN.encode() not in after.value, "dropped by whoever rewrites it"
+        found = await platform.client.get(Workload, "web", "acme")
+        assert found is not None and found.spec.replicas == 7
+        assert await platform.client.get(Region, "east") is not None
+        other = await platform.store.get(f"{UNKNOWN_KIND_KEY}x")
+        assert other is not None and other.value == b'{"metadata":{"name":"x"}}', "a kind that is unknown is left alone"
+    finally:
+        await platform.stop()
+
+
+async def test_objects_are_read_with_unknown_fields_at_every_level(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "cell.db")
+    items = {
+        NODE: making.node("n1"),
+        REPLICA: making.replica(status=making.bound_status()),
+        REGION: making.region("east"),
+    }
+    puts = {
+        kind: Put(kind.store_key(i.metadata.namespace, i.metadata.name), codec.encode(i)) for kind, i in items.items()
+    }
+    await store.commit(stored(Release.NEXT, Txn(writes=tuple(puts.values()))))
+    objects = Objects(store, MemoryStore())
+    await objects.start()
+    try:
+        for kind, item in items.items():
+            found: Any = objects.get(kind, item.metadata.namespace, item.metadata.name)
+            assert codec.encode(found) == puts[kind].value
+            entry = objects.entry(kind, item.metadata.namespace, item.metadata.name)
+            assert entry is not None and entry.value.count(b'"tomorrow"') > 3
+    finally:
+        await objects.close()
+        await store.close()
+
+
+async def test_an_unknown_word_of_a_closed_vocabulary_stops_the_cell_and_names_the_object(
+    tmp_path: Path,
+) -> None:
+    """Nobody here would know how to act on it, and a guess could be wrong about what may run where."""
+    store = SqliteStore(tmp_path / "cell.db")
+    item = making.node("n1")
+    key = NODE.store_key("", "n1")
+    value = codec.encode(item).replace(b'"Live"', b'"Dozing"')
+    assert b"Dozing" in value
+    await store.commit(Txn(writes=(Put(key, value),)))
+    objects = Objects(store, MemoryStore())
+    with pytest.raises(StoreFailed, match=r"Node /nodes/n1 at revision 1 cannot be read: .*Dozing.* run the release"):
+        await objects.start()
+    await store.commit(Txn(writes=(Put(key, codec.encode(item)),)))
+    objects = Objects(store, MemoryStore())
+    await objects.start()
+    try:
+        # Written by a process of the next release that shares the store.
+        await store.commit(Txn(writes=(Put(key, value),)))
+        await until(lambda: _stopped(objects), "the cell notices")
+        with pytest.raises(StoreFailed, match=r"Node /nodes/n1 at revision 3 cannot be read"):
+            objects.check()
+    finally:
+        await objects.close()
+        await store.close()
+
+
+def _stopped(objects: Objects) -> bool:
+    try:
+        objects.check()
+    except StoreFailed:
+        return True
+    return False

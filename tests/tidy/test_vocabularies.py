@@ -1,0 +1,74 @@
+"""The closed vocabularies of what is stored and said between processes: a neighbour of the release before stops at a
+word it does not know (docs/decisions/0020), so that a new one is read by one release and written by the next.
+"""
+
+from __future__ import annotations
+
+import enum
+import typing
+from typing import Any
+
+import msgspec
+
+from holdfast.model import placement
+from holdfast.model.kinds import ALL
+
+CLOSED = {
+    "CapacityClass": "Firm Reclaimable Recovery",
+    "Contact": "Unseen Live Lapsed Fenced",
+    "Desired": "Run Stop",
+    "Driver": "process oci hollow",
+    "ExclusiveScope": "Region Global",
+    "FilterName": "Health Schedulable Residency Tenancy Labels Taints Resources Devices Ports Spread Affinity",
+    "GrantClass": "Normal Recovery Emergency",
+    "GuardAction": "Pause Rollback",
+    "HealthState": "Unknown Healthy Suspect Lost AwaitingWitness",
+    "Isolation": "Shared Dedicated",
+    "Operator": "In NotIn Exists DoesNotExist Gt Lt",
+    "OverrideKind": (
+        "AvoidZone AvoidRegion DeclareRegionLost PauseAutoscaler PauseRepair ApproveRepair "
+        "EmergencyQuota RaisePriority PinPolicy ShrinkBudget"
+    ),
+    "PartitionMode": "Wait Provisional",
+    "Phase": "Starting Running BackingOff Stopping Stopped Failed Succeeded",
+    "PromotionStage": "Draft Shadow Canary Active",
+    "Purpose": "Normal Recovery",
+    "QueueKey": "Priority Deadline Fairness Age",
+    "RecoveryPhase": "Open Recovered FailingBack Closed",
+    "ReleaseAction": "Stop Free",
+    "ReservationPhase": "Nominated Firm Consumed Released",
+    "RestartPolicy": "Always OnFailure Never",
+    "Result": "Accepted Already Rejected",
+    "ScoreName": "Locality Cost Fragmentation GpuShape Warm Balance Packing Spread Taints Evictions",
+    "TaintEffect": "NoSchedule PreferNoSchedule NoExecute",
+    "WorkloadType": "Service Batch",
+}
+"""Whoever adds a word adds it here, and nothing writes it before the release after the first that has it."""
+
+MESSAGES = (
+    placement.ReserveRequest,
+    placement.BindRequest,
+    placement.ReleaseRequest,
+    placement.RenewRequest,
+    placement.Answers,
+)
+
+
+def test_words_that_are_acted_on_come_in_two_releases() -> None:
+    found: dict[str, str] = {}
+    for kind in (*(row.type for row in ALL), *MESSAGES):
+        _walk(kind, frozenset(), found)
+    changed = {name for name in found.keys() | CLOSED.keys() if found.get(name) != CLOSED.get(name)}
+    assert not changed, (
+        f"{sorted(changed)}: read docs/decisions/0020-neighbours-of-two-releases.md, then say it in CLOSED"
+    )
+
+
+def _walk(kind: Any, above: frozenset[Any], found: dict[str, str]) -> None:
+    for part in typing.get_args(kind):
+        _walk(part, above, found)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        found[kind.__name__] = " ".join(str(word.value) for word in kind)
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in above:
+        for field in msgspec.structs.fields(kind):
+            _walk(field.type, above | {kind}, found)
