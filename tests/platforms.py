@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.sim.recorded import check_platform
 from needs import lacking
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,9 +151,16 @@ def get(url: str) -> dict[str, Any]:
     return body
 
 
+def assert_whole(state: Path) -> None:
+    """Whatever a test has done to a platform: what its cells recorded on this machine's disks keeps every promise."""
+    if any(state.glob("cells/*/store.sqlite")):
+        verdict = check_platform(state)
+        assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))
+
+
 @contextlib.contextmanager
 def running(state: Path, *words: str) -> Iterator[Up]:
-    """A platform from `holdfast up` until the block ends; `words` are more of its options."""
+    """A platform from `holdfast up` until the block ends, judged then; `words` are more of its options."""
     base = free_port_base()
     began = time.monotonic()
     try:
@@ -164,5 +172,6 @@ def running(state: Path, *words: str) -> Iterator[Up]:
             logs = "\n".join(f"== {p.name}\n{p.read_text()[-1500:]}" for p in sorted((state / "logs").glob("*.log")))
             pytest.fail(f"holdfast up: {done.returncode}\n{done.stderr}\n{logs}")
         yield Up(state, base, json.loads(done.stdout), time.monotonic() - began)
+        assert_whole(state)
     finally:
         holdfast("down", "--state", str(state), timeout_s=300, check=False)

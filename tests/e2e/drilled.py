@@ -1,4 +1,5 @@
-"""A platform with the sample work for drills, and the command line to it; one module starts one."""
+"""A platform with the sample work for drills, and the command line to it; one module starts one, and it is judged when
+the module is done (`platforms.running`)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 import platforms
-from holdfast.sim.recorded import check_platform
 
 
 def holdfast(*words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -20,5 +20,3 @@ def holdfast(*words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with platforms.running(tmp_path_factory.mktemp("drill") / "platform") as up:
         yield str(up.state)
-        verdict = check_platform(up.state)
-        assert not verdict.violations, "\n".join(map(str, verdict.violations[:10]))

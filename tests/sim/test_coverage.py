@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.sim.coverage import REASONS, TABLE, Coverage
+from holdfast.sim.remembered import recall, remember
+from holdfast.sim.runs import Total
 from holdfast.sim.unseen import ELSEWHERE
 
 ROOT = Path(__file__).parents[2]
@@ -34,3 +36,35 @@ def test_what_was_seen_is_not_listed() -> None:
     seen.reasons.update(REASONS)
     told = "\n".join(line for line in seen.lines() if not line.startswith("fault kinds"))
     assert "never" not in told and "Confined" not in told
+
+
+def _ran(**faults: int) -> Coverage:
+    run = Coverage()
+    run.transitions.update({("Queued", "Bound"): 3})
+    struck = {name.replace("_", " "): count for name, count in faults.items()}
+    run.of_one_seed(struck, [name for name, count in struck.items() if count])
+    return run
+
+
+def test_what_hardly_any_seed_has_is_told_with_its_share_however_often_it_strikes_there() -> None:
+    total = Coverage()
+    total.add(_ran(disk_full=500, conflict=1, slow_store=1))
+    for number in range(399):
+        total.add(_ran(conflict=1, slow_store=int(number < 3)))
+    (faults,) = (line for line in total.lines() if line.startswith("fault kinds"))
+    assert "; in fewer than 1% of 400 seeds: disk full (0.2%)" in faults
+    assert "conflict" not in faults and "slow store" not in faults, "four of four hundred are enough"
+    transitions = next(line for line in total.lines() if line.startswith("transitions"))
+    assert "in fewer" not in transitions
+
+
+def test_a_fault_that_strikes_and_is_never_felt_has_no_share() -> None:
+    run = Coverage()
+    run.of_one_seed({"disk full": 3, "conflict": 1}, ["conflict"])
+    (faults,) = (line for line in run.lines() if line.startswith("fault kinds"))
+    assert faults.endswith("in fewer than 1% of 1 seeds: disk full (0.0%)")
+
+
+def test_shares_are_kept_with_a_long_run(tmp_path: Path) -> None:
+    remember(tmp_path / "hours", Total(coverage=_ran(conflict=2)))
+    assert recall(tmp_path / "hours").coverage == _ran(conflict=2)

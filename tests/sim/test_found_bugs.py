@@ -25,7 +25,7 @@ def assignment(region: str, **spec: object) -> Assignment:
     return Assignment(metadata=ObjectMeta(name=f"job.{region}.normal", namespace="acme"), spec=made)
 
 
-def status(item: Assignment, **values: int) -> Assignment:
+def status(item: Assignment, **values: object) -> Assignment:
     return msgspec.structs.replace(item, status=AssignmentStatus(**values))  # type: ignore[arg-type]
 
 
@@ -48,9 +48,14 @@ def test_an_ordinal_is_in_one_region() -> None:
 
 def test_an_ordinal_stays_where_it_is_and_moves_only_when_it_was_let_go() -> None:
     east = assignment("east", exclusive=Exclusivity(), ordinals=(0, 1), replicas=2)
-    there = status(east, observed_epoch=2, replicas=2)
+    there = status(east, observed_epoch=2, replicas=2, ordinals=(0, 1))
     assert share_ordinals({"east": 1, "west": 1}, [there]) == {"east": (0,), "west": ()}, "no third one beside the two"
     shrunk = assignment("east", exclusive=Exclusivity(), ordinals=(0,), replicas=1, epoch=3)
-    assert share_ordinals({"east": 1, "west": 1}, [status(shrunk, observed_epoch=2, replicas=2)])["west"] == ()
-    assert share_ordinals({"east": 1, "west": 1}, [status(shrunk, observed_epoch=3, replicas=2)])["west"] == ()
-    assert share_ordinals({"east": 1, "west": 1}, [status(shrunk, observed_epoch=3, replicas=1)])["west"] == (1,)
+    one = status(shrunk, observed_epoch=3, replicas=1, ordinals=(0,))
+    assert share_ordinals({"east": 1, "west": 1}, [both(shrunk, observed_epoch=2)])["west"] == ()
+    assert share_ordinals({"east": 1, "west": 1}, [both(shrunk, observed_epoch=3)])["west"] == ()
+    assert share_ordinals({"east": 1, "west": 1}, [one])["west"] == (1,)
+
+
+def both(item: Assignment, *, observed_epoch: int) -> Assignment:
+    return status(item, observed_epoch=observed_epoch, replicas=2, ordinals=(0, 1))

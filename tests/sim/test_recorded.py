@@ -8,13 +8,17 @@ from tests.authority.cell import Cell
 
 from holdfast.model import codec
 from holdfast.model.binding import Binding
+from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec, ScorePart
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.kinds import kind_of
 from holdfast.model.placement import ReleaseAction, Result
-from holdfast.model.replica import Phase
-from holdfast.model.workload import Exclusivity
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Phase, ReleaseBlock
+from holdfast.model.workload import Disruption, Exclusivity
+from holdfast.sim.checkers.decisions import BUILT_IN
 from holdfast.sim.recorded import check_platform, judge, read_sqlite
 from holdfast.store.contract import Put, Txn
+from making import assignment, meta, replica, serving_status
 
 
 async def put(cell: Cell, item) -> None:
@@ -91,6 +95,26 @@ async def test_a_decision_that_was_changed_is_found(cell, tmp_path):
     moved = msgspec.structs.replace(binding.spec, node="n2")
     await put(cell, msgspec.structs.replace(binding, spec=moved))
     assert {"S10", "S5"} <= set(promises(tmp_path))
+
+
+async def test_a_decision_that_was_weighed_by_another_policy_than_it_names_is_found(cell, tmp_path):
+    entry = DecisionEntry(replica="web-0", uid="u", scores=(ScorePart("Packing", 1, 5),))
+    spec = DecisionSpec(request="web", workload="web", policy_revision=BUILT_IN, entries=(entry,))
+    await put(cell, Decision(metadata=meta("web-x", "acme"), spec=spec))
+    assert "S10" in promises(tmp_path)
+
+
+async def test_more_let_go_at_once_than_may_is_found(cell, tmp_path):
+    mine = assignment(where="us-east", disruption=Disruption(max_unavailable=1))
+    await put(cell, mine)
+    made = [replica(number, mine, status=serving_status()) for number in range(2)]
+    for one in made:
+        await put(cell, one)
+    for number, one in enumerate(made):
+        assert "budget" not in promises(tmp_path), f"{number} of one that may"
+        block = ReleaseBlock(reason=Reason.DRAINED, attempt=1)
+        await put(cell, msgspec.structs.replace(one, status=msgspec.structs.replace(one.status, release=block)))
+    assert "budget" in promises(tmp_path)
 
 
 async def test_a_successor_of_exclusive_work_without_proof_of_its_end_is_found(cell, tmp_path):

@@ -100,6 +100,27 @@ def test_digests_that_differ_are_a_failure() -> None:
     assert (total.violations, total.failed) == (1, [1])
 
 
+def test_an_interrupt_in_the_middle_of_a_fork_is_not_lost() -> None:
+    """Python passes over what is raised inside the hooks of a fork; the hook here sends the signal just there."""
+    program = """
+import os, signal
+from holdfast.sim.nursery import Nursery
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT))
+nursery = Nursery(lambda number: number)
+try:
+    nursery.begin(7)
+    print("lost")
+except KeyboardInterrupt:
+    print("heard, with", len(nursery), "child")
+ends = nursery.ended(30.0)
+while not ends:
+    ends = nursery.ended(30.0)
+print("and it ended with", ends[0].result)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["heard, with 1 child", "and it ended with 7"], done.stderr
+
+
 @pytest.mark.slow
 def test_a_long_run_is_killed_interrupted_and_goes_on(tmp_path: Path) -> None:
     state = tmp_path / ".sim" / "hours.json"

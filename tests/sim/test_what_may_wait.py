@@ -80,19 +80,37 @@ def test_what_is_to_be_replaced_stays_while_the_repaired_waits_for_room_in_a_reg
 def test_it_does_not_stay_for_any_other_reason(changes: dict[str, Any]) -> None:
     two = Two()
     two.block = msgspec.structs.replace(two.block, **changes)
-    assert two.found() == ["west: replica api-west-1 is Running"]
+    assert two.found() == ["west: replica acme/api-west-1 is Running"]
 
 
 def test_nor_when_nobody_waits() -> None:
     two = Two()
     two.waiting = None
-    assert two.found() == ["west: replica api-west-1 is Running"]
+    assert two.found() == ["west: replica acme/api-west-1 is Running"]
 
 
 def test_nor_does_work_that_could_get_ready() -> None:
     two = Two()
     two.stuck = again(two.stuck, spec=msgspec.structs.replace(two.stuck.spec, template=TEMPLATE))
-    assert two.found() == ["west: replica api-west-1 is Running"]
+    assert two.found() == ["west: replica acme/api-west-1 is Running"]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_nothing_is_at_rest_while_nobody_has_looked_at_what_was_asked_last(seen: bool) -> None:
+    court = Court(VirtualLoop(random.Random(1)))
+    made = workload()
+    summary = msgspec.structs.replace(made.status.summary, serving=2)
+    serving = Condition(type="Serving", status="True", reason=Reason.ALL_SERVING)
+    observed = made.metadata.generation - (not seen)
+    status = msgspec.structs.replace(
+        made.status, summary=summary, conditions=(serving,), observed_generation=observed
+    )  # fmt: skip
+    made = again(made, status=status)
+    court.state("global")[key_of(made)] = made
+    wanted = Wanted()
+    wanted.services[(made.metadata.namespace, made.metadata.name)] = 2
+    found = Unsettled(court, wanted, (), ()).found
+    assert found == ([] if seen else ["acme/api was changed, and nobody has looked at it since"])
 
 
 @pytest.mark.parametrize("reason", [Reason.SCALE_LIMITED, Reason.LOAD_WITHIN_TARGET, Reason.SCALE_HELD])
@@ -102,7 +120,7 @@ def test_nothing_is_at_rest_while_a_number_is_on_its_way_to_another(reason: Reas
     summary = msgspec.structs.replace(made.status.summary, serving=2)
     serving = Condition(type="Serving", status="True", reason=Reason.ALL_SERVING)
     status = msgspec.structs.replace(
-        made.status, scale=ScaleBlock(2, reason, ""), summary=summary, conditions=(serving,)
+        made.status, scale=ScaleBlock(2, reason, ""), summary=summary, conditions=(serving,), observed_generation=1
     )
     made = again(made, status=status)
     court.state("global")[key_of(made)] = made

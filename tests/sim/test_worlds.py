@@ -17,7 +17,7 @@ RUNS = [range(first, first + 10) for first in range(1, WORLDS + 1, 10)]
 KEPT = (
     1, 5, 7, 8, 10, 12, 16, 18, 20, 21, 24, 26, 27, 33, 34, 36, 38, 50, 64, 70, 95, 103, 105, 109,
     141, 143, 212, 223, 251, 261, 271, 291, 304, 313, 326, 363, 401, 410, 439, 470, 480, 542, 584, 595,
-    752,
+    622, 752, 784, 837, 912, 20075, 20141, 20237,
 )  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def judge(outcome: Outcome) -> None:
     assert outcome.ok, "\n".join([story.headline(outcome), *story.complaints(outcome), f"make sim SEED={outcome.seed}"])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_small_world_keeps_its_promises(seed: int) -> None:
     runs.quiet()
     judge(World(seed, SMALL).run())

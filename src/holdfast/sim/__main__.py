@@ -65,8 +65,8 @@ def _check(state: Path) -> int:
     from holdfast.sim.recorded import check_platform
 
     verdict = check_platform(state)
-    for violation in verdict.violations:
-        print(violation)
+    for line in verdict.lines():
+        print(line)
     print(f"{state}: {verdict}")
     return 1 if verdict.violations else 0
 

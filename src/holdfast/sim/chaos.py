@@ -87,6 +87,9 @@ class Kind(enum.StrEnum):
     BREAK_GLASS = "override given in a region"
     OVERRIDE_GIVEN = "override given"
     NODE_TAINTED = "node tainted"
+    # Two releases side by side
+    NEXT_RELEASE = "next release"
+    FORMER_RELEASE = "former release"
 
 
 RATES: dict[Kind, float] = {
@@ -123,6 +126,9 @@ MENDED_BY_RESYNC = frozenset({Kind.WATCH_STALL, Kind.CACHES_STALE})
 """What leaves a part without news for long, unless it compares everything from time to time."""
 SHARE_ENABLED = 0.4
 """How many of the kinds a run has, about."""
+LATER = frozenset({Kind.NEXT_RELEASE, Kind.FORMER_RELEASE})
+SHARE_LATER = 0.08
+"""Kinds that came later, each with a draw of its own: seeds that do not draw them stay the worlds they were."""
 STRIKES_KEPT = 10_000
 
 
@@ -167,28 +173,33 @@ class Chaos:
         only: frozenset[str] | None = None,
     ) -> None:
         draw = stream(seed, "chaos/swarm")
-        drawn = frozenset(k for k in Kind if draw.random() < SHARE_ENABLED)
-        self.enabled = frozenset(enabled) if enabled is not None else drawn | also
+        drawn = frozenset(k for k in Kind if k not in LATER and draw.random() < SHARE_ENABLED)
+        later = frozenset(k for k in LATER if stream(seed, f"chaos/swarm/{k}").random() < SHARE_LATER)
+        self.enabled = frozenset(enabled) if enabled is not None else drawn | later | also
         self.struck: list[Struck] = []
         self.acts: list[Struck] = []
         """What users did, by name and in order: told beside the faults, and left out like them."""
         self.fired: Counter[Kind] = Counter()
+        self.felt: Counter[Kind] = Counter()
+        """Those that took effect: a trap may lie where nobody steps, and what an operator asks for may be refused."""
         self.healed = False
+        self.healed_s = 0.0
         self._only = only
         self._seed = seed
         self._clock = clock
         self._occasions: dict[tuple[Kind, str], _Occasions] = {}
-        self._begun = False
+        self.live: frozenset[Kind] = frozenset()
+        """The kinds that can strike now: none before it begins, and none once it is over."""
         self._stale_until_s: dict[str, float] = {}
         """By cell, or by cell and kind: until when the watches inside it tell nothing."""
 
     def begin(self) -> None:
         """From here on things go wrong; until then the world is set up in peace."""
-        self._begun = True
+        self.live = frozenset() if self.healed else self.enabled
 
     def strikes(self, kind: Kind, place: str) -> random.Random | None:
         """The fault's own stream of chance when it happens on this occasion; None when it does not."""
-        if self.healed or not self._begun or kind not in self.enabled:
+        if kind not in self.live:
             return None
         occasions = self._occasions.get((kind, place))
         if occasions is None:
@@ -202,6 +213,7 @@ class Chaos:
         if not self.allows(name):
             return None
         self.note(kind, name)
+        self.felt[kind] += 1
         return stream(self._seed, f"chaos/{name}")
 
     def allows(self, name: str) -> bool:
@@ -229,3 +241,5 @@ class Chaos:
 
     def heal(self) -> None:
         self.healed = True
+        self.live = frozenset()
+        self.healed_s = self._clock()

@@ -36,6 +36,9 @@ class Ears(Protocol):
     def crossed(self, cell: str, kind: str, namespace: str, others: Sequence[str]) -> None:
         """Told when a watch of one namespace delivers objects of another."""
 
+    def misunderstood(self, cell: str, what: str) -> None:
+        """Told when what one release says to another is refused, or does not arrive as it was said."""
+
     def said(self, reasons: Iterable[str]) -> None:
         """Told of the reasons in events and in the authority's answers, which no disk keeps."""
 
@@ -137,24 +140,28 @@ class InsideClient:
     async def _watch(
         self, kind: type[O], namespace: str, after: int, fields: Mapping[str, str] | None
     ) -> AsyncIterator[Sequence[Seen[O]]]:
-        strikes, place = self._chaos.strikes, f"{self._inner.cell}/{kind.__name__}"
+        chaos, cell = self._chaos, self._inner.cell
+        strikes, place = chaos.strikes, f"{cell}/{kind.__name__}"
         if strikes(Kind.WATCH_EXPIRED, place) is not None:
             raise Expired("the revision is compacted (simulated): list again")
-        heard = _overheard(self._inner, kind, namespace, after, fields=fields, ears=self._ears)
-        async with contextlib.aclosing(heard):  # one that is only dropped ends whenever its last frame is forgotten
-            async for batch in heard:
-                if strikes(Kind.WATCH_DROP, place) is not None:
-                    raise Unavailable("the watch was dropped (simulated)")
-                if (own := strikes(Kind.WATCH_STALL, place)) is not None:
-                    await asyncio.sleep(own.uniform(*STALL_S))
-                    raise Unavailable("the watch stalled and was dropped (simulated)")
-                if (own := strikes(Kind.WATCH_DELAY, place)) is not None:
-                    await asyncio.sleep(own.uniform(*DELAY_S))
-                while (left_s := self._chaos.stale_s(self._inner.cell, kind.__name__)) > 0:
-                    await asyncio.sleep(min(left_s, STALE_LOOK_S))
+        ear = _Ear(self._ears, cell, kind, namespace, after, whole=not namespace and not fields)
+        async for batch in self._inner.watch(kind, namespace, after=after, fields=fields):
+            ear.hear(batch)
+            if chaos.healed:
                 yield batch
-                if strikes(Kind.WATCH_DUPLICATE, place) is not None:
-                    yield batch
+                continue
+            if strikes(Kind.WATCH_DROP, place) is not None:
+                raise Unavailable("the watch was dropped (simulated)")
+            if (own := strikes(Kind.WATCH_STALL, place)) is not None:
+                await asyncio.sleep(own.uniform(*STALL_S))
+                raise Unavailable("the watch stalled and was dropped (simulated)")
+            if (own := strikes(Kind.WATCH_DELAY, place)) is not None:
+                await asyncio.sleep(own.uniform(*DELAY_S))
+            while (left_s := chaos.stale_s(cell, kind.__name__)) > 0:
+                await asyncio.sleep(min(left_s, STALE_LOOK_S))
+            yield batch
+            if strikes(Kind.WATCH_DUPLICATE, place) is not None:
+                yield batch
 
     async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
         committed = await self._inner.commit(writes, token=token, brief=brief)
@@ -202,16 +209,34 @@ class InsideClient:
 async def _overheard(
     client: Client, kind: type[O], namespace: str, after: int, *, fields: Mapping[str, str] | None, ears: Ears
 ) -> AsyncGenerator[Sequence[Seen[O]], None]:
-    whole = not namespace and not fields
+    ear = _Ear(ears, client.cell, kind, namespace, after, whole=not namespace and not fields)
     async for batch in client.watch(kind, namespace, after=after, fields=fields):
+        ear.hear(batch)
+        yield batch
+
+
+class _Ear:
+    """What the checkers hear of one watch, batch by batch."""
+
+    def __init__(
+        self, ears: Ears, cell: str, kind: type[Object], namespace: str, after: int, *, whole: bool
+    ) -> None:  # fmt: skip
+        self._ears = ears
+        self._cell = cell
+        self._kind = kind.__name__
+        self._namespace = namespace
+        self._after = after
+        self._whole = whole
+
+    def hear(self, batch: Sequence[Seen[Any]]) -> None:
+        namespace = self._namespace
         if namespace:
             others = [str(seen.object.key) for seen in batch if seen.object is not None and _elsewhere(seen, namespace)]
             if others:
-                ears.crossed(client.cell, kind.__name__, namespace, others)
-        if whole and batch:
-            ears.watched(client.cell, kind.__name__, after, batch)
-            after = batch[-1].revision
-        yield batch
+                self._ears.crossed(self._cell, self._kind, namespace, others)
+        if self._whole and batch:
+            self._ears.watched(self._cell, self._kind, self._after, batch)
+            self._after = batch[-1].revision
 
 
 def _elsewhere(seen: Seen[Any], namespace: str) -> bool:

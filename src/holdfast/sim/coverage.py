@@ -1,10 +1,11 @@
-"""What a run has exercised: transitions of the lifecycle table, fault kinds and reasons. What none did is listed."""
+"""What a run has exercised: transitions of the lifecycle table, fault kinds and reasons. What none did is listed, and
+what hardly any did: a fault that strikes in fewer than one seed of a hundred may as well not be there.
+"""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -15,18 +16,30 @@ from holdfast.sim.checkers import Commit
 from holdfast.sim.unseen import ELSEWHERE
 from holdfast.store.contract import Put
 
-_REASON = re.compile(rb'[rR]eason":"(\w+)"')
 _SAYS_WHY = b'eason":"'
 TABLE = frozenset((str(t.source or ""), str(t.target)) for t in TRANSITIONS)
 REASONS = frozenset(reason.value for reason in Reason)
 
 
+SHARE_LEAST = 0.01
+"""In so many seeds each kind of fault, and each transition, must come."""
+
+
 class Coverage(msgspec.Struct):
-    """Counts by name; added up over many runs."""
+    """Counts by name; added up over many runs. `in_seeds` counts seeds, not how often something came in one: of every
+    fault kind, by its name, those where it took effect; of every transition, as it is told."""
 
     transitions: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     faults: Counter[str] = msgspec.field(default_factory=Counter)
     reasons: Counter[str] = msgspec.field(default_factory=Counter)
+    seeds: int = 0
+    in_seeds: Counter[str] = msgspec.field(default_factory=Counter)
+
+    def of_one_seed(self, struck: Mapping[str, int], felt: Iterable[str]) -> None:
+        """Everything of one run has been seen: the faults that struck, and those that took effect."""
+        self.faults = Counter(struck)
+        self.seeds = 1
+        self.in_seeds = Counter([*felt, *map(_passed, self.transitions)])
 
     def see(self, commit: Commit) -> None:
         for change in commit.changed:
@@ -37,29 +50,46 @@ class Coverage(msgspec.Struct):
                     self.transitions[(str(before), str(after))] += 1
         for write in commit.txn.writes:
             if isinstance(write, Put) and _SAYS_WHY in write.value:
-                self.reasons.update({text.decode() for text in _REASON.findall(write.value)})
+                for name in {part[: part.index(b'"')] for part in write.value.split(_SAYS_WHY)[1:]}:
+                    if name.isalnum():
+                        self.reasons[name.decode()] += 1
 
     def add(self, other: Coverage) -> None:
         self.transitions.update(other.transitions)
         self.faults.update(other.faults)
         self.reasons.update(other.reasons)
+        self.seeds += other.seeds
+        self.in_seeds.update(other.in_seeds)
 
     def lines(self) -> Iterable[str]:
         """What was and what was never exercised."""
         seen = {pair for pair in self.transitions if pair in TABLE}
-        yield f"transitions: {len(seen)} of {len(TABLE)}" + _never(f"{a or 'none'} → {b}" for a, b in TABLE - seen)
+        yield (
+            f"transitions: {len(seen)} of {len(TABLE)}"
+            + _never(map(_passed, TABLE - seen))
+            + self._rare(map(_passed, seen))
+        )
         beside = sorted(pair for pair in self.transitions if pair not in TABLE)
         if beside:
-            yield "not in the table: " + ", ".join(
-                f"{a or 'none'} → {b} ({self.transitions[(a, b)]})" for a, b in beside
-            )
+            yield "not in the table: " + ", ".join(f"{_passed(pair)} ({self.transitions[pair]})" for pair in beside)
         kinds = {kind.value for kind in Kind}
-        yield f"fault kinds: {len(kinds & set(self.faults))} of {len(kinds)}" + _never(kinds - set(self.faults))
+        struck = kinds & set(self.faults)
+        yield f"fault kinds: {len(struck)} of {len(kinds)}" + _never(kinds - struck) + self._rare(struck)
         known = REASONS & set(self.reasons)
         left = REASONS - known
         yield f"reasons: {len(known)} of {len(REASONS)}" + _never(left - set(ELSEWHERE))
         for name in sorted(left & set(ELSEWHERE)):
             yield f"  {name}: {ELSEWHERE[name]}"
+
+    def _rare(self, names: Iterable[str]) -> str:
+        """Those that came, and in too few seeds, with their share."""
+        shares = sorted((self.in_seeds[name] / max(1, self.seeds), name) for name in names)
+        rare = [f"{name} ({share:.1%})" for share, name in shares if share < SHARE_LEAST]
+        return f"; in fewer than {SHARE_LEAST:.0%} of {self.seeds} seeds: {', '.join(rare)}" if rare else ""
+
+
+def _passed(pair: tuple[str, str]) -> str:
+    return f"{pair[0] or 'none'} → {pair[1]}"
 
 
 def _never(names: Iterable[str]) -> str:

@@ -33,6 +33,8 @@ FIRST = (
 )  # fmt: skip
 """Seeds draw from these. Any other scenario takes a share of its own of their seeds, so that one more leaves nearly all
 seeds the worlds they were: those that are kept because they failed once, too."""
+SHARES = {"failures-unheard": 0.02}
+"""Scenarios that show what hardly any other world does: so many of all seeds begin from each, by a draw of its own."""
 SHARE_UNSYNCED = 0.1
 """In how many of the others nothing is ever compared as a whole: what was not heard of stays undone, and is seen."""
 
@@ -160,15 +162,16 @@ class Origin(msgspec.Struct, frozen=True):
 
 def base_of(seed: int) -> Origin | None:
     chance = stream(seed, "base")
-    if chance.random() >= SHARE_BASED:
+    own = next((name for name, share in SHARES.items() if stream(seed, f"begins/{name}").random() < share), "")
+    if chance.random() >= SHARE_BASED and not own:
         return None
-    scenario = load(_chosen(seed, chance.choice(FIRST)))
+    scenario = load(own or _chosen(seed, chance.choice(FIRST)))
     title, troubles = chance.choice(list(scenario.variants()))
     return Origin(title, scenario.shape_for(troubles), troubles, frozenset(scenario.riding))
 
 
 def _chosen(seed: int, drawn: str) -> str:
-    others = (name for name in names() if name not in FIRST)
+    others = (name for name in names() if name not in FIRST and name not in SHARES)
     return next((name for name in others if stream(seed, f"base/{name}").random() < 1 / len(FIRST)), drawn)
 
 

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from holdfast.model.errors import Ambiguous, Conflict, Fault, StoreFailed, Unavailable
+from holdfast.sim import releases
 from holdfast.sim.chaos import Chaos, Kind
 from holdfast.sim.loop import WORLD, VirtualLoop
+from holdfast.sim.releases import Release
 from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Txn
 from holdfast.store.memory import MemoryStore
 
@@ -44,6 +46,8 @@ class Disk:
         """The commit, counted from here, whose answer is lost: before it takes effect when negative, else after."""
         self.way_s = 0.0
         """For how long the newest commit was on its way, as the store was slow or the process stood still in it."""
+        self.by = Release.PRESENT
+        """The release of the process that made the newest commit."""
 
     def sprung(self) -> int:
         """-1 or 1 for the commit that the trap was set for, 0 for every other."""
@@ -53,9 +57,9 @@ class Disk:
         self.trap -= side
         return 0 if self.trap else side
 
-    async def commit(self, txn: Txn, way_s: float = 0.0) -> Committed:
+    async def commit(self, txn: Txn, way_s: float = 0.0, by: Release = Release.PRESENT) -> Committed:
         committed = await self.store.commit(txn)
-        self.way_s = way_s
+        self.way_s, self.by = way_s, by
         for witness in self.witnesses:
             witness(txn, committed)
         return committed
@@ -76,6 +80,7 @@ class Mounted:
         *,
         crash: Callable[[], None],
         pause: Callable[[float], None],
+        release: Release = Release.PRESENT,
     ) -> None:
         self._disk = disk
         self._chaos = chaos
@@ -83,6 +88,7 @@ class Mounted:
         self._chance = chance
         self._crash = crash
         self._pause = pause
+        self._release = release
         self._failure: StoreFailed | None = None
         self._ends: list[Callable[[], None]] = []
         self._failed: list[Callable[[Fault], None]] = []
@@ -108,25 +114,44 @@ class Mounted:
 
     async def get(self, key: str, *, at: int | None = None) -> Entry | None:
         self._check()
-        return await self._disk.store.get(key, at=at)
+        entry = await self._disk.store.get(key, at=at)
+        return entry if self._release is Release.PRESENT else releases.read(self._release, entry)
 
     async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
         self._check()
-        return await self._disk.store.range(prefix, at=at, after=after, limit=limit)
+        page = await self._disk.store.range(prefix, at=at, after=after, limit=limit)
+        return page if self._release is Release.PRESENT else _read_page(self._release, page)
 
     async def commit(self, txn: Txn) -> Committed:
-        strikes, cell = self._chaos.strikes, self._disk.cell
-        asked_s = self._loop.time()
-        self._disk.asked(cell, asked_s)
+        disk, chaos = self._disk, self._chaos
+        asked_s = self._loop.now_s
+        if self._release is not Release.PRESENT:
+            txn = releases.stored(self._release, txn)
+        disk.asked(disk.cell, asked_s)
         await self._loop.nap(self._chance.uniform(*COMMIT_S))
         self._check()
-        if self._disk.full and txn.writes:
+        if disk.full and txn.writes:
+            chaos.felt[Kind.DISK_FULL] += 1
             raise self._fail(StoreFailed("the disk is full (simulated): nothing was written, and nothing more will be"))
+        trapped = await self._hand_over(txn) if chaos.live or disk.trap else 0
+        self._check()
+        committed = await disk.commit(txn, self._loop.now_s - asked_s, self._release)
+        if chaos.live:
+            await self._at_the_seam(Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
+        if chaos.strikes(Kind.TIMEOUT_AFTER, disk.cell) is not None or trapped > 0:
+            await asyncio.sleep(TIMEOUT_S)
+            raise Ambiguous("the store did not answer (simulated, committed)")
+        return committed
+
+    async def _hand_over(self, txn: Txn) -> int:
+        """What can go wrong before a commit takes effect. Positive where its answer is to be lost."""
+        strikes, cell = self._chaos.strikes, self._disk.cell
         if (own := strikes(Kind.SLOW, cell)) is not None:
             await asyncio.sleep(own.uniform(*SLOW_S))
         if txn.writes and strikes(Kind.CONFLICT, cell) is not None:
             raise Conflict("another writer came first (simulated)")
         trapped = self._disk.sprung() if txn.writes else 0
+        self._chaos.felt[Kind.TIMEOUT_AT] += trapped != 0
         if strikes(Kind.TIMEOUT_BEFORE, cell) is not None or trapped < 0:
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not answer (simulated, not committed)")
@@ -135,18 +160,13 @@ class Mounted:
             self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*LATE_S)), name="late commit")
             await asyncio.sleep(TIMEOUT_S)
             raise Ambiguous("the store did not answer (simulated, still on its way)")
-        if _under_term(txn) and (own := strikes(Kind.CRASH_LATE, cell)) is not None:
+        crashing = Kind.CRASH_LATE in self._chaos.live and _under_term(txn)
+        if crashing and (own := strikes(Kind.CRASH_LATE, cell)) is not None:
             self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*VERY_LATE_S)), name="late commit")
             self._crash()
             await asyncio.sleep(0)
         await self._at_the_seam(Kind.CRASH_BEFORE, Kind.PAUSE_BEFORE)
-        self._check()
-        committed = await self._disk.commit(txn, self._loop.time() - asked_s)
-        await self._at_the_seam(Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
-        if strikes(Kind.TIMEOUT_AFTER, cell) is not None or trapped > 0:
-            await asyncio.sleep(TIMEOUT_S)
-            raise Ambiguous("the store did not answer (simulated, committed)")
-        return committed
+        return trapped
 
     async def _at_the_seam(self, crash: Kind, pause: Kind) -> None:
         """Dies, or stands still, exactly here: the places where half of something is done."""
@@ -161,7 +181,7 @@ class Mounted:
     async def _arrive_late(self, txn: Txn, after_s: float) -> None:
         await asyncio.sleep(after_s)
         try:
-            await self._disk.commit(txn, after_s)
+            await self._disk.commit(txn, after_s, self._release)
         except Conflict:
             return
 
@@ -184,7 +204,8 @@ class Mounted:
         return self._failure is not None
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
-        return self._disk.store.watch(prefix, after=after)
+        changes = self._disk.store.watch(prefix, after=after)
+        return changes if self._release is Release.PRESENT else _Read(self._release, changes)
 
     def subscribe(self, told: Any, failed: Any, *, after: int) -> Callable[[], None]:
         end = self._disk.store.subscribe(told, failed, after=after)
@@ -210,6 +231,29 @@ class Mounted:
 
     async def close(self) -> None:
         raise Unavailable("a simulated disk is not closed")
+
+
+class _Read:
+    """A watch as a process of another release sees it."""
+
+    def __init__(self, release: Release, changes: AsyncIterator[Sequence[Change]]) -> None:
+        self._release = release
+        self._changes = changes
+
+    def __aiter__(self) -> _Read:
+        return self
+
+    async def __anext__(self) -> Sequence[Change]:
+        read, release = releases.read, self._release
+        return [
+            Change(change.key, change.revision, read(release, change.entry), read(release, change.previous))
+            for change in await anext(self._changes)
+        ]
+
+
+def _read_page(release: Release, page: Page) -> Page:
+    entries = (releases.read(release, entry) for entry in page.entries)
+    return Page(tuple(entry for entry in entries if entry is not None), page.revision, page.more)
 
 
 def _under_term(txn: Txn) -> bool:

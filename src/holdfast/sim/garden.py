@@ -17,7 +17,7 @@ from holdfast.sim.mutations import MUTATIONS
 from holdfast.sim.nursery import Nursery
 from holdfast.sim.planted_kept import Kept
 from holdfast.sim.planted_page import Table, lines, row_of
-from holdfast.sim.planting import Ask, Caught, Tried, search, seeds_for, try_out
+from holdfast.sim.planting import MEDIAN_MAX, Ask, Caught, Tried, search, seeds_for, try_out
 
 PROGRESS_EVERY_S = 60.0
 LOOK_EVERY_S = 1.0
@@ -62,7 +62,12 @@ def plant(wish: Wish, told: Callable[[str], None]) -> int:
         told(f"the control fails with seed {seed} ({table.control.said[seed]}): make sim SEED={seed}")
     if wish.page is not None:
         wish.page.write_text("\n".join(lines(table)) + "\n")
-    return 1 if table.missed or table.control.alarms else 0
+    for name in table.disproven:
+        told(f"{name} was caught, and there is a proof that it cannot be: one of both is wrong")
+    late = wish.name == "all" and table.median > MEDIAN_MAX
+    if late:
+        told(f"the catalogue took {table.median:g} seeds in the median; at most {MEDIAN_MAX} is asked for")
+    return 1 if table.missed or table.disproven or table.control.alarms or late else 0
 
 
 def _alone(seed: int) -> Search:

@@ -1,19 +1,56 @@
 """Everything that was written, key by key, and how to tell it: who changed what, when, and from what to what.
 
-Objects are kept as they are; words are made only when someone asks.
+Objects are kept as they are; words are made only when someone asks. Told is what changed the course of things: that a
+record was renewed or stamped with another time is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
 
+from holdfast.model.lifecycle import stage
+from holdfast.model.replica import Replica
 from holdfast.sim.checkers import Commit
+from holdfast.sim.checkers.ownership import TERM_KEY
+from holdfast.sim.words import named
+from holdfast.store.contract import Txn
 
-FIELDS_SHOWN = 8
+FIELDS_SHOWN = 5
 VALUE_CHARS = 90
+WHEN = frozenset(
+    {
+        "lastTransitionTime", "since", "at", "heardAt", "seenAt", "renewTime", "renewedAt", "acquireTime", "startedAt",
+        "boundAt", "reservedAt", "assignedAt", "queuedAt", "readyAt", "readySince", "servingAt", "progressedAt",
+        "progressAt", "nextTryAt", "nextAt", "wakeUpAt", "askedAt", "detectedAt", "stableSince", "idleSince",
+        "lastObservedTime", "spendUntil", "agentVersion", "position", "lastAttemptAt", "creationTimestamp",
+        "generation",
+    }
+)  # fmt: skip
+"""Fields that only say when, or count: they change with every record of the same thing."""
+SHOWN_AT_BIRTH = (
+    ("replicas", "{} replicas"), ("ordinals", "ordinals {}"), ("region", "in {}"), ("replica", "for replica {}"),
+    ("node", "on node {}"), ("attempt", "attempt {}"), ("holds", "drawing {}"), ("limit", "limit {}"),
+    ("hard", "hard {}"), ("sequence", "sequence {}"), ("scores", "weighing {}"), ("policyRevision", "by policy {}"),
+    ("kind", "{}"), ("ttlSeconds", "for {} s"), ("epoch", "epoch {}"), ("expiresAt", "until {}"),
+)  # fmt: skip
+
+
+def author_of(txn: Txn, writer: str) -> str:
+    """Who made a commit, in short: whatever compares the authority's term was written by it, for whoever asked."""
+    name = _short_name(writer)
+    if any(compare.key == TERM_KEY for compare in txn.compares) and name != "authority":
+        return f"authority, for {name}" if name else "authority"
+    return name or "nobody"
+
+
+@cache
+def _short_name(writer: str) -> str:
+    parts = writer.removeprefix("holdfast:").removeprefix("controller:").split(":")
+    return {"node": "agent {}", "hollow": "agent {}", "region": "link of {}"}.get(parts[0], "{}").format(parts[-1])
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -24,9 +61,23 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     old: Any
     new: Any
 
-    def __str__(self) -> str:
-        who = self.writer.removeprefix("holdfast:").removeprefix("controller:") or "nobody"
-        return f"{self.at_s:9.3f} s  {self.cell:7} {who:22} {self.key}  {_told(self.old, self.new)}"
+    def what(self, most: int = FIELDS_SHOWN) -> str:
+        """What changed, with at most so many fields; empty when nothing did but times, or a status that caught up."""
+        if self.new is None:
+            return "removed"
+        after = _plain(self.new)
+        if self.old is None:
+            return ", ".join(("created", *_at_birth(after)))
+        before = _plain(self.old)
+        rows = list(_differences(before, after))
+        if len(rows) == 1 and _caught_up(before, after):
+            return ""
+        rows = [*_passed(self.old, self.new), *rows] if rows else rows
+        more = f" … {len(rows) - most} more" if len(rows) > most else ""
+        return "; ".join(rows[:most]) + more
+
+    def told(self, most: int = FIELDS_SHOWN) -> str:
+        return f"{self.cell:7} {self.writer:24} {named(self.key)}: {self.what(most)}"
 
 
 class History:
@@ -47,16 +98,26 @@ class History:
         return self.of(key for key in self._by_key if text in key)
 
 
-def _told(old: Any, new: Any) -> str:
-    if new is None:
-        return "removed"
-    after = _plain(new)
-    if old is None:
-        node = after.get("spec", {}).get("node")
-        return f"created, on node {node}" if node else "created"
-    rows = list(_differences(_plain(old), after))
-    more = f" … {len(rows) - FIELDS_SHOWN} more" if len(rows) > FIELDS_SHOWN else ""
-    return "; ".join(rows[:FIELDS_SHOWN]) + more
+def _passed(old: Any, new: Any) -> Iterator[str]:
+    """How a replica went on, in one word before all the others."""
+    if isinstance(old, Replica) and stage(old) is not stage(new):
+        yield f"{stage(old)} → {stage(new)}"
+
+
+def _caught_up(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether a status says that it is about the newest generation now."""
+    was, now = (tree.get("status", {}).get("observedGeneration", 0) for tree in (before, after))
+    return bool(was < now == after.get("metadata", {}).get("generation"))
+
+
+def _at_birth(tree: dict[str, Any]) -> Iterator[str]:
+    spec = tree.get("spec", {})
+    weights = {row["name"]: row["weight"] for row in spec.get("rules", {}).get("scores", ())}
+    found = {**spec, "attempt": spec.get("intent", {}).get("attempt"), "scores": weights}
+    for name, words in SHOWN_AT_BIRTH:
+        value = found.get(name)
+        if value:
+            yield words.format(_short(value))
 
 
 def _plain(item: Any) -> dict[str, Any]:
@@ -66,26 +127,52 @@ def _plain(item: Any) -> dict[str, Any]:
 
 
 def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
+    if _is_condition(old) or _is_condition(new):
+        before, now = _condition(old), _condition(new)
+        if before != now:
+            yield f"condition {(new or old)['type']}: {before} → {now}"
+    elif isinstance(old, dict) and isinstance(new, dict):
         for name in {**old, **new}:
-            if old.get(name) != new.get(name):
+            if old.get(name) != new.get(name) and name not in WHEN:
                 yield from _differences(old.get(name), new.get(name), f"{path}.{name}" if path else str(name))
     elif _named(old) is not None or _named(new) is not None:
         yield from _differences(_named(old) or {}, _named(new) or {}, path)
     else:
-        yield f"{path}: {_short(old)} → {_short(new)}"
+        before, now = _short(old), _short(new)
+        if before != now or len(before) > VALUE_CHARS:
+            yield f"{path}: {before} → {now}"
+
+
+def _is_condition(value: Any) -> bool:
+    return isinstance(value, dict) and "type" in value and "status" in value
+
+
+def _condition(value: Any) -> str:
+    if value is None:
+        return "none"
+    why = ": ".join(text for text in (value.get("reason", ""), value.get("message", "")) if text)
+    return f"{value['status']} ({_short(why)})"
 
 
 def _named(value: Any) -> dict[str, Any] | None:
     """A list whose items have names, such as conditions, by name: what changed in it is told, not the whole of it."""
     if not isinstance(value, list | tuple) or not value or not all(isinstance(item, dict) for item in value):
         return None
-    for name in ("type", "replica", "region", "name"):
+    for name in ("type", "replica", "region", "name", "reason"):
         if all(name in item for item in value):
             return {f"[{item[name]}]": item for item in value}
     return None
 
 
 def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
+    """In as few words as will do: what only says when is left out of what is told as a whole."""
+    match value:
+        case None:
+            text = "none"
+        case dict():
+            text = ", ".join(f"{name} {_short(item)}" for name, item in value.items() if name not in WHEN) or "set"
+        case list() | tuple():
+            text = ", ".join(_short(item) for item in value) or "none"
+        case _:
+            text = str(value)
     return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}…"

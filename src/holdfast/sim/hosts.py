@@ -16,17 +16,20 @@ from holdfast.cell import Cell
 from holdfast.client.contract import Client
 from holdfast.gate.principal import NODES, OPERATORS, REGIONS, Principal, from_identity
 from holdfast.model import limits
-from holdfast.model.errors import Fault
+from holdfast.model.errors import Fault, StoreFailed
 from holdfast.model.node import Device
 from holdfast.model.quantity import amounts
-from holdfast.sim.chaos import Chaos
+from holdfast.sim.chaos import Chaos, Kind
 from holdfast.sim.clients import Ears, InsideClient, RemoteClient
 from holdfast.sim.disk import Disk, Mounted
+from holdfast.sim.interpreter import Foreteller, Interpreter
 from holdfast.sim.loop import Process, VirtualLoop
 from holdfast.sim.machine import Machine, SimDriver, SimMemory, SimProber, Work
 from holdfast.sim.network import Network
 from holdfast.sim.ports import SimClock, SimPorts, stream
+from holdfast.sim.releases import MARK, UNKNOWN_KIND_KEY, Release
 from holdfast.sim.sorts import SCARCE, SOLO
+from holdfast.store.contract import Put, Txn
 from holdfast.store.memory import MemoryStore
 
 REBOOT_S = (0.5, 20.0)
@@ -50,6 +53,8 @@ class Setting(msgspec.Struct):
     began: Callable[[Machine, Work], None]
     watching: bool = True
     resync_s: float = limits.RESYNC_S
+    releases: dict[str, Release] = msgspec.field(default_factory=dict)
+    """Of callers that are, or were, of another release than this one."""
 
 
 @cache
@@ -91,6 +96,7 @@ class CellHost:
         self.above: CellHost | None = None
         self.peers: dict[str, CellHost] = {}
         self.kept_down = False
+        self.release = Release.PRESENT
         self.overloaded = False
         """Whether it turns calls away, except those that have a lane of their own."""
         self._setting = setting
@@ -111,7 +117,19 @@ class CellHost:
         known = self._clients.get(caller)
         if known is None:
             known = self._clients[caller] = self.cell.client(principal_of(caller))
-        return known
+        here = self._setting.releases.get(caller, Release.PRESENT)
+        if here is self.release and here is not Release.FORMER:
+            # They know the same. Of the former release the code here says more than that knows, so it is interpreted.
+            return Foreteller(known) if here is Release.NEXT else known
+        ears = self._setting.ears
+        return Interpreter(known, here, self.release, lambda what: ears.misunderstood(self.name, f"{caller}: {what}"))
+
+    def install(self, release: Release) -> None:
+        """Restarted as a process of this release, on the disk that the one before it left."""
+        self.crash()
+        self.release = release
+        self._setting.releases[f"region/{self.name}"] = release
+        self.boot()
 
     def boot(self) -> None:
         if self.alive or self.kept_down:
@@ -128,12 +146,19 @@ class CellHost:
             stream(shared.seed, f"{name}/disk"),
             crash=self.stumble,
             pause=self.pause,
+            release=self.release,
         )
         there = None
         if self.above is not None:
             there = RemoteClient(
                 shared.network, f"region/{self.name}", self.above, ports, shared.ears, watching=shared.watching
             )
+
+        foretells = self.release is Release.NEXT
+
+        def outlet(client: Client) -> Client:
+            inner = Foreteller(client) if foretells else client
+            return InsideClient(inner, shared.chaos, shared.ears, watching=shared.watching)
 
         async def main() -> None:
             while True:
@@ -146,12 +171,16 @@ class CellHost:
                     identity=self.name,
                     there=there,
                     probe=SidewaysProbe(shared.network, self.name, self.peers),
-                    outlet=lambda client: InsideClient(client, shared.chaos, shared.ears, watching=shared.watching),
+                    outlet=outlet,
                     resync_s=shared.resync_s,
                 )
                 try:
+                    if foretells:
+                        await mounted.commit(Txn(writes=(Put(UNKNOWN_KIND_KEY + name, b'{"metadata":{"name":"x"}}'),)))
                     await cell.start()
-                except Fault:  # the store is not there yet: whoever supervises the process starts it again
+                except Fault as fault:  # the store is not there yet: whoever supervises the process starts it again
+                    if isinstance(fault, StoreFailed) and not self.store_failed:
+                        shared.ears.misunderstood(self.name, f"the {self.release} cannot read its disk: {fault}")
                     await ports.clock.sleep(BOOT_RETRY_S)
                     continue
                 self._serving = True
@@ -178,7 +207,11 @@ class CellHost:
     def stumble_after(self, steps: int) -> None:
         """Dies after so many more steps: at whatever await it has then come to."""
         if self.process is not None and self.process.alive:
-            self.process.fuse, self.process.blow = max(1, steps), self.stumble
+            self.process.fuse, self.process.blow = max(1, steps), self._stumble_here
+
+    def _stumble_here(self) -> None:
+        self._setting.chaos.felt[Kind.CRASH_AT_AWAIT] += 1
+        self.stumble()
 
     def pause(self, for_s: float) -> None:
         """SIGSTOP, and after a while SIGCONT."""
@@ -224,6 +257,7 @@ class AgentHost:
         self.region = region
         self.caller = f"node/{region.name}/{self.name}"
         self.kept_down = False
+        self.release = Release.PRESENT
         self.taken_away = False
         """Whether its provider has taken it back: whoever has power to give again then has no such machine any more."""
         self._config = config
@@ -242,15 +276,16 @@ class AgentHost:
         self.process = Process(self.name, self.lives)
         ports = SimPorts(self.machine.clock, shared.seed, name)
         client = RemoteClient(shared.network, self.caller, self.region, ports, shared.ears, watching=shared.watching)
-        driver = SimDriver(self.machine, shared.chaos, stream(shared.seed, f"{name}/driver"))
+        release = self.release
+        driver = SimDriver(self.machine, shared.chaos, stream(shared.seed, f"{name}/driver"), release)
 
         async def main() -> None:
             supervisor = Supervisor(
-                self._config,
+                self._config if release is not Release.NEXT else _foretold(self._config),
                 client,
                 drivers={"process": driver},
                 prober=SimProber(self.machine, shared.chaos),
-                memory=SimMemory(self.machine),
+                memory=SimMemory(self.machine, release),
                 ports=ports,
             )
             await supervisor.run()
@@ -286,11 +321,34 @@ class AgentHost:
             self.boot()
             await asyncio.sleep(for_s if config is not whole else 0.0)
 
+    @property
+    def among_former(self) -> bool:
+        """Whether it, or its cell, knows nothing of some fields."""
+        return Release.FORMER in (self.release, self.region.release)
+
+    def install(self, release: Release) -> None:
+        """Restarted as a process of this release; what ran runs on."""
+        self.crash()
+        self.release = release
+        self._setting.releases[self.caller] = release
+        if self.machine.powered:
+            self.boot()
+
     def heal(self) -> None:
         self.kept_down = self.machine.broken = False
         self.boot()
         if self.process is not None:
             self._resume(self.process)
+
+
+def _foretold(config: AgentConfig) -> AgentConfig:
+    """What an agent of the next release registers: resources, drivers and labels that this one has never heard of."""
+    return msgspec.structs.replace(
+        config,
+        capacity={**config.capacity, "tomorrow.dev/npu": "4"},
+        drivers=(*config.drivers, "tomorrow"),
+        labels={**config.labels, MARK: "label"},
+    )
 
 
 def agent_config(region: str, number: int, zones: tuple[str, ...], chance: random.Random) -> AgentConfig:

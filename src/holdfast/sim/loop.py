@@ -69,7 +69,8 @@ class Process:
         self.queue: deque[Call] = deque()
         """Ready callbacks; while the process is paused they gather in `held`."""
         self.held: list[Call] = []
-        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
+        """Every task it ever began. A reference that has gone stays: a life begins a few hundred."""
         self.context: Context | None = None
         """What the contexts of its tasks are copied from, once it has any."""
 
@@ -90,7 +91,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
-        self._now = 0.0
+        self.now_s = 0.0
         self._now_us = 0
         self._draw = chance.random
         self._world = Process("world", 0)
@@ -113,7 +114,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # Time
 
     def time(self) -> float:
-        return self._now
+        return self.now_s
 
     # Scheduling
 
@@ -154,7 +155,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Call:
         # Like a real clock's: a wait too short to be told from none must still let time pass.
-        when_s = self._now + (delay if delay <= 0 or delay > RESOLUTION_S else RESOLUTION_S)
+        when_s = self.now_s + (delay if delay <= 0 or delay > RESOLUTION_S else RESOLUTION_S)
         return self._set_timer(Call(callback, args, copy_context() if context is None else context, when_s))
 
     def call_at(  # type: ignore[override]
@@ -172,13 +173,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         moment, and not by a step of its own in between."""
         future: asyncio.Future[None] = asyncio.Future(loop=self)
         self._timer_number += 1
-        when_s = self._now + (seconds if seconds > RESOLUTION_S else RESOLUTION_S)
+        when_s = self.now_s + (seconds if seconds > RESOLUTION_S else RESOLUTION_S)
         heapq.heappush(self._timers, (when_s, self._timer_number, future))
         return future
 
     def arrive_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Call:
         """Like `call_later`, for what no crash and no pause of the process that sends it can stop."""
-        return self._set_timer(Call(callback, args, self.outside, self._now + delay))
+        return self._set_timer(Call(callback, args, self.outside, self.now_s + delay))
 
     def _run_once(self) -> None:
         """Runs until someone asks the loop to stop."""
@@ -190,8 +191,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             count = len(waiting)
             pick = int(draw() * count) if count > 1 else 0
             owner = waiting[pick]
-            call = owner.queue.popleft()
-            if not owner.queue:
+            queue = owner.queue
+            call = queue.popleft()
+            if not queue:
                 waiting[pick] = waiting[-1]
                 waiting.pop()
             if call.dropped:
@@ -221,28 +223,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nobody is ready: move the clock to the next timer and make everything due then ready."""
         timers, pop, now = self._timers, heapq.heappop, -1.0
         while timers:
-            due_s = timers[0][0]
-            if now >= 0.0 and due_s > now:
+            if timers[0][0] > now >= 0.0:
                 return
-            item = pop(timers)[2]
-            if isinstance(item, Call):
-                if item.dropped:
-                    continue
-            elif item.done():
+            due_s, _, item = pop(timers)
+            if item.dropped if isinstance(item, Call) else item.done():
                 continue
             if now < 0.0:
-                if due_s > self._now:
-                    self._now = due_s
+                if due_s > self.now_s:
+                    self.now_s = due_s
                     self._now_us = int(due_s * 1e6)
-                now = self._now
-            if isinstance(item, Call):
-                if item.context is self.outside:
-                    # It belongs to no process, and none is ready: nothing could come between.
-                    self._run(item, self._world)
-                else:
-                    self._enqueue(item)
-            else:
+                now = self.now_s
+            if not isinstance(item, Call):
                 item.set_result(None)
+            elif item.context is self.outside:
+                # It belongs to no process, and none is ready: nothing could come between.
+                self._run(item, self._world)
+            else:
+                self._enqueue(item)
         if now < 0.0:
             raise NothingLeft("no process is ready and no timer is set: the world has stopped")
 
@@ -257,7 +254,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         owner = current_process.get() if context is None else context.get(current_process, WORLD)
-        (self._world if owner is WORLD else owner).tasks.add(task)
+        (self._world if owner is WORLD else owner).tasks.append(weakref.ref(task))
         return task
 
     def spawn(self, process: Process, main: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
@@ -276,7 +273,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._stop_running(process)
         self._buried.extend(process.queue)
         self._buried.extend(process.held)
-        self._buried.extend(process.tasks)
+        self._buried.extend(task for began in process.tasks if (task := began()) is not None)
         process.queue.clear()
         process.held.clear()
 
@@ -298,6 +295,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._waiting.remove(process)
 
     # What BaseEventLoop asks of a real loop
+
+    # False, and without a frame of its own: every future asks when it is made.
+    get_debug = bool
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         """A generator nobody reads any more is closed by the process that dropped it; and the run has failed."""

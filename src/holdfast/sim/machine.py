@@ -9,11 +9,11 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from holdfast.agent.drivers.contract import Ended, ExecResult, Found, Started, StartFailed, Task
+from holdfast.agent.drivers.records import TaskRecord
 from holdfast.agent.groups import Usage
 from holdfast.agent.memory import Facts
 from holdfast.agent.probes import Checked, Target
@@ -24,6 +24,7 @@ from holdfast.model.template import Probe
 from holdfast.sim.chaos import Chaos, Kind
 from holdfast.sim.loop import WORLD, Call, VirtualLoop
 from holdfast.sim.ports import SimClock
+from holdfast.sim.releases import Release, left_on_disk
 from holdfast.sim.sorts import (
     BEHAVES,
     FAILS,
@@ -222,8 +223,11 @@ class SimDriver:
 
     name = "process"
 
-    def __init__(self, machine: Machine, chaos: Chaos, chance: random.Random) -> None:
+    def __init__(
+        self, machine: Machine, chaos: Chaos, chance: random.Random, release: Release = Release.PRESENT
+    ) -> None:
         self._machine = machine
+        self._release = release
         self._chaos = chaos
         self._chance = chance
         self._stopped: dict[str, int] = {}
@@ -248,7 +252,7 @@ class SimDriver:
         end_mono_s, why = self._machine.deadline(task, task.until_mono_s)
         if end_mono_s - limits.WATCHDOG_LEAD_S <= self._machine.clock.monotonic():
             raise StartFailed(Reason.NEVER_STARTED, f"its time was over before it began ({why})")
-        work = self._machine.begin(task)
+        work = self._machine.begin(left_on_disk(self._release, TaskRecord(task)).task)
         return Started(work.pid, self._machine.wall_s(work.started_s))
 
     async def stop(self, task_id: str, grace_s: float) -> Exit:
@@ -321,11 +325,12 @@ class SimProber:
 class SimMemory:
     """The agent's few durable facts; on the machine's disk, so they outlive the agent, and the epochs the power."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, release: Release = Release.PRESENT) -> None:
         self._machine = machine
+        self._release = release
 
     def load(self) -> Facts:
         return self._machine.facts
 
-    def save(self, facts: Any) -> None:
-        self._machine.facts = facts
+    def save(self, facts: Facts) -> None:
+        self._machine.facts = left_on_disk(self._release, facts)

@@ -18,10 +18,13 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from holdfast.sim.huge_pages import use_huge_pages
+
 T = TypeVar("T")
 
 READ_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
 _LIBC = ctypes.CDLL(None)
 
 
@@ -45,13 +48,19 @@ class Nursery(Generic[T]):
         return len(self._children)
 
     def begin(self, number: int) -> None:
+        """Whoever asks the mother to end meanwhile is heard when the child is known: what is raised inside the hooks of
+        a fork is lost, and a child that nobody knows would be, too."""
         gc.freeze()
         reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            self._live(number, writing)
-        os.close(writing)
-        self._children[reading] = (pid, number, bytearray())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._live(number, writing, before)
+            os.close(writing)
+            self._children[reading] = (pid, number, bytearray())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def files(self) -> list[int]:
         """What to wait for, for whoever waits for other things as well."""
@@ -82,13 +91,15 @@ class Nursery(Generic[T]):
         os.close(file)
         os.waitpid(pid, 0)
 
-    def _live(self, number: int, writing: int) -> None:
+    def _live(self, number: int, writing: int, mask: set[int]) -> None:
         """Never returns. A keyboard's interrupt is the mother's to deal with; when she dies, so does the child."""
         try:
             _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             gc.disable()
+            use_huge_pages()
             result: Any
             try:
                 result = (True, self._bear(number))

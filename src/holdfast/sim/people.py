@@ -90,7 +90,9 @@ async def set_up(client: Client, land: Land, chance: random.Random, chaos: Chaos
     wanted = Wanted(tenants=[*land.tenants, *([SOLO] if land.solo else [])])
     allowance: dict[str, Any] = {"cpu": "4", "memory": "4Gi"}
     for name in wanted.tenants:
-        spec = QuotaSpec(hard=land.hard, recovery_allowance=allowance)
+        # One of the tenants is protected for half of what it may have: nobody else may make that leave.
+        protected: dict[str, Any] = {"cpu": str(int(land.hard["cpu"]) // 2)} if name == land.tenants[0] else {}
+        spec = QuotaSpec(hard=land.hard, protected=protected, recovery_allowance=allowance)
         wanted.quotas[name] = Quota(metadata=ObjectMeta(name="quota", namespace=name), spec=spec)
     items: list[Object] = [
         *land.regions,

@@ -26,6 +26,8 @@ SEEDS = 25
 """In so many seeds each is planted at most, unless told otherwise; as many of its scenario if it has one."""
 SEED_MAX = 5000
 """Further than so many seeds from the first nobody looks."""
+MEDIAN_MAX = 25
+"""What the catalogue as a whole may take in the median: more, and the worlds are too tame."""
 
 
 class Ask(msgspec.Struct, frozen=True):

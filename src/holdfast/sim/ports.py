@@ -35,15 +35,15 @@ class SimClock:
 
     def drift(self, rate: float) -> None:
         """From now on this machine's seconds are `rate` of a true one; what has passed stays passed."""
-        now_s = self._loop.time()
+        now_s = self._loop.now_s
         self._base_s += (now_s - self._since_s) * self._rate
         self._since_s, self._rate = now_s, rate
 
     def now(self) -> float:
-        return EPOCH_S + self.monotonic() + self.step_s
+        return EPOCH_S + (self._base_s + (self._loop.now_s - self._since_s) * self._rate) + self.step_s
 
     def monotonic(self) -> float:
-        return self._base_s + (self._loop.time() - self._since_s) * self._rate
+        return self._base_s + (self._loop.now_s - self._since_s) * self._rate
 
     async def sleep(self, seconds: float) -> None:
         await (self._loop.nap(seconds / self._rate) if seconds > 0 else asyncio.sleep(0))

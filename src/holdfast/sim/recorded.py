@@ -2,7 +2,9 @@
 
 The same checkers as in simulated worlds. What a simulated disk hands over with a commit is put together again from the
 history (what changed, commit by commit) and from the audit log (who wrote, when, and under which term). Grants and the
-limits made of them are compared by epoch, not by time: clocks of two cells need not agree.
+limits made of them are compared by epoch, not by time: clocks of two cells need not agree. What is one budget over all
+cells is put in one order by the records' times, and a breach over several cells counts only when it outlasts what their
+clocks may differ by (`sim/recorded_budget.py`). What a history cannot show is said, never passed over.
 """
 
 from __future__ import annotations
@@ -26,11 +28,17 @@ from holdfast.model.quota import Grant, grant_name
 from holdfast.model.term import Term
 from holdfast.model.times import parse_time
 from holdfast.sim.checkers import Changed, Commit, Found, Violation
+from holdfast.sim.checkers.decisions import DecisionsChecker
+from holdfast.sim.checkers.expiry import ExpiryChecker
 from holdfast.sim.checkers.ownership import TERM_KEY, OwnershipChecker
 from holdfast.sim.checkers.placement import PlacementChecker
+from holdfast.sim.checkers.protection import ProtectionChecker
 from holdfast.sim.checkers.quota import GLOBAL, QuotaChecker
 from holdfast.sim.checkers.records import RecordsChecker
 from holdfast.sim.checkers.replacing import ReplacingChecker
+from holdfast.sim.checkers.unrest import UnrestChecker
+from holdfast.sim.recorded_budget import DISRUPTING, Budgets
+from holdfast.sim.verdict import Verdict
 from holdfast.store import schema
 from holdfast.store.backup import RESTORING
 from holdfast.store.contract import Change, Committed, Compare, Entry, LogRecord, Put, Remove, Store, Txn
@@ -119,18 +127,6 @@ class Authorship:
         return exact or self._by.get((kind, meta.namespace, meta.name, ""))
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """`unattributed` commits are older than the audit log reaches: nobody can say who made them."""
-
-    violations: tuple[Violation, ...]
-    commits: int
-    changes: int
-    unattributed: int
-
-    def __str__(self) -> str:
-        return f"{self.commits} commits, {self.changes} changes, {len(self.violations)} violations"
-
-
 def judge(pasts: Sequence[Past]) -> Verdict:
     """Every cell's whole past, the global one first."""
     granted: dict[tuple[str, int], dict[str, Grant]] = {}
@@ -140,11 +136,15 @@ def judge(pasts: Sequence[Past]) -> Verdict:
         one = _Judge(past, granted, grants_known=ordered[0].cell == GLOBAL)
         one.run()
         judges.append(one)
+    together = Budgets(commit for one in judges for commit in one.disrupting).violations()
     return Verdict(
-        violations=tuple(violation for one in judges for violation in one.violations),
+        violations=(*(violation for one in judges for violation in one.violations), *together),
         commits=sum(one.commits for one in judges),
         changes=sum(one.changes for one in judges),
         unattributed=sum(one.unattributed for one in judges),
+        objects=sum(one.objects for one in judges),
+        cells=tuple(past.cell for past in ordered),
+        gaps=tuple(gap for one in judges for gap in one.gaps()),
     )
 
 
@@ -170,11 +170,33 @@ class _Judge:
         self._placement = PlacementChecker(past.cell)
         self._replacing = ReplacingChecker()
         self._quota = QuotaChecker(lambda cell: self._state if cell == past.cell else self._there)
+        self._decisions = DecisionsChecker(past.cell)
+        self._protection = ProtectionChecker()
+        self._expiry = ExpiryChecker(past.cell, {}, set())
+        self._unrest = UnrestChecker()
+        self._keys: set[str] = set()
         self._attributed = False
         self._wall_s = 0.0
         self._first_s = 0.0
         self.violations: list[Violation] = []
+        self.disrupting: list[Commit] = []
+        """What the disruption budgets are judged by, for all cells together."""
         self.commits = self.changes = self.unattributed = 0
+
+    @property
+    def objects(self) -> int:
+        return len(self._keys)
+
+    def gaps(self) -> Iterator[str]:
+        """What of this cell could not be judged, as its store does not know it."""
+        cell = self._past.cell
+        if self._past.first:
+            known = len(self._past.first)
+            yield f"{cell}: what was before its history was compacted; {known} entries are taken as given"
+        if self.unattributed:
+            yield f"{cell}: S5 and S6 of {self.unattributed} commits that are older than its audit log"
+        if cell != GLOBAL and not self._grants_known:
+            yield f"{cell}: whether its limits were granted, as the global cell's history is not here"
 
     def run(self) -> None:
         begun = [Change(entry.key, entry.revision, entry, None) for entry in self._past.first]
@@ -194,8 +216,13 @@ class _Judge:
         commit = Commit(self._past.cell, 0.0, 0.0, Txn(), tuple(changed), self._state)
         for _ in (*self._placement.check(commit), *self._ownership.check(commit, "restore")):
             pass
-        for _ in self._replacing.check(commit):
+        for _ in (*self._replacing.check(commit), *self._unrest.check(commit), *self._expiry.check(commit)):
             pass
+        self._remember(commit)
+
+    def _remember(self, commit: Commit) -> None:
+        if any(change.kind.name in DISRUPTING for change in commit.changed):
+            self.disrupting.append(msgspec.structs.replace(commit, state={}))
 
     def _judge(self, written: Written) -> None:
         self.commits += 1
@@ -216,6 +243,11 @@ class _Judge:
         self._say(f for f in self._records.check(commit, kept) if not self._went_back(f))
         self._say(self._placement.check(commit))
         self._say(self._replacing.check(commit))
+        self._say(self._decisions.check(commit))
+        self._say(self._protection.check(commit))
+        self._say(self._expiry.check(commit))
+        self._say(self._unrest.check(commit))
+        self._remember(commit)
         self._say(self._quota.check(self._with_its_grants(commit)))
         self._judge_author(commit, found)
 
@@ -268,6 +300,7 @@ class _Judge:
             if new is not None:
                 self._state[change.key] = new
             changed.append(Changed(change.key, kind, old, new))
+            self._keys.add(change.key)
             revisions.append(change.revision)
         return changed, revisions
 

@@ -25,7 +25,7 @@ def remember(path: Path, total: Total) -> None:
         name: [[_plain(key), count] for key, count in sorted(counter.items())]
         for name, counter in _counters(total.coverage).items()
     }
-    part.write_text(json.dumps({**kept, "coverage": seen}))
+    part.write_text(json.dumps({**kept, "coverage": seen, "covered": total.coverage.seeds}))
     part.replace(path)
 
 
@@ -34,7 +34,7 @@ def recall(path: Path) -> Total:
     if not path.exists():
         return Total()
     kept: dict[str, Any] = json.loads(path.read_text())
-    coverage = Coverage()
+    coverage = Coverage(seeds=kept.pop("covered", 0))
     counters = _counters(coverage)
     for name, pairs in kept.pop("coverage", {}).items():
         if name in counters:

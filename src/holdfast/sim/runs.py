@@ -95,6 +95,7 @@ class Total(msgspec.Struct):
 def run_one(seed: int, shape: Shape | None = None, *, collecting: bool = False) -> Done:
     """In a process that ends afterwards: the world is left as it is."""
     quiet()
+    bind_once()
     count_nothing()
     began_s = time.process_time()
     world = World(seed, shape)
@@ -241,6 +242,13 @@ def count_nothing() -> None:
         for name in names:
             setattr(kind, name, nothing)
     setattr(MetricWrapperBase, "labels", itself)  # noqa: B010 - a plain assignment has the wrong type
+
+
+def bind_once() -> None:
+    """Nor does anybody configure its logs anew: a logger is made when it is first used, and not at every word."""
+    import structlog
+
+    structlog.configure(cache_logger_on_first_use=True)
 
 
 def quiet() -> None:

@@ -39,7 +39,8 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class Shrunk(msgspec.Struct, frozen=True):
-    """What is left: the names of faults and of users' acts. `cut_short` says why there may be still fewer."""
+    """What is left: the names of faults and of users' acts, `of` so many of each that there were before. `cut_short`
+    says why there may be still fewer."""
 
     faults: tuple[str, ...]
     acts: tuple[str, ...]
@@ -47,6 +48,7 @@ class Shrunk(msgspec.Struct, frozen=True):
     outcome: Outcome
     telling: Telling
     cut_short: str = ""
+    of: tuple[int, int] = (0, 0)
 
 
 def complaint(outcome: Outcome) -> str:
@@ -75,6 +77,7 @@ class _Search:
         self._by_s = None if breach_s is None else breach_s + LATER_S
         self.faults = _names(telling.struck, breach_s)
         self.acts = _names(telling.acts, breach_s)
+        self.of = (len(self.faults), len(self.acts))
 
     def cut_short(self) -> str:
         """Why the search must end here, or an empty string."""
@@ -143,4 +146,5 @@ def shrink(
     if len(search.faults) > 1:
         # With less work about, some of the faults may not matter any more.
         search.fewer(search.faults, lambda rest: search.fails(rest, search.acts))
-    return Shrunk(tuple(search.faults), tuple(search.acts), search.runs, *search.best, search.cut_short())
+    left = tuple(search.faults), tuple(search.acts)
+    return Shrunk(*left, search.runs, *search.best, search.cut_short(), search.of)

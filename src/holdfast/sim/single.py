@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
 from holdfast.sim import runs, story
-from holdfast.sim.mutations import MUTATIONS, planted
+from holdfast.sim.mutations import MUTATIONS, Patch, planted
 from holdfast.sim.shrink import Lived, Shrunk, Subject, shrink
 from holdfast.sim.world import Outcome, World
 
 SHRINK_S = 120.0
 """For so long a failing world is made smaller before its story is told, unless someone gives it more time."""
 NAMES_SHOWN = 12
+PROGRESS_EVERY_S = 10.0
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -34,23 +37,34 @@ def tell(asked: Asked, say: Callable[[str], None]) -> int:
     if asked.bug and asked.bug not in {m.name for m in MUTATIONS}:
         say(f"there is no bug {asked.bug!r}; there are: {', '.join(m.name for m in MUTATIONS)}")
         return 2
-    with with_bug(asked.bug):
-        world = World(asked.seed, only=frozenset(asked.only) if asked.only else None)
+    with with_bug(asked.bug) as bug:
+        # A planted bug may never let its world come to an end: it is lived through as far as the first breach.
+        by_s = math.inf if asked.bug else None
+        world = World(asked.seed, only=frozenset(asked.only) if asked.only else None, breach_by_s=by_s)
         outcome = world.run()
         telling = world.telling()
         say(story.headline(outcome))
         say(f"  faults: {', '.join(f'{kind} ({n})' for kind, n in outcome.faults.items()) or 'none'}")
+        if isinstance(bug, Patch) and (bug.tripped or not bug.executed):
+            say(
+                f"  {asked.bug} {'must be mended: ' + bug.tripped if bug.tripped else 'was never called in this world'}"
+            )
         failed = not outcome.ok
-        if failed:
-            for line in story.complaints(outcome, most=story.COMPLAINTS_SHOWN):
-                say(f"  {line}")
         if failed and asked.shrink_s > 0 and not asked.about and not asked.only:
+            say(f"  {next(story.complaints(outcome))}")
             small = tell_small(Subject(asked.seed), (outcome, telling), asked.shrink_s, say)
             _how_again(asked, (*small.faults, *small.acts), say)
         elif failed or asked.about:
-            _tell_lines(story.timeline(outcome, telling, asked.about), say)
-            _how_again(asked, asked.only, say)
+            for line in story.account(outcome) if failed else ():
+                say(f"  {line}")
+            _tell_lines(story.timeline(outcome, telling, asked.about, _frame(asked)), say)
+            _how_again(asked, asked.only or None, say)
     return _same_again(asked, outcome, say) or int(failed)
+
+
+def _frame(asked: Asked) -> story.Frame:
+    """What is told of a run that nobody made smaller: of one that was made so before, as much as fits a screen."""
+    return story.SCREEN if asked.only and asked.shrink_s > 0 else story.WHOLE
 
 
 def with_bug(name: str) -> AbstractContextManager[object]:
@@ -61,16 +75,30 @@ def with_bug(name: str) -> AbstractContextManager[object]:
 def tell_small(subject: Subject, first: Lived, shrink_s: float, say: Callable[[str], None]) -> Shrunk:
     """Makes a failed run as small as the time allows, and tells that."""
     say(f"making it smaller, for at most {shrink_s:.0f} s (--whole tells everything at once)")
-    small = shrink(subject, first=first, told=lambda text: say(f"  {text}"), time_max_s=shrink_s)
+    small = shrink(subject, first=first, told=_now_and_then(say), time_max_s=shrink_s)
     assert small is not None, "it has just failed"
     say("")
     say(f"The smallest story ({small.runs} runs{'; ' + small.cut_short if small.cut_short else ''}):")
-    say(f"  what goes wrong: {_named(small.faults) or 'nothing: no fault is needed'}")
-    say(f"  what users do: {_named(small.acts) or 'nothing'}")
-    for line in story.complaints(small.outcome, most=story.COMPLAINTS_SHOWN):
+    for line in story.account(small.outcome):
         say(f"  {line}")
+    faults, acts = small.of
+    needed = f"{len(small.faults)} of {faults} faults and {len(small.acts)} of {acts} acts of users"
+    say(f"  {'what it takes':16}{needed}: {_named((*small.faults, *small.acts)) or 'it is always so'}")
     _tell_lines(story.timeline(small.outcome, small.telling), say)
     return small
+
+
+def _now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells how a search goes on, and not every step of it."""
+    last_s = 0.0
+
+    def told(text: str) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > PROGRESS_EVERY_S:
+            last_s = time.monotonic()
+            say(f"  {text}")
+
+    return told
 
 
 def _named(names: tuple[str, ...]) -> str:
@@ -85,11 +113,12 @@ def _tell_lines(lines: Iterable[str], say: Callable[[str], None]) -> None:
         say(line)
 
 
-def _how_again(asked: Asked, only: tuple[str, ...], say: Callable[[str], None]) -> None:
+def _how_again(asked: Asked, only: tuple[str, ...] | None, say: Callable[[str], None]) -> None:
+    """`only` are the names of all that may happen, none of them where it fails without any; None is everything."""
     bug = f" --plant {asked.bug}" if asked.bug else ""
-    names = "".join(f" --only {shlex.quote(name)}" for name in only) or (" --only nothing" if not asked.only else "")
+    names = "".join(f" --only {shlex.quote(name)}" for name in only or ("nothing",))
     say("")
-    if len(only) <= NAMES_SHOWN:
+    if only is not None and len(only) <= NAMES_SHOWN:
         say(f"this again:      python -m holdfast.sim --seed {asked.seed}{bug}{names}")
     say(f"all of it:       python -m holdfast.sim --seed {asked.seed}{bug} --whole")
     say(f"other objects:   python -m holdfast.sim --seed {asked.seed}{bug} --about TEXT")

@@ -46,6 +46,11 @@ QUICK, FAILS_AT_ONCE, MORTAL = "quick", "fails-at-once", "mortal"
 """Over before anyone has looked, well or badly; a service that ends by itself now and then until all else is well."""
 BAD = frozenset({NEVER_READY, UNWELL, NEVER_UP, HALF_READY})
 """Behaviours of services that people repair in the end."""
+RESTLESS = frozenset({UNWELL, NEVER_UP})
+"""Those of them that are started again and again."""
+EVERYWHERE = 100
+PATIENT_S = 3600.0
+"""Longer than any world lasts."""
 FIXED_PORT = 20_007
 SOLO = "solo"
 """The tenant that has machines of its own, where there is one."""
@@ -352,13 +357,16 @@ def broken(workload: Workload, chance: random.Random) -> Workload:
 
 
 def repaired(workload: Workload) -> Workload:
-    """The same without what keeps it from serving, and with the usual time for it: a deadline that is to end a broken
-    version soon would end this one too while it waits for room, and bring back what may never get ready."""
+    """The same without what keeps it from serving, and with time for it: a deadline that is to end a broken version
+    soon would end this one too while it waits for room, and bring back what may never get ready. What is
+    started again and again is repaired everywhere at once: behind a region without room it would never be at rest."""
     made, rollout = workload.spec.template, workload.spec.rollout
-    if made.env.get(BEHAVES) in BAD:
+    behaves = made.env.get(BEHAVES)
+    if behaves in BAD:
         made = msgspec.structs.replace(made, env={"VERSION": "repaired"})
-    patient = Rollout().progress_deadline_seconds
-    rollout = msgspec.structs.replace(rollout, paused=False, progress_deadline_seconds=patient)
+    if behaves in RESTLESS:
+        rollout = msgspec.structs.replace(rollout, wave_regions=EVERYWHERE)
+    rollout = msgspec.structs.replace(rollout, paused=False, progress_deadline_seconds=PATIENT_S)
     return respec(workload, template=made, rollout=rollout)
 
 

@@ -18,6 +18,7 @@ from holdfast.model.errors import Fault
 from holdfast.sim import operators
 from holdfast.sim.chaos import COMING, Kind
 from holdfast.sim.ports import stream
+from holdfast.sim.releases import Release
 
 if TYPE_CHECKING:
     from holdfast.sim.hosts import AgentHost, CellHost
@@ -89,6 +90,8 @@ LASTS_S: dict[Kind, tuple[float, float]] = {
     Kind.CORDON: (5.0, 90.0),
     Kind.DRAIN: (5.0, 90.0),
     Kind.ZONE_AVOIDED: (5.0, 60.0),
+    Kind.NEXT_RELEASE: (5.0, 90.0),
+    Kind.FORMER_RELEASE: (5.0, 90.0),
 }
 LASTS_ELSE_S = (0.5, 60.0)
 
@@ -125,6 +128,9 @@ def _targets(kind: Kind, where: Map) -> tuple[str, ...]:
         return (GLOBAL, *where.regions, *(f"{region}/{kind}" for region in where.regions for kind in kinds))
     if kind in (Kind.CLOCK_STEP, Kind.CLOCK_DRIFT, Kind.CLOCK_WILD):
         return (GLOBAL, *where.regions, *where.nodes)
+    if kind in (Kind.NEXT_RELEASE, Kind.FORMER_RELEASE):
+        cells = (GLOBAL, *where.regions)
+        return (*cells * max(1, len(where.nodes) // len(cells)), *where.nodes)  # as often one of them as one of these
     return (GLOBAL, *where.regions)
 
 
@@ -155,6 +161,8 @@ async def suffer(world: World, trouble: Trouble) -> None:
         await _happen(world, trouble)
     except Fault:
         return  # a person's wish that was refused, or whose answer was lost, is a wish that was not granted
+    if trouble.kind not in _FELT_LATER:
+        world.chaos.felt[trouble.kind] += 1
 
 
 def _told(trouble: Trouble) -> str:
@@ -172,6 +180,8 @@ _BY_AMOUNT = frozenset(
         Kind.REPLICA_DELETED,
     }
 )  # fmt: skip
+_FELT_LATER = frozenset({Kind.TIMEOUT_AT, Kind.CRASH_AT_AWAIT, Kind.DISK_FULL})
+"""Traps: felt when somebody comes to where they lie."""
 _AT_ONCE = frozenset({Kind.BURST, Kind.NODE_DELETED, Kind.TENANT_DELETED, Kind.COMPACTION})
 
 
@@ -217,6 +227,10 @@ async def _happen(world: World, trouble: Trouble) -> None:
             world.agent(trouble.target).machine.broken = True
             await asyncio.sleep(trouble.for_s)
             world.agent(trouble.target).machine.broken = False
+        case Kind.NEXT_RELEASE:
+            await _as_release(world, trouble, Release.NEXT)
+        case Kind.FORMER_RELEASE:
+            await _as_release(world, trouble, Release.FORMER)
         case Kind.NODE_SHRINKS:
             await world.agent(trouble.target).shrink(trouble.for_s)
         case _:
@@ -266,6 +280,15 @@ async def _to_agent(agent: AgentHost, trouble: Trouble) -> None:
             agent.crash()
     await asyncio.sleep(trouble.for_s)
     agent.boot()
+
+
+async def _as_release(world: World, trouble: Trouble, release: Release) -> None:
+    """Installed, and taken back after a while: each is a restart on the disk that the other left."""
+    host = world.host(trouble.target)
+    host.install(release)
+    await asyncio.sleep(trouble.for_s)
+    if not (world.chaos.healed and world.mixed):
+        host.install(Release.PRESENT)
 
 
 async def _power_cut(agents: list[AgentHost], cells: list[CellHost], for_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,11 +32,15 @@ from holdfast.sim.machine import Work
 from holdfast.sim.network import Network
 from holdfast.sim.ports import SimClock, SimPorts, stream
 from holdfast.sim.provider import Provider
+from holdfast.sim.releases import Release
 
 LOOK_EVERY_S = 5.0
 TRIES_MAX = 600
 GLOBAL = "global"
 FAILURES_KEPT = 5
+SHARE_MIXED = 0.5
+"""In how many worlds whoever is of another release when all is healed stays so: side by side, too, all must come right
+and be at rest."""
 COLLECT_OFTEN = (300, 5, 5)
 PERSIST_S = 600.0
 
@@ -63,6 +68,10 @@ class Outcome(msgspec.Struct, frozen=True):
         return not self.violations and not self.unsettled and not self.failures
 
 
+class PeopleRefusedError(RuntimeError):
+    """A cell takes nothing for so long that people give up: the run has failed, and can still be told."""
+
+
 class Telling(msgspec.Struct, frozen=True):
     """What a story can be told from, after its world is gone."""
 
@@ -71,6 +80,8 @@ class Telling(msgspec.Struct, frozen=True):
     coverage: Coverage
     acts: tuple[Struck, ...] = ()
     """What users did."""
+    healed_s: float = 0.0
+    """Since when nothing goes wrong any more; 0 where the story ended before."""
 
 
 class World:
@@ -98,6 +109,7 @@ class World:
         self.chaos = Chaos(seed, self.loop.time, enabled=enabled, also=also, only=only)
         if not self.shape.resyncing:
             self.chaos.enabled -= MENDED_BY_RESYNC
+        self.mixed = stream(seed, "releases").random() < SHARE_MIXED
         self.court = Court(self.loop)
         self.network = Network(self.loop, self.chaos, stream(seed, "network"))
         self.wanted = people.Wanted()
@@ -134,7 +146,7 @@ class World:
     def _cell(self, name: str) -> CellHost:
         disk = Disk(name)
         host = CellHost(name, disk, self._setting)
-        disk.witnesses.append(self.court.witness(name, host.clock.now, lambda: disk.way_s))
+        disk.witnesses.append(self.court.witness(name, host.clock.now, lambda: disk.way_s, lambda: disk.by))
         disk.asked = self.court.asked
         return host
 
@@ -157,6 +169,9 @@ class World:
 
     def agent(self, name: str) -> AgentHost:
         return next(agent for agent in self.agents if agent.name == name)
+
+    def host(self, name: str) -> CellHost | AgentHost:
+        return next((cell for cell in self.cells() if cell.name == name), None) or self.agent(name)
 
     def new_machine(self, region: CellHost, config: AgentConfig) -> AgentHost:
         return AgentHost(region, config, self._setting)
@@ -195,8 +210,9 @@ class World:
 
     def telling(self) -> Telling:
         coverage = self.court.coverage
-        coverage.faults.update({kind.value: count for kind, count in self.chaos.fired.items()})
-        return Telling(tuple(self.chaos.struck), self.court.history, coverage, tuple(self.chaos.acts))
+        coverage.of_one_seed(_by_name(self.chaos.fired), _by_name(self.chaos.felt))
+        acts = tuple(self.chaos.acts)
+        return Telling(tuple(self.chaos.struck), self.court.history, coverage, acts, self.chaos.healed_s)
 
     def _outcome(self, settled_in_s: float, left: Unsettled | None) -> Outcome:
         objects = dict.fromkeys(key for violation in self.court.violations for key in violation.objects)
@@ -258,7 +274,11 @@ class World:
         for task in looking:
             task.cancel()
         await self._heal()
-        return await self._settle()
+        try:
+            return await self._settle()
+        except PeopleRefusedError as refused:
+            self._reached.append(str(refused))
+            return self.shape.settle_s, None
 
     async def _persist(self, act: Callable[[], Awaitable[Any]]) -> Any:
         """People try again until it works, within reason: a wish that is refused for so long is a failure."""
@@ -268,12 +288,14 @@ class World:
             except Fault as fault:
                 refusal = fault
                 await asyncio.sleep(1.0)
-        raise RuntimeError(f"people tried {TRIES_MAX} times and were refused: {refusal}")
+        raise PeopleRefusedError(f"people tried {TRIES_MAX} times and were refused: {refusal}")
 
     async def _heal(self) -> None:
         self.network.heal()
         hosts: list[CellHost | AgentHost] = [*self.cells(), *self.agents]
         for host in hosts:
+            if host.release is not Release.PRESENT and not self.mixed:
+                host.install(Release.PRESENT)
             host.heal()
         for clock in (*(c.clock for c in self.cells()), *(a.machine.clock for a in self.agents)):
             clock.step_s = 0.0
@@ -335,6 +357,10 @@ def _no_collecting() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def _by_name(counts: Counter[Kind]) -> dict[str, int]:
+    return {kind.value: count for kind, count in counts.items() if count}
 
 
 def _dropped(loop: VirtualLoop) -> Iterator[str]:

@@ -15,13 +15,15 @@ from holdfast.store.contract import Txn
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A broken promise, with what was seen. One is enough to fail a run. `objects` are the keys it is about."""
+    """A broken promise, with what was seen. One is enough to fail a run. `objects` are the keys it is about; `writer`
+    made the commit that shows it, where it is one."""
 
     promise: str
     at_s: float
     cell: str
     what: str
     objects: tuple[str, ...] = ()
+    writer: str = ""
 
     def __str__(self) -> str:
         return f"{self.promise} broken at {self.at_s:.3f} s in {self.cell}: {self.what}"

@@ -20,6 +20,7 @@ from holdfast.model.quota import GrantClass, Quota
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import Recovery, is_open
 from holdfast.model.replica import Phase, Replica
+from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.template import requests
 from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, wanted_replicas
 from holdfast.sim.checkers.quota import used_by
@@ -96,6 +97,8 @@ class Unsettled:
                 continue
             if self._homeless(workload):
                 continue
+            if workload.status.observed_generation < workload.metadata.generation:
+                self._say(f"{tenant}/{name} was changed, and nobody has looked at it since", key)
             if _is_being_scaled(workload):
                 self._say(f"{tenant}/{name} has not got to the number that its load asks for", key)
             if workload.status.moves is not None and workload.status.moves.waits:
@@ -181,8 +184,16 @@ class Unsettled:
 
     def _say_not_serving(self, region: str, key: str, replica: Replica) -> None:
         spec = replica.spec
-        request = f"/schedulingrequests/{replica.metadata.namespace}/{spec.workload}-{region}-{spec.revision}"
-        self._say(f"{region}: replica {replica.metadata.name} is {stage(replica)}", key, request)
+        namespace, at = replica.metadata.namespace, stage(replica)
+        request = f"/schedulingrequests/{namespace}/{spec.workload}-{region}-{spec.revision}"
+        found, keys = self._court.state(region).get(request), [key, request]
+        why = ""
+        if at is Stage.QUEUED:
+            reasons = found.status.reasons if isinstance(found, SchedulingRequest) else ()
+            said = "; ".join(f"{reason.reason}: {reason.message}" for reason in reasons[:2]) or "nothing"
+            why = f", though there is room; the scheduler's last word on it: {said}"
+            keys.append(f"/grantcopies/{namespace}/normal")
+        self._say(f"{region}: replica {namespace}/{replica.metadata.name} is {at}{why}", *keys)
 
     def _look_at_what_is_behind(self) -> None:
         """Work that cannot get ready is there only until its repaired revision comes. A rollout goes region by region,
@@ -240,6 +251,8 @@ class Unsettled:
         if node is None or why_not_schedulable(node):
             why = why_not_schedulable(node) if node is not None else "it does not exist"
             self._say(f"node {agent.name} takes no work: {why}", key)
+        elif not node.status.execution.agent_version and not agent.among_former:
+            self._say(f"what the agent of {agent.name} said of itself is lost, and it does not say it again", key)
 
 
 def _by_node(state: dict[str, Any]) -> dict[str, list[Binding]]:

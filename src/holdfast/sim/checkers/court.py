@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
+
+import msgspec
 
 from holdfast.client.contract import Seen
 from holdfast.model import codec
@@ -16,15 +19,17 @@ from holdfast.sim.checkers.disruption import DisruptionChecker
 from holdfast.sim.checkers.expiry import ExpiryChecker
 from holdfast.sim.checkers.ownership import OwnershipChecker, elections, writer_of
 from holdfast.sim.checkers.placement import PlacementChecker
+from holdfast.sim.checkers.protection import ProtectionChecker
 from holdfast.sim.checkers.quota import QuotaChecker
 from holdfast.sim.checkers.records import RecordsChecker
 from holdfast.sim.checkers.running import RunningChecker
 from holdfast.sim.checkers.unrest import UnrestChecker
 from holdfast.sim.coverage import Coverage
-from holdfast.sim.history import History
+from holdfast.sim.history import History, author_of
 from holdfast.sim.loop import VirtualLoop
 from holdfast.sim.machine import Machine, Work
 from holdfast.sim.ports import EPOCH_S
+from holdfast.sim.releases import Release, seen_by
 from holdfast.store.contract import Committed, Put, Txn
 
 VIOLATIONS_KEPT = 20
@@ -52,22 +57,27 @@ class Court:
         self.alarm: Callable[[], None] | None = None
         """Called at every violation, for whoever wants to know no more than that there is one."""
 
-    def broken(self, cell: str, found: Iterable[Found]) -> None:
+    def broken(self, cell: str, found: Iterable[Found], writer: str = "") -> None:
         for promise, what, objects in found:
             if len(self.violations) < VIOLATIONS_KEPT:
-                self.violations.append(Violation(promise, self._loop.time(), cell, what, objects))
+                self.violations.append(Violation(promise, self._loop.time(), cell, what, objects, writer))
                 if self.alarm is not None:
                     self.alarm()
 
     def witness(
-        self, cell: str, clock: Callable[[], float], way_s: Callable[[], float]
+        self,
+        cell: str,
+        clock: Callable[[], float],
+        way_s: Callable[[], float],
+        by: Callable[[], Release] = lambda: Release.PRESENT,
     ) -> Callable[[Txn, Committed], None]:
         """What a disk calls with each commit, at the instant it takes effect. `clock` is the wall clock of its cell;
-        `way_s` says for how long the commit was on its way."""
+        `way_s` says for how long the commit was on its way, `by` the release of the process that made it."""
         state = self._now.setdefault(cell, {})
         records = self._records[cell] = RecordsChecker(cell)
         ownership = OwnershipChecker(cell)
         placement = PlacementChecker(cell)
+        protection = ProtectionChecker()
         expiry = ExpiryChecker(cell, self._override_ends, self._running.distrusted, clock)
         decisions = DecisionsChecker(cell)
 
@@ -78,21 +88,23 @@ class Court:
             at_s = self._loop.time()
             commit = Commit(cell, at_s, EPOCH_S + at_s, txn, tuple(changed), state, way_s())
             writer = writer_of(txn)
-            self.history.add(commit, writer)
+            author = author_of(txn, writer)
+            self.history.add(commit, author)
             self.coverage.see(commit)
-            for found in (
+            found = chain(
                 self._running.learn(commit),
                 expiry.check(commit),
                 records.check(commit, revisions),
-                ownership.check(commit, writer),
+                ownership.check(_as_known_to(by(), commit), writer),
                 elections(commit),
                 placement.check(commit),
+                protection.check(commit),
                 decisions.check(commit),
                 self._quota.check(commit),
                 self._disruption.check(commit),
                 self.unrest.check(commit),
-            ):
-                self.broken(cell, found)
+            )
+            self.broken(cell, found, author)
 
         return see
 
@@ -125,10 +137,13 @@ class Court:
         what = f"a watch of {kind} in namespace {namespace} was told of {', '.join(others[:3])}"
         self.broken(cell, [("tenancy", what, ())])
 
+    def misunderstood(self, cell: str, what: str) -> None:
+        self.broken(cell, [("skew", what, ())])
+
     def asked(self, cell: str, at_s: float) -> None:
         """A commit was asked of a cell's store, whatever became of it."""
-        self.broken(cell, self.unrest.asked(cell, at_s))
-        self.broken(cell, self.unrest.worked(self._loop.steps, at_s))
+        if found := (*self.unrest.asked(cell, at_s), *self.unrest.worked(self._loop.steps, at_s)):
+            self.broken(cell, found)
 
     def distrust(self, name: str) -> None:
         """This machine's or cell's clock is beyond what is promised for: S7 is judged without it."""
@@ -138,8 +153,16 @@ class Court:
         self.coverage.reasons.update(reasons)
 
     def began(self, machine: Machine, work: Work) -> None:
-        self.broken(machine.name, self._running.began(machine, work))
+        self.broken(machine.name, self._running.began(machine, work), f"agent {machine.name}")
 
     def state(self, cell: str) -> dict[str, Any]:
         """What is on a cell's disk, decoded, by key."""
         return self._now.setdefault(cell, {})
+
+
+def _as_known_to(release: Release, commit: Commit) -> Commit:
+    """A release drops what it does not know from what it rewrites (decision 0020): that is no write to it."""
+    if release is Release.PRESENT:
+        return commit
+    changed = tuple(Changed(c.key, c.kind, seen_by(release, c.kind, c.old), c.new) for c in commit.changed)
+    return msgspec.structs.replace(commit, changed=changed)

@@ -91,9 +91,14 @@ def _weighed(change: Changed, state: dict[str, Any]) -> Iterator[Found]:
     for entry in decision.spec.entries:
         found = {part.name: part.weight for part in entry.scores}
         if found and found != expected:
-            what = f"{change.key} names policy {name}, which weighs {expected}; {entry.replica} was weighed by {found}"
+            weighs, used = _weights(expected), _weights(found)
+            what = f"{change.key} names policy {name}, which weighs {weighs}; {entry.replica} was weighed by {used}"
             yield "S10", what, (change.key, f"/policyrevisions/{name}")
             return
+
+
+def _weights(weights: dict[str, int]) -> str:
+    return ", ".join(f"{name} {weight}" for name, weight in weights.items()) or "nothing"
 
 
 def _named(change: Changed, state: dict[str, Any]) -> Iterator[Found]:

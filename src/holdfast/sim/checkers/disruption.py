@@ -40,6 +40,14 @@ class DisruptionChecker:
                 case Replica() if change.item.spec.type is WorkloadType.SERVICE:
                     yield from self._look(commit, change)
 
+    def over(self, uid: str) -> bool:
+        """Whether more of a workload is away at this moment than its budget allows."""
+        return len(self._away.get(uid, ())) > self._most.get(uid, 0)
+
+    def regions(self, uid: str) -> frozenset[str]:
+        """Where something of a workload is away."""
+        return frozenset(cell for cell, _ in self._away.get(uid, ()))
+
     def _learn(self, uid: str, budget: int) -> None:
         self._most[uid] = max(budget, self._most.get(uid, 0))
 

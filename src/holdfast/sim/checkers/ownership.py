@@ -21,14 +21,24 @@ TERM_KEY = "/terms/authority"
 ELECTED = "/leases/holdfast-system/"
 
 
+class _Audited(msgspec.Struct, frozen=True, gc=False):
+    """As much of an audit record as is asked for here."""
+
+    principal: str = ""
+
+
+_audited = msgspec.json.Decoder(_Audited)
+
+
 def writer_of(txn: Txn) -> str:
     """The principal in the transaction's audit record."""
     for append in txn.appends:
         if append.log == "audit":
-            return str(msgspec.json.decode(append.value).get("principal", ""))
+            return _audited.decode(append.value).principal
     return ""
 
 
+@cache
 def roles_of(principal: str) -> frozenset[str]:
     """What an identity may write as; a table of its own, beside the gate's."""
     parts = principal.split(":")
@@ -121,16 +131,18 @@ def _finalizers_of(kind: Kind) -> frozenset[str]:
 
 
 @cache
-def _attributes(kind: str) -> tuple[tuple[str, tuple[str, ...], frozenset[str]], ...]:
-    """The groups of a kind: name, path of attributes, and the fields below it that belong to deeper groups."""
+def _attributes(kind: str) -> tuple[tuple[str, tuple[tuple[str, tuple[str, ...], frozenset[str]], ...]], ...]:
+    """The groups of a kind, by the attribute they begin with: name, path of attributes from there, and the fields below
+    it that belong to deeper groups."""
     groups = [group for group in OWNERS[kind] if group != "metadata"]
-    rows = []
+    rows: dict[str, list[tuple[str, tuple[str, ...], frozenset[str]]]] = {}
     for group in groups:
         below = {_snake(g[len(group) + 1 :]) for g in groups if g.startswith(f"{group}.")}
         if group == "status":
             below |= {"conditions", "observed_generation"}
-        rows.append((group, tuple(_snake(part) for part in group.split(".")), frozenset(below)))
-    return tuple(rows)
+        top, *path = (_snake(part) for part in group.split("."))
+        rows.setdefault(top, []).append((group, tuple(path), frozenset(below)))
+    return tuple((top, tuple(found)) for top, found in rows.items())
 
 
 def changed_groups(kind: str, old: Any, new: Any) -> Iterator[str]:
@@ -138,13 +150,17 @@ def changed_groups(kind: str, old: Any, new: Any) -> Iterator[str]:
     before, after = old.metadata, new.metadata
     if (before.labels, before.annotations) != (after.labels, after.annotations):
         yield "metadata"
-    for group, path, below in _attributes(kind):
-        one, two = _at(old, path), _at(new, path)
-        if one is two or one == two:
+    for top, groups in _attributes(kind):
+        was, becomes = getattr(old, top, None), getattr(new, top, None)
+        if was == becomes:
             continue
-        whole = one is None or two is None or not below
-        if whole or any(getattr(one, f) != getattr(two, f) for f in one.__struct_fields__ if f not in below):
-            yield group
+        for group, path, below in groups:
+            one, two = _at(was, path), _at(becomes, path)
+            if one == two:
+                continue
+            whole = one is None or two is None or not below
+            if whole or any(getattr(one, f) != getattr(two, f) for f in one.__struct_fields__ if f not in below):
+                yield group
 
 
 def _at(item: Any, path: tuple[str, ...]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.model.binding import Binding, CapacityClass, Reservation, ReservationPhase, claim_name
 from holdfast.model.node import Node
-from holdfast.model.quantity import GPU, Amounts, add, amounts
+from holdfast.model.quantity import GPU, Amounts, add, amount_text, amounts
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
@@ -40,14 +40,13 @@ class PlacementChecker:
             if name == "Binding":
                 self._count_binding(change.key, change.old, change.new)
                 if change.old is None:
-                    touched[change.item.spec.node] = None
                     bound.append(change.new)
             elif name == "Reservation" and change.new is not None:
-                touched[change.item.spec.node] = None
                 own = change.new.metadata.namespace
                 self._named.update(v if "/" in v else f"{own}/{v}" for v in change.new.spec.victims)
             if name in ("Binding", "Reservation"):
-                self._count_claim(change.item.metadata, commit.state)
+                if grown := self._count_claim(change.item.metadata, commit.state):
+                    touched[grown] = None
             elif name == "Replica" and change.new is None:
                 yield from self._left_nothing(change)
             elif name == "Replica" and change.old is not None and change.new is not None:
@@ -70,17 +69,24 @@ class PlacementChecker:
         if new is not None and not new.spec.quota_released:
             self._live.setdefault(new.spec.intent.replica_uid, {})[key] = None
 
-    def _count_claim(self, meta: Any, state: dict[str, Any]) -> None:
-        """A binding and its reservation are one claim, under one name."""
+    def _count_claim(self, meta: Any, state: dict[str, Any]) -> str:
+        """A binding and its reservation are one claim, under one name. Answers the node that something more is claimed
+        of: none, where what was firm is bound, though the node may have shrunk under it meanwhile."""
         name = f"{meta.namespace}/{meta.name}"
+        before = next((_taken(node, claims[name]) for node, claims in self._claims.items() if name in claims), None)
         binding: Binding | None = state.get(f"/bindings/{name}")
         held: Reservation | None = state.get(f"/reservations/{name}")
         for claims in self._claims.values():
             claims.pop(name, None)
+        spec: Any = None
         if binding is not None:
-            self._claims.setdefault(binding.spec.node, {})[name] = binding.spec
+            spec = binding.spec
         elif held is not None and held.status.phase in _OPEN:
-            self._claims.setdefault(held.spec.node, {})[name] = held.spec
+            spec = held.spec
+        if spec is None:
+            return ""
+        self._claims.setdefault(spec.node, {})[name] = spec
+        return str(spec.node) if _taken(spec.node, spec) != before else ""
 
     def _attempt(self, change: Changed) -> Iterator[Found]:
         """The attempt only rises: what was released is not resurrected by a delayed proposal."""
@@ -129,8 +135,11 @@ class PlacementChecker:
         if new.spec.capacity_class is not CapacityClass.RECOVERY:
             yield "S2", f"{change.key} draws {new.spec.holds}, and is no recovery", (change.key,)
         for key, other in state.items():
-            if key != change.key and isinstance(other, Reservation) and set(other.spec.holds) & set(new.spec.holds):
-                yield "S2", f"{change.key} draws a place that {key} draws: {new.spec.holds}", (change.key, key)
+            if key == change.key or not isinstance(other, Reservation):
+                continue
+            both = tuple(f"/holds/{name}" for name in new.spec.holds if name in other.spec.holds)
+            if both:
+                yield "S2", f"{change.key} draws {' and '.join(both)}, which {key} draws", (change.key, key, *both)
 
     def _unique(self, binding: Binding) -> Iterator[Found]:
         live = tuple(self._live.get(binding.spec.intent.replica_uid, ()))
@@ -163,7 +172,8 @@ class PlacementChecker:
         capacity = amounts(machine.spec.capacity)
         for resource, amount in used.items():
             if resource != GPU and amount > capacity.get(resource, 0):
-                what = f"node {name} has {amount} of {resource} claimed, and {capacity.get(resource, 0)} in all"
+                claimed, there = amount_text(resource, amount), amount_text(resource, capacity.get(resource, 0))
+                what = f"node {name} has {claimed} of {resource} claimed, and {there} in all"
                 yield "S2", what, tuple(claims)
 
     def _allowed(self, binding: Binding, state: dict[str, Any]) -> Iterator[Found]:
@@ -195,3 +205,8 @@ class PlacementChecker:
             broken.append(f"tenancy of {node.spec.tenant or 'everyone'}")
         if broken:
             yield "S4", f"{about[0]} is where its rules forbid: {', '.join(broken)}", about
+
+
+def _taken(node: str, spec: Any) -> tuple[Any, ...]:
+    """What a claim takes of its node."""
+    return node, amounts(spec.resources), spec.devices, spec.ports

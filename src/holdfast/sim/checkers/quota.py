@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.model import limits
 from holdfast.model.binding import CapacityClass, ReservationPhase
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.quantity import Amounts, add, amounts
+from holdfast.model.quantity import Amounts, add, amount_text, amounts
 from holdfast.model.quota import Grant, GrantClass, Quota, grant_name
 from holdfast.sim.checkers import Changed, Commit, Found
 
@@ -73,7 +73,8 @@ class QuotaChecker:
                 add(used, amounts(item.spec.resources))
         for name, amount in used.items():
             if amount > part.get(name, 0):
-                what = f"{change.key} takes provisional work to {amount} of {name}; its part is {part.get(name, 0)}"
+                taken, own = amount_text(name, amount), amount_text(name, part.get(name, 0))
+                what = f"{change.key} takes provisional work to {taken} of {name}; its part is {own}"
                 yield "S3", what, (change.key, f"/grantcopies/{tenant}/normal")
 
     def _spent(self, commit: Commit, tenant: str, key: str) -> Iterator[Found]:
@@ -86,8 +87,11 @@ class QuotaChecker:
         over = {name: (amount, limit.get(name, 0)) for name, amount in used.items() if amount > limit.get(name, 0)}
         if over:
             what = f"{key} takes tenant {tenant} above its limit in {commit.cell}: " + ", ".join(
-                f"{name} {used} of {held}" for name, (used, held) in sorted(over.items())
+                f"{name} {amount_text(name, used)} of {amount_text(name, held)}"
+                for name, (used, held) in sorted(over.items())
             )
+            if not limit:
+                what = f"{what}; the region holds no limit for the tenant at all"
             yield "S3", what, (key, f"/grantcopies/{tenant}/normal")
 
     def _held(self, region: str, change: Changed) -> Iterator[Found]:
@@ -98,7 +102,8 @@ class QuotaChecker:
         counted = _counted(grant) if grant is not None else {}
         for name, amount in amounts(copy.spec.limit).items():
             if amount > max(counted.get(name, 0), amounts(change.old.spec.limit).get(name, 0) if change.old else 0):
-                what = f"{region} holds {amount} of {name} for {tenant}; granted are {counted.get(name, 0)}"
+                held, given = amount_text(name, amount), amount_text(name, counted.get(name, 0))
+                what = f"{region} holds {held} of {name} for {tenant}; granted are {given}"
                 yield "S3", what, (change.key, key)
 
     def _acknowledged(self, change: Changed) -> Iterator[Found]:
@@ -110,7 +115,8 @@ class QuotaChecker:
         held, counted = amounts(copy.spec.limit) if copy is not None else {}, _counted(grant)
         for name, amount in held.items():
             if counted.get(name, 0) < min(amount, old.get(name, 0)):
-                what = f"{change.key} counts {counted.get(name, 0)} of {name}; {region} still enforces {amount}"
+                counts, enforces = amount_text(name, counted.get(name, 0)), amount_text(name, amount)
+                what = f"{change.key} counts {counts} of {name}; {region} still enforces {enforces}"
                 yield "S3", what, (change.key, key)
 
     def _granted(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
@@ -134,7 +140,8 @@ class QuotaChecker:
         old = _counted(change.old) if change.old is not None else {}
         for name, amount in _counted(change.new).items():
             if amount > old.get(name, 0) and total[name] > hard.get(name, 0):
-                what = f"{change.key} raises {name}: {total[name]} are granted of a quota of {hard.get(name, 0)}"
+                given, whole = amount_text(name, total[name]), amount_text(name, hard.get(name, 0))
+                what = f"{change.key} raises {name}: {given} are granted of a quota of {whole}"
                 yield "S3", what, (*keys, f"/quotas/{tenant}/quota")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.client.contract import Seen
-from holdfast.model.kinds import kind_of
+from holdfast.model.kinds import Home, kind_of
 from holdfast.model.meta import Object
 from holdfast.sim.checkers import Changed, Commit, Found
 from holdfast.store.contract import Committed, Txn
@@ -54,13 +54,15 @@ class RecordsChecker:
     def check(self, commit: Commit, revisions: Sequence[int]) -> Iterator[Found]:
         for change, revision in zip(commit.changed, revisions, strict=True):
             self._by_kind.setdefault(change.kind.name, []).append(revision)
-            if change.new is None:
+            old, new = change.old, change.new
+            if new is None:
                 continue
-            if change.old is None or change.old.uid != change.new.uid:
+            if old is None or old.metadata.uid != new.metadata.uid:
                 yield from self._born(change)
-            else:
-                yield from self._generation(change)
-                yield from self._decided(change)
+                continue
+            yield from self._generation(change)
+            if change.kind.name in DECIDED:
+                yield from _decided(change)
 
     def _born(self, change: Changed) -> Iterator[Found]:
         """A name may come back; the identity behind it may not. Copies of global objects share their original's."""
@@ -76,28 +78,14 @@ class RecordsChecker:
             yield "observedGeneration", f"{change.key} observed {observed(change.new)} at its birth", (change.key,)
 
     def _generation(self, change: Changed) -> Iterator[Found]:
-        new, old = change.new, change.old
-        if observed(new) > new.metadata.generation:
-            what = f"{change.key} observed {observed(new)} of {new.metadata.generation}"
-            yield "observedGeneration", what, (change.key,)
-        mirrored = self._cell != "global" and change.kind.home.value == "global"
-        if observed(new) < observed(old) and not mirrored:
-            what = f"{change.key} went back from {observed(old)} to {observed(new)}"
-            yield "observedGeneration", what, (change.key,)
-        if new.metadata.generation < old.metadata.generation:
-            what = f"{change.key} went from generation {old.metadata.generation} to {new.metadata.generation}"
-            yield "observedGeneration", what, (change.key,)
-
-    def _decided(self, change: Changed) -> Iterator[Found]:
-        fixed = DECIDED.get(change.kind.name)
-        if fixed is None:
-            return
-        old, new = change.old.spec, change.new.spec
-        moved = [name for name in fixed if getattr(old, name) != getattr(new, name)]
-        if change.kind.name == "Reservation" and old.victims and not new.victims:
-            moved = [name for name in moved if name != "devices"]
-        if moved:
-            yield "S10", f"{change.key} was committed with another {', '.join(moved)}", (change.key,)
+        now, before = change.new.metadata.generation, change.old.metadata.generation
+        seen, had_seen = observed(change.new), observed(change.old)
+        if seen > now:
+            yield "observedGeneration", f"{change.key} observed {seen} of {now}", (change.key,)
+        if seen < had_seen and (self._cell == "global" or change.kind.home is not Home.GLOBAL):
+            yield "observedGeneration", f"{change.key} went back from {had_seen} to {seen}", (change.key,)
+        if now < before:
+            yield "observedGeneration", f"{change.key} went from generation {before} to {now}", (change.key,)
 
     def acknowledged(self, items: Sequence[Object | None]) -> Iterator[Found]:
         """Whatever a caller was told is stored must be on the disk."""
@@ -118,6 +106,17 @@ class RecordsChecker:
         expected = known[bisect_right(known, after) : bisect_right(known, told[-1])]
         if told != expected:
             yield "S9", f"a watch of {kind} after {after} was told of {told[:20]}, not of {expected[:20]}", ()
+
+
+def _decided(change: Changed) -> Iterator[Found]:
+    old, new = change.old.spec, change.new.spec
+    if old == new:
+        return
+    moved = [name for name in DECIDED[change.kind.name] if getattr(old, name) != getattr(new, name)]
+    if change.kind.name == "Reservation" and old.victims and not new.victims:
+        moved = [name for name in moved if name != "devices"]
+    if moved:
+        yield "S10", f"{change.key} was committed with another {', '.join(moved)}", (change.key,)
 
 
 def observed(item: Any) -> int:

@@ -82,8 +82,11 @@ class RunningChecker:
             epoch, until_mono_s = machine.lease
             left_s = until_mono_s - machine.clock.monotonic()
             if 0 < epoch <= now and left_s > 0 and machine.powered:
-                what = f"{change.key} is fenced up to epoch {now}; by the node's own lease of {epoch} its work may run"
-                yield "S7", f"{what} for {left_s:.3f} s more", (change.key,)
+                what = (
+                    f"{change.key} is fenced up to epoch {now}, so all its exclusive work counts as over; by the lease "
+                    f"that the node itself counts, of epoch {epoch}, such work may run for {left_s:.3f} s more"
+                )
+                yield "S7", what, (change.key,)
         for identity in self._runs:
             for name, work in self._still_runs(identity):
                 if name == node.metadata.name and work.task.node_epoch <= now:

@@ -7,7 +7,7 @@ wanted. After the world has come to rest: nothing is written any more but heartb
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.model.assignment import Purpose
@@ -55,22 +55,24 @@ class UnrestChecker:
         self._writes.clear()
         self._removed.clear()
 
-    def asked(self, cell: str, at_s: float) -> Iterator[Found]:
+    def asked(self, cell: str, at_s: float) -> Sequence[Found]:
         since_s, count = self._asked.get(cell, (at_s, 0))
         if at_s - since_s > ASKED_WINDOW_S:
             since_s, count = at_s, 0
         self._asked[cell] = (since_s, count + 1)
-        if count + 1 == ASKED_MAX:
-            yield "load", f"{ASKED_MAX} commits were asked of {cell} within {at_s - since_s:.1f} s", ()
+        if count + 1 != ASKED_MAX:
+            return ()
+        return (("load", f"{ASKED_MAX} commits were asked of {cell} within {at_s - since_s:.1f} s", ()),)
 
-    def worked(self, steps: int, at_s: float) -> Iterator[Found]:
+    def worked(self, steps: int, at_s: float) -> Sequence[Found]:
         """Whoever tries again without a pause is busy, even where nothing reaches a store."""
         since_s, before = self._stepped
         if at_s - since_s < ASKED_WINDOW_S:
-            return
+            return ()
         self._stepped = (at_s, steps)
-        if (steps - before) / (at_s - since_s) * ASKED_WINDOW_S > STEPS_MAX:
-            yield "load", f"{steps - before} steps were taken within {at_s - since_s:.1f} s", ()
+        if (steps - before) / (at_s - since_s) * ASKED_WINDOW_S <= STEPS_MAX:
+            return ()
+        return (("load", f"{steps - before} steps were taken within {at_s - since_s:.1f} s", ()),)
 
     def check(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:

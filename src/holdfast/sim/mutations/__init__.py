@@ -15,12 +15,13 @@ from holdfast.sim.mutations.handling import TABLE as HANDLING
 from holdfast.sim.mutations.lease import TABLE as LEASE
 from holdfast.sim.mutations.patch import Mutation, Patch
 from holdfast.sim.mutations.placing import TABLE as PLACING
+from holdfast.sim.mutations.reading import TABLE as READING
 from holdfast.sim.mutations.sharing import TABLE as SHARING
 from holdfast.sim.mutations.telling import TABLE as TELLING
 
 __all__ = ["CATALOGUE", "MUTATIONS", "Mutation", "Patch", "find", "planted"]
 
-MUTATIONS: tuple[Mutation, ...] = (*PLACING, *LEASE, *SHARING, *TELLING, *HANDLING, *DECIDING)
+MUTATIONS: tuple[Mutation, ...] = (*PLACING, *LEASE, *SHARING, *TELLING, *HANDLING, *DECIDING, *READING)
 
 CATALOGUE = (
     "residency ignored on reassignment",

@@ -12,17 +12,22 @@ from holdfast.authority.ledger import Ledger
 from holdfast.authority.release import Release
 from holdfast.fleet import overrides, workload_status
 from holdfast.flow import purse
+from holdfast.flow.explain import Wake
 from holdfast.gate import plan, stamp
 from holdfast.gate.local import LocalClient
 from holdfast.link.countdown import Countdown
 from holdfast.model.assignment import Assignment
 from holdfast.model.errors import Refused
 from holdfast.model.quantity import add
+from holdfast.model.workload import Workload
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.informer import Informer
 from holdfast.runtime.request_queue import NEVER, RequestQueue
 from holdfast.runtime.workqueue import Workqueue
 from holdfast.sim.mutations.patch import Mutation, Patch
+
+CLIENT_FAST_S = 30.0
+FAR_S = 1e6
 
 
 def release_repeated(patch: Patch) -> None:
@@ -53,8 +58,8 @@ def release_by_name(patch: Patch) -> None:
 
 
 def override_by_other_clock(patch: Patch) -> None:
-    """The end of an override is taken from the clock of whoever asked for it, which is fast."""
-    patch.set(overrides, "_deadline", lambda override, now: now + override.spec.ttl_seconds + 3600.0)
+    """The end of an override is taken from the clock of whoever asked for it, which is half a minute fast."""
+    patch.set(overrides, "_deadline", lambda override, now: now + override.spec.ttl_seconds + CLIENT_FAST_S)
 
 
 def override_by_wall_clock(patch: Patch) -> None:
@@ -79,20 +84,39 @@ def status_touches_spec(patch: Patch) -> None:
     patch.set(plan.Plan, "_restated", lambda *_: None)
 
 
+class _Behind:
+    """A view in which one workload is as it was a generation ago."""
+
+    def __init__(self, view: Any, former: Workload) -> None:
+        self._view = view
+        self._former = former
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+    def get(self, kind: Any, name: str, namespace: str = "") -> Any:
+        return self._former if kind is Workload else self._view.get(kind, name, namespace)
+
+
 def status_of_the_past(patch: Patch) -> None:
-    """A status that is about an older generation overwrites a newer one."""
+    """A status that was made from an older spec overwrites the one made from the newer: every other look is at the
+    workload as it was a generation ago, as with two writers of which one hears late; and nobody refuses what is older.
+    """
     decide = workload_status.__dict__["decide"]
+    known: dict[Any, tuple[Workload, Workload]] = {}
+    """By uid: the newest, and the newest of the generation before."""
+    looks = [0]
 
     def behind(key: Any, view: Any, now: float) -> Any:
-        outcome = decide(key, view, now)
-        late = int(now) % 2
-        writes = tuple(
-            msgspec.structs.replace(w, observed_generation=max(1, w.observed_generation - late))
-            if getattr(w, "observed_generation", 0)
-            else w
-            for w in outcome.writes
-        )
-        return msgspec.structs.replace(outcome, writes=writes)
+        found = view.get(Workload, key.name, key.namespace)
+        if found is None:
+            return decide(key, view, now)
+        newest, former = known.get(found.uid, (found, found))
+        if found.metadata.generation > newest.metadata.generation:
+            former = newest
+        known[found.uid] = (found, former)
+        looks[0] += 1
+        return decide(key, _Behind(view, former) if looks[0] % 2 else view, now)
 
     blocks_set = stamp.__dict__["blocks_set"]
 
@@ -141,6 +165,25 @@ def retried_without_pause(patch: Patch) -> None:
 
 
 def wake_up_lost(patch: Patch) -> None:
+    """Quota that is free again wakes nobody who waits for it, nor is such work tried again by itself; whatever else may
+    help still wakes it."""
+    in_vain = RequestQueue.__dict__["in_vain"]
+
+    def unheard(
+        self: Any, waiting: Any, refusals: Any, now: float, *, wake_on: tuple[str, ...] = (), **more: Any
+    ) -> float:
+        waits_for_quota = Wake.GRANT_CHANGED in wake_on
+        if waits_for_quota:
+            wake_on = tuple(event for event in wake_on if event not in (Wake.GRANT_CHANGED, Wake.CAPACITY_FREED))
+        pause_s = in_vain(self, waiting, refusals, now, wake_on=wake_on, **more)
+        if waits_for_quota:
+            self._set(waiting, now + FAR_S)
+        return float(pause_s)
+
+    patch.set(RequestQueue, "in_vain", unheard)
+
+
+def nobody_woken(patch: Patch) -> None:
     """Nothing wakes work that waits, and it is not tried again by itself either."""
     patch.set(RequestQueue, "wake", lambda self, events, now: False)
     in_vain = RequestQueue.__dict__["in_vain"]
@@ -258,9 +301,14 @@ TABLE = (
     ),
     Mutation(
         "wake-up-lost",
-        "nothing wakes work that waits",
+        "quota that is free again wakes nobody who waits for it",
         wake_up_lost,
         "wake-up lost on quota release",
+    ),
+    Mutation(
+        "nobody-woken",
+        "nothing wakes work that waits",
+        nobody_woken,
     ),
     Mutation(
         "older-list-taken",

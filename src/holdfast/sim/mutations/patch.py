@@ -83,7 +83,8 @@ class Mutation(msgspec.Struct, frozen=True):
     """One bug to plant: `says` is the mistake in words, `plant` makes it.
 
     `entry` is the mistake of the catalogue that it stands for, empty for those beyond it. `scenario` names the declared
-    worlds (`sim/scenarios`) in which it can show, for what drawn worlds hardly reach.
+    worlds (`sim/scenarios`) in which it can show, for what drawn worlds hardly reach. `equivalent` is the proof that
+    nobody can tell it from the code as it is; a bug that has one and is caught all the same is told.
     """
 
     name: str
@@ -91,3 +92,4 @@ class Mutation(msgspec.Struct, frozen=True):
     plant: Callable[[Patch], None]
     entry: str = ""
     scenario: str = ""
+    equivalent: str = ""

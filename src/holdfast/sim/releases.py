@@ -1,0 +1,235 @@
+"""Two releases side by side: what the one after this, and the one before it, look like to their neighbours.
+
+A process of another release runs the same code here. What differs is what it says and what it leaves on its disk, as
+plain JSON trees between the product's own encoding and its own decoding (`sim/interpreter.py`, `sim/disk.py`):
+
+- the **next** release adds what this one does not know, at every level of every message and of every stored object:
+  fields of several types, an element at the end of what is written as an array, a status block, a kind; and through
+  its own writes, where the vocabulary is open, a condition type, labels and annotations (`foretold`);
+- the **former** release knows nothing of `LACKS`: it leaves those fields out of what it says, does not see them in what
+  it hears and reads, and drops them from what it rewrites.
+
+What a release may rely on is decision 0020. Nothing here may add what that forbids: another value of a closed
+vocabulary, a finalizer, an owner of an unknown kind.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+from holdfast.model import codec
+from holdfast.model.kinds import BY_NAME, Kind, kind_of, kind_of_store_key
+from holdfast.model.meta import Condition
+from holdfast.model.ownership import is_mirrored_here
+from holdfast.model.writes import Create, Notice, SetStatus, Write
+from holdfast.store.contract import Append, Entry, Put, Remove, Txn
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Release(enum.StrEnum):
+    FORMER = "former release"
+    PRESENT = "present release"
+    NEXT = "next release"
+
+
+UNKNOWN = "tomorrow"
+UNKNOWN_NULL = "tomorrowNull"
+UNKNOWN_KIND_KEY = "/tomorrows/"
+SAYS = {"why": "unheard of", "many": [1, 2.5, {"deep": [None, {"er": "still"}]}]}
+AROUND = {UNKNOWN: SAYS}
+MARK = "holdfast.dev/tomorrow"
+CONDITION = Condition(type="Tomorrow", status="True", reason="HeardOfTomorrow", message="this release does not know it")
+
+
+class Lack(msgspec.Struct, frozen=True):
+    """A field that the former release does not know. `of` is a kind or a message, `path` goes through lists."""
+
+    of: str
+    path: str
+    why: str
+
+
+LACKS = (
+    Lack("Node", "status.execution.warm", "a preference: without it no node counts as warm"),
+    Lack("Node", "status.execution.agentVersion", "shown, and nothing more"),
+    Lack("Node", "status.execution.isolation", "shown, and nothing more"),
+    Lack("Node", "status.execution.quarantine", "evidence: without it work is tried there, and given up as anywhere"),
+    Lack("Replica", "status.execution.pid", "shown, and nothing more"),
+    Lack("Replica", "status.execution.lastExit", "shown; what decides is the phase"),
+    Lack("Replica", "status.repair.message", "shown, and nothing more"),
+    Lack("Assignment", "status.failing", "shown; what decides is what serves"),
+    Lack("Assignment", "status.ordinals", "a region that names none has let go only once it has none: moves wait"),
+    Lack("Assignment", "status.revision", "without it a workload that shrinks is shown as not serving for a moment"),
+    Lack("Assignment", "status.toLeave", "who comes first when a budget is shared; what is held back counts more"),
+    Lack("Region", "status.report.trial", "a guard without figures waits for them"),
+    Lack("Region", "status.report.peers", "without a witness a silent region is lost later, and by its time alone"),
+    Lack("Answers", "incarnation", "only a cell that was restored raises it; without one any answer counts"),
+    Lack("Facts", "incarnation", "the same, as an agent remembers it"),
+    Lack("Answers", "answers.facts", "shown; what decides is the result and its reason"),
+    Lack("Answers", "answers.message", "shown, and nothing more"),
+)
+"""Optional fields whose absence the product claims to bear, and why. Not among them, and so not to be dropped by any
+release that shares a platform with this one: whatever limits somebody (awayShare, protected, runUntil,
+quotaReleased, holds, tenures, epochs, the end of anything)."""
+
+
+# Trees of plain data --------------------------------------------------------------------------------------------------
+
+
+def voiced(release: Release, kind: type[Any], tree: Any) -> Any:
+    """A message or an object as a process of this release says it."""
+    if release is Release.NEXT:
+        return _grown(kind, tree, top=True)
+    return heard(release, kind.__name__, tree)
+
+
+def heard(release: Release, name: str, tree: Any) -> Any:
+    """What a process of this release takes from a message or an object; changes the tree it is given."""
+    if release is Release.FORMER:
+        for path in _lacking(name):
+            _drop(tree, path)
+    return tree
+
+
+def _grown(kind: Any, value: Any, *, top: bool = False) -> Any:
+    shape = _shape(kind)
+    if shape is None or value is None:
+        return value
+    if shape.fields is None:
+        if isinstance(value, dict):
+            return {name: _grown(shape.items, inner) for name, inner in value.items()}
+        return [_grown(shape.items, inner) for inner in value]
+    if isinstance(value, list):
+        return [*value, SAYS]
+    known = {name: _grown(shape.fields.get(name), inner) for name, inner in value.items()}
+    # An object begins with its metadata in every release (`model/codec.py`); below it the unknown comes first as well.
+    return {**known, UNKNOWN: SAYS} if top else {UNKNOWN_NULL: None, **known, UNKNOWN: SAYS}
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """A struct with its fields by their names in JSON, or a list or map with what it holds."""
+
+    fields: dict[str, Any] | None = None
+    items: Any = None
+
+
+@cache
+def _shape(kind: Any) -> _Shape | None:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        inner = [found for part in get_args(kind) if (found := _shape(part)) is not None]
+        return inner[0] if len(inner) == 1 else None
+    if origin in (tuple, list, dict):
+        item = get_args(kind)[0 if origin is not dict else 1]
+        return _Shape(items=item) if _shape(item) is not None else None
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _Shape(fields={field.encode_name: field.type for field in msgspec.structs.fields(kind)})
+    return None
+
+
+@cache
+def _lacking(name: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(lack.path.split(".")) for lack in LACKS if lack.of == name)
+
+
+def _drop(tree: Any, path: Sequence[str]) -> None:
+    if isinstance(tree, list):
+        for item in tree:
+            _drop(item, path)
+    elif isinstance(tree, dict):
+        if len(path) == 1:
+            tree.pop(path[0], None)
+        elif path[0] in tree:
+            _drop(tree[path[0]], path[1:])
+
+
+# Stored values --------------------------------------------------------------------------------------------------------
+
+
+def stored(release: Release, txn: Txn) -> Txn:
+    """A transaction as a process of this release hands it over. The decoded objects stay behind: whoever reads this
+    reads bytes."""
+    appends = txn.appends
+    if release is Release.NEXT:
+        appends = tuple(Append(a.log, msgspec.json.encode({**msgspec.json.decode(a.value), **AROUND})) for a in appends)
+    return Txn(txn.compares, tuple(_put(release, write) for write in txn.writes), appends)
+
+
+def _put(release: Release, write: Put | Remove) -> Put | Remove:
+    kind = kind_of_store_key(write.key)
+    if kind is None or isinstance(write, Remove):
+        return write
+    return Put(write.key, msgspec.json.encode(voiced(release, kind.type, msgspec.json.decode(write.value))))
+
+
+def read(release: Release, entry: Entry | None) -> Entry | None:
+    """An entry as a process of this release sees it."""
+    kind = kind_of_store_key(entry.key) if entry is not None and release is Release.FORMER else None
+    if entry is None or kind is None or not _lacking(kind.name):
+        return entry
+    value = msgspec.json.encode(heard(release, kind.name, msgspec.json.decode(entry.value)))
+    return Entry(entry.key, value, entry.revision, entry.created)
+
+
+def seen_by(release: Release, kind: Kind, item: Any) -> Any:
+    """An object as a process of this release knows it: what it does not know it cannot be blamed for dropping."""
+    if item is None or release is not Release.FORMER or not _lacking(kind.name):
+        return item
+    tree = heard(release, kind.name, msgspec.json.decode(codec.encode(item)))
+    return codec.decode(kind, msgspec.json.encode(tree), item.revision)
+
+
+def left_on_disk(release: Release, record: R) -> R:
+    """An agent's record as whoever comes after this release reads it from its file."""
+    if release is Release.PRESENT:
+        return record
+    tree = voiced(release, type(record), msgspec.json.decode(msgspec.json.encode(record)))
+    return msgspec.json.decode(msgspec.json.encode(tree), type=type(record))
+
+
+# Writes ---------------------------------------------------------------------------------------------------------------
+
+
+def foretold(writes: Sequence[Write], cell: str) -> tuple[Write, ...]:
+    """Writes of the next release: it marks what it creates, and says a condition of its own with every status.
+
+    Copies of another cell's objects are none of its making, and stay as they are.
+    """
+    return tuple(_foretold(write, cell) for write in writes)
+
+
+def _foretold(write: Write, cell: str) -> Write:
+    match write:
+        case Create():
+            meta = write.object.metadata
+            if is_mirrored_here(kind_of(write.object).name, cell, meta.name):
+                return write
+            marked = msgspec.structs.replace(
+                meta, labels={**meta.labels, MARK: "label"}, annotations={**meta.annotations, MARK: "annotation"}
+            )
+            return Create(msgspec.structs.replace(write.object, metadata=marked))
+        case SetStatus():
+            if not write.blocks or is_mirrored_here(write.kind, cell, write.key.name):
+                return write
+            said = tuple(c for c in write.conditions if c.type != CONDITION.type)
+            return msgspec.structs.replace(write, conditions=(*said, CONDITION))
+        case _:
+            return write
+
+
+def announced(notices: Sequence[Notice]) -> tuple[Notice, ...]:
+    """Every notice, and beside each one with a reason that this release has never heard of."""
+    return tuple(
+        told for notice in notices for told in (notice, msgspec.structs.replace(notice, reason="SeenByTomorrow"))
+    )
+
+
+def kind_named(name: str) -> type[Any]:
+    return BY_NAME[name].type
