@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 
 import pytest
@@ -14,6 +15,8 @@ from holdfast.store.etcd.store import EtcdStore, open_store
 from holdfast.store.etcd.target import Target
 
 WRITERS = 6
+ROUNDS = int(os.environ.get("HOLDFAST_FAILOVER_ROUNDS", "2"))
+"""Each with four faults, on a cluster of its own."""
 
 
 class Load:
@@ -58,7 +61,8 @@ async def follow(store: EtcdStore, seen: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.slow
-async def test_members_die_and_stall_under_load(own_cluster, tmp_path):
+@pytest.mark.parametrize("_", range(ROUNDS))
+async def test_members_die_and_stall_under_load(own_cluster, tmp_path, _):
     target = Target(endpoints=own_cluster.endpoints)
     store, other = await open_store("here", target, tmp_path), await open_store("here", target)
     seen: list[tuple[str, int]] = []

@@ -128,7 +128,7 @@ async def test_what_one_server_gave_or_took_holds_at_the_other(shared_cluster: A
         # Revoked at one, refused at both, however the other hears of it.
         await door.revoke("api-1", "n1")
         assert await is_refused(shown[0])
-        await fleet.until("the other server to refuse it", partial(is_refused, shown[1]), 5)
+        await fleet.until("the other server to refuse it", partial(is_refused, shown[1]), 20)
         assert agent.poll() is None
 
         def known(server: str) -> bool:

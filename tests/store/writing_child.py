@@ -66,4 +66,5 @@ async def main() -> None:
     say("closed")
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -77,7 +77,7 @@ async def test_memory_and_disk_give_the_same_answers_for_long(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(max(1800, CLUSTER_OPERATIONS // 20))
 @pytest.mark.parametrize("subject", ["etcd", "etcd-3", "etcd-3.5"], indirect=True)
 async def test_memory_and_a_cluster_give_the_same_answers(subject, tmp_path):
     await compare(await subject.open(tmp_path), CLUSTER_OPERATIONS)

@@ -1,0 +1,172 @@
+"""`make prove` runs every stage, tells how each ended, and leaves nothing behind when it is interrupted."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
+
+
+@pytest.fixture
+def prove(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("prove")
+
+
+@pytest.fixture
+def staged(prove: ModuleType) -> ModuleType:
+    return sys.modules["staged"]
+
+
+def python(staged: ModuleType, *texts: str, **env: str) -> tuple[object, ...]:
+    return tuple(staged.Command((sys.executable, "-c", text), env) for text in texts)
+
+
+def test_a_failed_stage_is_told_with_its_last_words_and_the_others_run(staged: ModuleType, tmp_path: Path) -> None:
+    stages = [
+        staged.Stage("first", "goes well", python(staged, "print('one')", "print('two')"), 1),
+        staged.Stage("second", "fails", python(staged, "print('why'); raise SystemExit(3)", "print('never')"), 1),
+        staged.Stage("third", "is not there", (staged.Command(("no-such-program",)),), 1),
+        staged.Stage("last", "sees its size", python(staged, "import os; print(os.environ['SIZE'])", SIZE="7"), 1),
+    ]
+    said: list[str] = []
+    assert staged.run_stages(stages, tmp_path, said.append) == 1
+    assert "    why" in said
+    assert any(re.fullmatch(r"\[2/4\] second: failed: `.*` ended with 3 after \d+:\d\d min", line) for line in said), (
+        said
+    )
+    ends = [line.split() for line in said[-5:-1]]
+    assert [(words[0], words[3].rstrip(":")) for words in ends] == [
+        ("first", "ok"), ("second", "failed"), ("third", "failed"), ("last", "ok"),
+    ]  # fmt: skip
+    assert said[-1] == "2 of 4 stages went well"
+    assert "never" not in (tmp_path / "second.log").read_text().splitlines()
+    assert (tmp_path / "last.log").read_text().splitlines()[-1] == "7"
+
+
+def test_all_well_is_0_and_a_long_stage_tells_how_it_goes_on(
+    staged: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged, "PROGRESS_EVERY_S", 0.1)
+    go = tmp_path / "go"
+    waits = f"import os, time\nprint('half way', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.endswith(": half way"):
+            go.touch()
+
+    assert staged.run_stages([staged.Stage("long", "waits", python(staged, waits), 1)], tmp_path, say) == 0
+    assert go.exists()
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, {scripts!r})
+from pathlib import Path
+from staged import Command, Stage, run_stages
+words = (sys.executable, "-c", {child!r})
+stages = [Stage("endless", "waits", (Command(words),), 1), Stage("later", "waits too", (Command(words),), 1)]
+sys.exit(run_stages(stages, Path({logs!r}), lambda line: print(line, flush=True)))
+"""
+# It starts a process that takes no hint, and says goodbye itself.
+CHILD = """
+import signal, subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+other = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, text=True)
+other.stdout.readline()
+print("started", other.pid, flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("goodbye", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_stage_ends_with_everything_it_started(how: signal.Signals, tmp_path: Path) -> None:
+    script = DRIVER.format(scripts=str(SCRIPTS), child=CHILD, logs=str(tmp_path))
+    running = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        log = tmp_path / "endless.log"
+        deadline = time.monotonic() + 60
+        while not (started := re.search(r"^started (\d+)$", log.read_text() if log.exists() else "", re.MULTILINE)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        running.send_signal(how)
+        said, _ = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 130
+    assert log.read_text().splitlines()[-1] == "goodbye"
+    assert re.search(r"endless +\S+ min  interrupted\n +later +0:00 min  not run\n0 of 2 stages", said), said
+    assert not (tmp_path / "later.log").exists()
+    deadline = time.monotonic() + 30
+    while _alive(int(started[1])):
+        assert time.monotonic() < deadline, "a process of the stage is still there"
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    """A process that has ended and was not yet taken note of is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_stages_name_exists(prove: ModuleType) -> None:
+    places = [place for places in prove.NAMED.values() for place in places]
+    assert len(set(places)) == len(places)
+    for place in places:
+        path, _, test = place.partition("::")
+        assert (ROOT / path).exists(), place
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), place
+    known = {stage.name for stage in prove.stages(2)}
+    assert len(known) == len(prove.stages(2)) and {name for name in prove.NAMED if name} <= known
+
+
+def test_every_size_a_stage_asks_for_is_one_that_tests_read(prove: ModuleType) -> None:
+    asked = {name for stage in prove.stages(2) for command in stage.commands for name in command.env}
+    texts = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
+    asked = {name for name in asked if name.startswith("HOLDFAST_")}
+    assert len(asked) > 5 and not [name for name in asked if f'"{name}"' not in texts]
+
+
+def test_a_size_that_is_asked_for_outside_is_left_as_it_is(prove: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes() -> dict[str, str]:
+        (disks,) = (stage for stage in prove.stages(2) if stage.name == "disks")
+        return dict(disks.commands[0].env)
+
+    before = sizes()
+    monkeypatch.setenv("HOLDFAST_KILLS", "3")
+    assert sizes() == {**before, "HOLDFAST_KILLS": "3"} != before
+
+
+def test_stages_are_listed_and_one_that_is_not_there_is_told(prove: ModuleType) -> None:
+    said: list[str] = []
+    assert prove.main(["list"], said.append) == 0
+    assert len(said) == len(prove.stages(2))
+    assert prove.main(["drills,nothing"], said.append) == 2
+    assert "there is no stage nothing; there are: worlds" in said[-1]
+
+
+def test_stages_run_where_they_are_asked_for(prove: ModuleType) -> None:
+    """From the Makefile, with nothing but what it says: a program that starts at all."""
+    made = subprocess.run(
+        [sys.executable, str(SCRIPTS / "prove.py"), "list"], capture_output=True, text=True, cwd=os.sep, check=True
+    )
+    assert made.stdout.startswith("worlds ")

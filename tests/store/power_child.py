@@ -1,0 +1,52 @@
+"""A process that writes to a store on a recorded disk, until it was told of enough commits; then its record is kept.
+
+Usage: power_child.py PATH RECORD SEED COMMITS SYNCHRONOUS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import random
+import sys
+from pathlib import Path
+
+import power
+import writing_child
+
+from holdfast.model import limits
+from holdfast.store.sqlite import SqliteStore
+
+# The log is copied into the file every few commits, by both who may do it.
+limits.STORE_CHECKPOINT_PAGES = 40  # type: ignore[misc]
+limits.STORE_CHECKPOINT_PAGES_MOST = 60  # type: ignore[misc]
+
+
+async def main() -> None:
+    path, record, seed, commits, synchronous = sys.argv[1:]
+    disk = power.Recorder()
+    acknowledged = 0
+    enough = asyncio.Event()
+
+    def say(*words: object) -> None:
+        nonlocal acknowledged
+        disk.say(*words)
+        acknowledged += words[0] == "ack"
+        if acknowledged >= int(commits):
+            enough.set()
+
+    writing_child.say = say
+    store = SqliteStore(path)
+    say("open", store.head)
+    store._writer._connection.execute(f"PRAGMA synchronous = {synchronous}")
+    chance = random.Random(seed)
+    tasks = [asyncio.create_task(writing_child.write(store, chance, writer)) for writer in range(4)]
+    tasks.append(asyncio.create_task(writing_child.watch(store)))
+    await enough.wait()
+    Path(record).write_bytes(pickle.dumps(list(disk.events)))
+    # No farewell: closing would write down what is to be lost.
+    os._exit(0)
+
+
+asyncio.run(main())

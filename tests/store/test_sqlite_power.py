@@ -1,0 +1,90 @@
+"""The power goes at any moment: nothing that was acknowledged or shown is lost, and the file is whole.
+
+A process writes on a recorded disk (`power.py`); afterwards the record is cut off in many places, and what may be left
+on a disk then is opened as a store. `HOLDFAST_POWER_LOSSES` is how often.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.store.power import Disk, Event
+from tests.store.witness import Witness
+
+CHILD = Path(__file__).with_name("power_child.py")
+LOSSES = int(os.environ.get("HOLDFAST_POWER_LOSSES", "1000"))
+LOSSES_PER_LIFE = 100
+COMMITS_PER_LIFE = 120
+LIVES_PER_FILE = 4
+"""After so many lives a new file is begun, or the files would only grow."""
+
+
+def live(folder: Path, seed: int, synchronous: str = "FULL") -> list[Event]:
+    """One life on the files in `folder`, as its disk saw it."""
+    record = folder.with_name("record")
+    words = [folder / "cell.db", record, seed, COMMITS_PER_LIFE, synchronous]
+    subprocess.run([sys.executable, str(CHILD), *map(str, words)], check=True, timeout=120)
+    return pickle.loads(record.read_bytes())
+
+
+class Story:
+    """Lives on one file, each ended by a loss of power; the last loss of a life is what the next begins with."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self._folder = folder
+        self._chance = chance
+        self._files: dict[str, bytes] = {}
+        self._witness = Witness()
+        self.losses = 0
+
+    async def live_and_lose(self, times: int, synchronous: str = "FULL") -> None:
+        running, ruin = self._folder / "running", self._folder / "ruin"
+        self._lay_out(running, self._files)
+        events = live(running, self._chance.randrange(2**32), synchronous)
+        disk, left = Disk(self._files), self._files
+        moments = sorted(self._chance.randrange(len(events) + 1) for _ in range(times))
+        done = 0
+        for moment in moments:
+            for event in events[done:moment]:
+                disk.happen(event)
+                if event[0] == "said":
+                    self._witness.hear([event[1]])
+            done = moment
+            left = disk.lose_power(self._chance)
+            self._lay_out(ruin, left)
+            await self._witness.check(ruin / "cell.db")
+            self.losses += 1
+        self._files = left
+
+    def _lay_out(self, folder: Path, files: dict[str, bytes]) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120 + LOSSES // 5)
+async def test_nothing_acknowledged_is_lost_with_the_power(tmp_path: Path) -> None:
+    chance, losses, story = random.Random(5), 0, Story(tmp_path, random.Random(0))
+    for number in range((LOSSES + LOSSES_PER_LIFE - 1) // LOSSES_PER_LIFE):
+        if number % LIVES_PER_FILE == 0:
+            story = Story(tmp_path, chance)
+        await story.live_and_lose(min(LOSSES_PER_LIFE, LOSSES - losses))
+        losses += min(LOSSES_PER_LIFE, LOSSES - losses)
+    assert losses == LOSSES
+
+
+@pytest.mark.slow
+async def test_a_store_that_does_not_wait_for_the_disk_is_found_out(tmp_path: Path) -> None:
+    """SQLite's synchronous=NORMAL keeps a file whole, survives every kill, and loses what was acknowledged."""
+    story = Story(tmp_path, random.Random(0))
+    with pytest.raises(AssertionError, match=r"visible|lost"):
+        await story.live_and_lose(LOSSES_PER_LIFE, synchronous="NORMAL")
