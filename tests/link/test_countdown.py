@@ -231,6 +231,46 @@ def test_at_home_a_clock_that_goes_back_does_not_prolong_it():
     assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED
 
 
+@pytest.mark.parametrize("skew_s", [-26.0, 26.0])
+def test_at_home_an_end_follows_a_clock_that_is_put_back_and_nobody_who_counts_next_prolongs_it(skew_s):
+    ports, here = Ports(), Cache()
+    home = Countdown(here, Nobody(), ports)
+    here.put(given_at(0.0, 60.0))
+    assert home.look() == []
+    ports.clock.true_s, ports.clock.skew_s = 20.0, skew_s
+    writes = home.look()
+    if skew_s > 0:
+        assert writes == [], "an end is never put off, whatever the clock says"
+        return
+    (write,) = writes
+    assert write.blocks == {"phase": ACTIVE, "expiresAt": micro_text(TRUE_S + 60.0 + skew_s)}
+    status = msgspec.structs.replace(here.get(Override, "o").status, expires_at=write.blocks["expiresAt"])
+    here.put(again(here.get(Override, "o"), status=status))
+    assert home.look() == [], "once is enough"
+    following = Countdown(here, Nobody(), ports)
+    following.lost()
+    ports.clock.true_s = 59.0
+    assert following.look() == []
+    ports.clock.true_s = 61.0
+    assert [w.blocks["phase"] for w in following.look()] == [EXPIRED]
+
+
+@pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
+def test_at_home_a_clock_that_went_back_while_nobody_counted_prolongs_nothing_that_allows_more(kind):
+    ports, here = Ports(), Cache()
+    here.put(given_at(0.0, 60.0, kind))
+    own = region("east")
+    health = RegionHealth(heard_at=micro_text(TRUE_S + 59.0), heard_sequence=1)
+    here.put(again(own, status=msgspec.structs.replace(own.status, health=health)))
+    following = Countdown(here, Nobody(), ports)
+    following.lost()
+    ports.clock.true_s, ports.clock.skew_s = 61.0, -30.0
+    following.look()
+    ports.clock.true_s = 63.0
+    ended = [w.blocks["phase"] for w in following.look()] == [EXPIRED]
+    assert ended is (kind is OverrideKind.RAISE_PRIORITY)
+
+
 @pytest.mark.parametrize("kind", [OverrideKind.RAISE_PRIORITY, OverrideKind.AVOID_REGION])
 @pytest.mark.parametrize("skew_s", [0.0, -3600.0])
 def test_what_was_given_in_a_region_and_allows_more_is_over_after_a_restart_of_it(kind, skew_s):
@@ -244,7 +284,9 @@ def test_what_was_given_in_a_region_and_allows_more_is_over_after_a_restart_of_i
     ports.clock.true_s, ports.clock.skew_s = 100.0, skew_s
     writes = home.look()
     if kind is OverrideKind.AVOID_REGION:
-        assert writes == [], "what forbids goes on, for its whole time at most"
+        ends = [(w.blocks["phase"], w.blocks["expiresAt"]) for w in writes]
+        whole = (ACTIVE, micro_text(TRUE_S + 100.0 + skew_s + 600.0))
+        assert ends == ([whole] if skew_s else []), "what forbids goes on, for its whole time at most"
         return
     (write,) = writes
     assert isinstance(write, SetStatus) and write.blocks["phase"] == EXPIRED

@@ -64,13 +64,13 @@ class West:
         commit = Commit(cell, at_s, WALL_S + at_s, Txn(), tuple(changed), self.disks[cell])
         return [what for promise, what, _ in self.checkers[cell].check(commit) if promise == "S8"]
 
-    def wins(self, at_s: float, wall_s: float) -> None:
-        """Another process of the region begins to count, by whose wall clock it is `wall_s`."""
+    def wins(self, at_s: float, wall_s: float, cell: str = "west") -> None:
+        """Another process of the cell begins to count, by whose wall clock it is `wall_s`."""
         at = micro_text(wall_s)
         lease = Lease(metadata=ObjectMeta(name="controllers", namespace="holdfast-system"))
         lease = msgspec.structs.replace(lease, spec=msgspec.structs.replace(lease.spec, renew_time=at))
         term = Term(metadata=ObjectMeta(name="controllers"), spec=TermSpec(holder="west"))
-        assert not self.commit("west", at_s, lease, term)
+        assert not self.commit(cell, at_s, lease, term)
 
 
 @pytest.mark.parametrize("kind", [OverrideKind.AVOID_ZONE, OverrideKind.RAISE_PRIORITY])
@@ -92,6 +92,18 @@ def test_where_the_count_was_lost_and_the_clock_set_back_what_forbids_has_its_wh
     found = west.commit("west", 101.0, west.override)
     assert bool(found) is RULES[kind].permissive
     assert west.commit("west", 101.0 + TTL_S * 1.05 + LATE_S, west.override)
+
+
+@pytest.mark.parametrize("kind", [OverrideKind.AVOID_ZONE, OverrideKind.RAISE_PRIORITY])
+def test_where_its_home_lost_count_what_forbids_goes_on_in_all_cells_for_as_long_and_no_more(
+    kind: OverrideKind,
+) -> None:
+    west = West(kind)
+    west.commit("global", 0.0, west.override)
+    west.wins(at_s=100.0, wall_s=WALL_S + 20.0, cell="global")
+    found = west.commit("west", 108.0 + LATE_S, west.override)
+    assert bool(found) is RULES[kind].permissive
+    assert west.commit("west", 112.0 + LATE_S, west.override)
 
 
 def test_where_the_count_was_lost_and_the_clock_is_right_nothing_goes_on() -> None:

@@ -60,6 +60,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         blocks={"phase": phase, "expiresAt": expires_at},
         conditions=tuple(conditions),
         observed_generation=override.metadata.generation,
+        if_revision=override.revision,  # the countdown may have written an earlier end meanwhile
     )
     notices: tuple[Notice, ...] = ()
     if status.phase != phase:

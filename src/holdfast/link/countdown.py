@@ -10,7 +10,8 @@ What always holds:
 - In a region it starts from what is left by the global cell's clock (`global_clock`), at the latest when the copy is
   made. After a restart that lost it, an override that allows more than usual is over until the global cell is heard
   again; one that forbids goes on for at most what its copy says, and at most its whole time.
-- In the cell where it was given, it starts when it is first seen active, from the end that was set for it. One that was
+- In the cell where it was given, it starts when it is first seen active, from the end that was set for it. If the clock
+  is put back after that, the end is written anew, earlier: whoever counts next has little else to go by. One that was
   given in a region, allows more than usual and was active before this process counted is over: nobody knows for how
   long it has acted.
 """
@@ -30,6 +31,7 @@ from holdfast.model.errors import Fault
 from holdfast.model.meta import Condition
 from holdfast.model.override import ACTIVE, EXPIRED, Override, break_glass_prefix
 from holdfast.model.reasons import Reason
+from holdfast.model.region import Region
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import SetStatus, Update, Write
@@ -112,15 +114,24 @@ class Countdown:
             given_here = self._copies is not None and not copy
             if RULES[override.spec.kind].permissive and (copy or (given_here and self._counted_by_another)):
                 return (self._write(_ended(override, lost=True, again=copy), override),)
-            self._count(override, max(0.0, stored_s - self._ports.clock.now()))
+            self._count(override, max(0.0, stored_s - self._now_for(override)))
         end_s = self._ends[override.uid]
         if end_s <= mono_s:
             return (self._write(_ended(override), override),)
-        off_s = abs(parse_time(self._wall(end_s)) - stored_s)
-        if copy and off_s > limits.COUNTDOWN_OFF_S:
+        late_s = stored_s - parse_time(self._wall(end_s))
+        if late_s > limits.COUNTDOWN_OFF_S or (copy and late_s < -limits.COUNTDOWN_OFF_S):
             status = msgspec.structs.replace(override.status, expires_at=self._wall(end_s))
             return (self._write(msgspec.structs.replace(override, status=status), override),)
         return ()
+
+    def _now_for(self, override: Override) -> float:
+        """Where this cell's clock is as its count begins. It may have been put back while nobody counted: for what
+        allows more than usual it is no earlier than where it was when a region was last heard."""
+        now_s = self._ports.clock.now()
+        if self._copies is not None or not RULES[override.spec.kind].permissive:
+            return now_s
+        heard = (region.status.health.heard_at for region in self._here.list(Region))
+        return max([now_s, *(parse_time(at) for at in heard if at)])
 
     def _is_copy(self, override: Override) -> bool:
         given_here = override.metadata.name.startswith(break_glass_prefix(self._home.cell))

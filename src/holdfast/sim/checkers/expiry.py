@@ -8,7 +8,7 @@ its clock was set back cannot know better, and what it may spend is given to nob
 Overrides are judged by true time as well: no cell's clock, skewed or stepped, may make one act for longer than it was
 asked for. What forbids has one exception. A cell that lost count, as another process began to count, cannot know how
 long it was down, and its wall clock may have been set back meanwhile: there it may go on for what its copy says by that
-clock, and for its whole time at most.
+clock, and for its whole time at most; and where that cell is its home, in all others as well, which go by its word.
 """
 
 from __future__ import annotations
@@ -112,11 +112,14 @@ class ExpiryChecker:
 
     def _begun(self, override: Override, commit: Commit) -> None:
         """The first time it is active, where it was given."""
-        name = override.metadata.name
-        own = name.startswith(break_glass_prefix(self._cell))
-        given_here = not is_break_glass(name) if self._cell == "global" else own
-        if given_here and override.status.phase == "Active" and override.uid not in self._ends:
+        if self._given_here(override) and override.status.phase == "Active" and override.uid not in self._ends:
             self._ends[override.uid] = commit.at_s + _whole_s(override)
+
+    def _given_here(self, override: Override) -> bool:
+        name = override.metadata.name
+        if self._cell == "global":
+            return not is_break_glass(name)
+        return name.startswith(break_glass_prefix(self._cell))
 
     def _lost_count(self, commit: Commit) -> None:
         """Someone begins to count anew. What this cell's clock says is in the lease that was won with the term."""
@@ -129,7 +132,10 @@ class ExpiryChecker:
                 continue
             if override.status.phase == "Active" and override.status.expires_at:
                 left_s = max(0.0, parse_time(override.status.expires_at) - here_s)
-                self._recounted[override.uid] = commit.at_s + min(left_s + SECOND_S, _whole_s(override))
+                until_s = commit.at_s + min(left_s + SECOND_S, _whole_s(override))
+                self._recounted[override.uid] = until_s
+                if self._given_here(override):
+                    self._ends[override.uid] = max(self._ends.get(override.uid, until_s), until_s)
 
     def _lost_leases(self, commit: Commit) -> None:
         """Someone begins to count the leases of grants anew, from where the clock of the cell is."""
