@@ -9,7 +9,7 @@ from holdfast.fleet.ordinals import share_ordinals
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.template import Template
-from holdfast.model.workload import Batch, Exclusivity, WorkloadType
+from holdfast.model.workload import Batch, Exclusivity, Rollout, WorkloadType
 
 
 def assignment(region: str, **spec: object) -> Assignment:
@@ -36,6 +36,11 @@ def test_a_finished_batch_asks_for_nothing() -> None:
     assert cpu(status(batch, succeeded=3)) == 0
     assert cpu(status(batch, failed=7)) == 0
     assert cpu(status(batch, succeeded=3, bound=1)) == 1000
+
+
+def test_a_rollout_on_its_way_uses_the_room_for_its_surge_and_asks_for_no_more() -> None:
+    service = assignment("east", type=WorkloadType.SERVICE, replicas=3, rollout=Rollout(max_surge=1))
+    assert [cpu(status(service, bound=bound)) for bound in (0, 3, 4, 6)] == [4000, 4000, 4000, 6000]
 
 
 def cpu(item: Assignment) -> int:

@@ -15,10 +15,12 @@ Limits = dict[str, Amounts]
 
 
 def need(assignment: Assignment) -> dict[Need, int]:
-    """What its region needs to hold what it was assigned, room for a rollout's surge included."""
+    """What its region needs to hold what it was assigned, room for a rollout's surge included. A rollout that is on its
+    way uses that room, and needs none beside it."""
     spec = assignment.spec
     surges = spec.purpose is Purpose.NORMAL and spec.type is WorkloadType.SERVICE and spec.replicas
-    held = max(_still_wanted(assignment), assignment.status.bound) + (spec.rollout.max_surge if surges else 0)
+    wanted = _still_wanted(assignment) + (spec.rollout.max_surge if surges else 0)
+    held = max(wanted, assignment.status.bound)
     return {(spec.purpose, spec.region, name): amount * held for name, amount in requests(spec.template).items()}
 
 

@@ -231,7 +231,7 @@ class Unsettled:
         for item in self._global.values():
             if isinstance(item, Assignment) and item.metadata.namespace == tenant:
                 surge = item.spec.rollout.max_surge if item.spec.type is WorkloadType.SERVICE else 0
-                count = max(_owed(item), item.status.bound) + surge
+                count = max(_owed(item) + surge, item.status.bound)
                 add(wanted, scaled(requests(item.spec.template), count))
         hard = amounts(quota.spec.hard)
         return any(wanted.get(name, 0) > hard.get(name, 0) for name in need)
