@@ -51,6 +51,8 @@ class Shape(msgspec.Struct, frozen=True):
     sorts: tuple[str, ...] | None = None
     """What users run (`sim/sorts.py`); None leaves it to the seed."""
     partition_mode: PartitionMode = PartitionMode.WAIT
+    changing: bool = True
+    """Whether users keep changing what they want while things go wrong."""
     watching: bool = True
     """Whether watches say anything; without them everything must be found by listing from time to time."""
     resyncing: bool = True
@@ -87,6 +89,8 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     passes: tuple[str, ...] = ()
     serves: tuple[Serves, ...] = ()
     settles_in_s: float = 300.0
+    recovers_within_s: float = 0.0
+    """So long after each loss of a region the critical work it took must serve elsewhere; 0: not asked."""
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.sim.chaos import Kind
+from holdfast.sim.checkers.recovering import not_recovered
 from holdfast.sim.declared import Scenario, Serves
 from holdfast.sim.troubles import Trouble
 from holdfast.sim.world import Outcome, Telling
@@ -30,6 +32,10 @@ def missed(scenario: Scenario, planned: tuple[Trouble, ...], outcome: Outcome, t
             yield f"no replica went {step}"
     for serves in expects.serves:
         yield from _not_serving(serves, telling)
+    losses = {t.name: t.target for t in planned if t.kind is Kind.REGION_LOSS and expects.recovers_within_s}
+    for fault in telling.struck:
+        if fault.name in losses:
+            yield from not_recovered(telling.history, losses[fault.name], fault.at_s, expects.recovers_within_s)
     if outcome.settled_in_s > expects.settles_in_s:
         yield f"it took {outcome.settled_in_s:.0f} s to come right, {expects.settles_in_s:.0f} s are allowed"
 

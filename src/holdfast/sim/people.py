@@ -33,6 +33,8 @@ SLOTS = 4
 LOST_AFTER_S = 20.0
 SOLO_NODES = 12
 """A region must have so many nodes for some of them to be one tenant's own."""
+CRITICAL = frozenset({"critical", "vital"})
+"""Sorts of work that a lost region's budget is kept for."""
 NEIGHBOUR = "neighbour"
 """Work that keeps apart from other work needs other work to keep apart from."""
 Name = tuple[str, str]
@@ -106,7 +108,7 @@ async def set_up(client: Client, land: Land, chance: random.Random, chaos: Chaos
         *(Tenant(metadata=ObjectMeta(name=name)) for name in land.tenants),
         *([Tenant(metadata=ObjectMeta(name=SOLO), spec=TenantSpec(Isolation.DEDICATED))] if land.solo else []),
         *wanted.quotas.values(),
-        *(_budget(region.metadata.name) for region in land.regions if "critical" in land.sorts),
+        *(_budget(region.metadata.name) for region in land.regions if not CRITICAL.isdisjoint(land.sorts)),
     ]
     for item in items:
         await create(client, item)

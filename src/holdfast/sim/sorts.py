@@ -49,8 +49,6 @@ BAD = frozenset({NEVER_READY, UNWELL, NEVER_UP, HALF_READY})
 RESTLESS = frozenset({UNWELL, NEVER_UP})
 """Those of them that are started again and again."""
 EVERYWHERE = 100
-PATIENT_S = 3600.0
-"""Longer than any world lasts."""
 FIXED_PORT = 20_007
 SOLO = "solo"
 """The tenant that has machines of its own, where there is one."""
@@ -66,7 +64,8 @@ Make = Callable[[str, str, Sequence[Region], random.Random], Workload]
 
 def drawn(chance: random.Random) -> tuple[str, ...]:
     """The sorts of one run: the plain ones always, and some of the others."""
-    return tuple(name for name in SORTS if name in PLAIN or chance.random() < SHARE_OF_SORTS)
+    found = (name for name in SORTS if name not in DECLARED)
+    return tuple(name for name in found if name in PLAIN or chance.random() < SHARE_OF_SORTS)
 
 
 def template(**changes: Any) -> Template:
@@ -123,6 +122,13 @@ def critical(tenant: str, name: str, regions: Sequence[Region], chance: random.R
     """Work that comes back elsewhere when a region is lost; some promise it sooner than it can be."""
     promise = RecoveryPromise(min_serving=2, deadline_seconds=chance.choice((300.0, 300.0, 30.0)))
     spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", recovery=promise)
+    return _workload(tenant, name, spec)
+
+
+def vital(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
+    """Four that are critical: all that one recovery budget keeps places for. Only scenarios bring it (`DECLARED`)."""
+    promise = RecoveryPromise(min_serving=4, deadline_seconds=300.0)
+    spec = WorkloadSpec(replicas=4, template=template(), priority_class_name="high", recovery=promise)
     return _workload(tenant, name, spec)
 
 
@@ -340,8 +346,11 @@ SORTS: dict[str, Make] = {
     "gang": gang,
     "tenured": tenured,
     "lone": lone,
+    "vital": vital,
 }
 PLAIN = frozenset({"service", "exclusive", "resident", "batch"})
+DECLARED = frozenset({"vital"})
+"""Never drawn: there where a scenario names it."""
 
 
 # What users do to what they have
@@ -357,8 +366,8 @@ def broken(workload: Workload, chance: random.Random) -> Workload:
 
 
 def repaired(workload: Workload) -> Workload:
-    """The same without what keeps it from serving, and with time for it: a deadline that is to end a broken version
-    soon would end this one too while it waits for room, and bring back what may never get ready. What is
+    """The same without what keeps it from serving, and with the usual time for it: a deadline that is to end a broken
+    version soon would end this one too while it waits for room, and bring back what may never get ready. What is
     started again and again is repaired everywhere at once: behind a region without room it would never be at rest."""
     made, rollout = workload.spec.template, workload.spec.rollout
     behaves = made.env.get(BEHAVES)
@@ -366,7 +375,8 @@ def repaired(workload: Workload) -> Workload:
         made = msgspec.structs.replace(made, env={"VERSION": "repaired"})
     if behaves in RESTLESS:
         rollout = msgspec.structs.replace(rollout, wave_regions=EVERYWHERE)
-    rollout = msgspec.structs.replace(rollout, paused=False, progress_deadline_seconds=PATIENT_S)
+    patient = Rollout().progress_deadline_seconds
+    rollout = msgspec.structs.replace(rollout, paused=False, progress_deadline_seconds=patient)
     return respec(workload, template=made, rollout=rollout)
 
 

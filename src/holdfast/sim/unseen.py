@@ -50,6 +50,10 @@ ELSEWHERE: dict[str, Elsewhere] = {
         "one scheduler per region never proposes one intent with two payloads",
         "tests/authority/test_reserve.py::test_repeating_an_intent_finds_the_first_claim",
     ),
+    "VictimNotAllowed": Elsewhere(
+        "the planner weighs what the authority judges; it takes a mate that fails in the moment between",
+        "tests/flow/test_preemption.py::test_a_used_up_budget_refuses_the_nomination_and_holds_nothing",
+    ),
     "TemplateChanged": Elsewhere(
         "a replica's template never changes; only a proposal made up by hand names another",
         "tests/authority/test_reserve.py::test_replica_gone_terminating_changed_and_stale",

@@ -102,6 +102,10 @@ PROMISES: dict[str, Promise] = {
     "tenancy": Promise(
         "one tenant seeing what is another's", "a watch of a namespace tells of that namespace alone"
     ),
+    "waking": Promise(
+        "work that waits for quota that has long been free again",
+        "quota that is free wakes whoever waits for it, within half a minute",
+    ),
     "unsettled": Promise(
         "work that is not done although nothing goes wrong any more",
         "within ten minutes everything is as users want it, or waits for room that really is not there",
@@ -200,6 +204,7 @@ SORTS: dict[str, str] = {
     "quick": "batch work that is over at once",
     "gang": "batch work of use only together",
     "tenured": "each replica may run once only, anywhere",
+    "vital": "four replicas that must serve elsewhere when their region is lost",
     "lone": "batch work of two for a place that a region has once",
 }
 """Of what users bring (`sim/sorts.py`)."""

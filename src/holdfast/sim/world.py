@@ -20,6 +20,7 @@ from holdfast.sim.chaos import MENDED_BY_RESYNC, Chaos, Kind, Struck
 from holdfast.sim.checkers import Violation
 from holdfast.sim.checkers.convergence import Unsettled
 from holdfast.sim.checkers.court import Court
+from holdfast.sim.checkers.waking import WakingChecker
 from holdfast.sim.clients import RemoteClient
 from holdfast.sim.coverage import Coverage
 from holdfast.sim.declared import Shape, base_of, shape_of
@@ -262,10 +263,11 @@ class World:
         if "pooled" in self.sorts:
             self.loop.create_task(Provider(self).run())
         self.chaos.begin()
-        going_on = [
-            self.loop.create_task(users.keep_changing(self.operator, self.wanted, land, chance, self.chaos)),
-            *(self.loop.create_task(troubles.suffer(self, trouble)) for trouble in self.troubles),
-        ]
+        going_on: list[asyncio.Task[None]] = []
+        if self.shape.changing:
+            changing = users.keep_changing(self.operator, self.wanted, land, chance, self.chaos)
+            going_on.append(self.loop.create_task(changing))
+        going_on += [self.loop.create_task(troubles.suffer(self, trouble)) for trouble in self.troubles]
         looking = [self.loop.create_task(users.look_on(self.operator, tenant)) for tenant in self.shape.tenants]
         await asyncio.sleep(self.shape.faults_s)
         self.chaos.heal()
@@ -313,13 +315,17 @@ class World:
         left: Unsettled | None = None
         looked_at = self._standing()
         waited: set[tuple[str, str]] = set()
+        waking = WakingChecker(self.court, self.shape.regions, self.loop.time(), watching=self.shape.watching)
         while self.loop.time() - healed_s < self.shape.settle_s + self.shape.stable_s:
             await asyncio.sleep(LOOK_EVERY_S)
             if left is None or looked_at != self._standing():
                 # What a look rests on: where all of it is as it was, another would find the same.
                 looked_at = self._standing()
                 left = Unsettled(self.court, self.wanted, self.shape.regions, self.agents, waited)
+                waking.look(self.loop.time())
             now_s = self.loop.time()
+            for region, found in waking.late(now_s):
+                self.court.broken(region, (found,))
             if left.found:
                 if now_s - healed_s > self.shape.settle_s and len(left.found) > left.going_on:
                     break
