@@ -106,6 +106,14 @@ PROMISES: dict[str, Promise] = {
         "work that waits for quota that has long been free again",
         "quota that is free wakes whoever waits for it, within half a minute",
     ),
+    "reason": Promise(
+        "work that waits and does not say why, or for what",
+        "whatever waits names a reason that is about what is wanted now, and what makes it go on",
+    ),
+    "leftover": Promise(
+        "what nobody needs any more, and nobody clears away",
+        "claims, recovery places, overrides and what was deleted are gone when what they were for is",
+    ),
     "unsettled": Promise(
         "work that is not done although nothing goes wrong any more",
         "within ten minutes everything is as users want it, or waits for room that really is not there",

@@ -20,6 +20,8 @@ from holdfast.sim.chaos import MENDED_BY_RESYNC, Chaos, Kind, Struck
 from holdfast.sim.checkers import Violation
 from holdfast.sim.checkers.convergence import Unsettled
 from holdfast.sim.checkers.court import Court
+from holdfast.sim.checkers.leftovers import leftovers
+from holdfast.sim.checkers.reasons import without_reason
 from holdfast.sim.checkers.waking import WakingChecker
 from holdfast.sim.clients import RemoteClient
 from holdfast.sim.coverage import Coverage
@@ -31,7 +33,7 @@ from holdfast.sim.hosts import NEVER_S, AgentHost, CellHost, Setting, agent_conf
 from holdfast.sim.loop import VirtualLoop
 from holdfast.sim.machine import Work
 from holdfast.sim.network import Network
-from holdfast.sim.ports import SimClock, SimPorts, stream
+from holdfast.sim.ports import EPOCH_S, SimClock, SimPorts, stream
 from holdfast.sim.provider import Provider
 from holdfast.sim.releases import Release
 
@@ -336,8 +338,17 @@ class World:
                 self.court.unrest.rest(now_s)
             elif now_s - quiet_since_s >= self.shape.stable_s:
                 self.court.broken(GLOBAL, self.court.unrest.restless(now_s))
+                self._look_at_rest(EPOCH_S + now_s)
                 return quiet_since_s - healed_s, None
         return self.shape.settle_s, left
+
+    def _look_at_rest(self, wall_s: float) -> None:
+        """What must be true of a world in which nothing has happened for minutes, beyond that it is as wanted."""
+        states = {cell.name: self.court.state(cell.name) for cell in self.cells()}
+        for where, breach in leftovers(states, wall_s):
+            self.court.broken(where, (breach,))
+        for where, state in states.items():
+            self.court.broken(where, without_reason(where, state, wall_s))
 
 
 @contextmanager

@@ -1,0 +1,82 @@
+"""Liveness: some minutes after healing, nothing is left over that nobody needs and nobody will clear away.
+
+One look at every cell when the world has been at rest for a while: nothing is on its way out for ever, every claim has
+its replica, every recovery place that is in use has its claim, and no override acts past its end. It is judged from the
+records alone. Reservations that are open, and recoveries, are judged by `convergence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.binding import Binding, Reservation
+from holdfast.model.hold import Hold
+from holdfast.model.override import ACTIVE, Override
+from holdfast.model.recovery import Recovery, is_open
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.times import parse_time
+from holdfast.sim.checkers import Found
+
+OVERDUE_S = 60.0
+"""How long after its end an override may still be on record as active: clocks differ, and its end is written down at
+the next look."""
+
+
+def leftovers(states: dict[str, dict[str, Any]], wall_s: float) -> Iterator[tuple[str, Found]]:
+    """What is left over on each cell's disk; `wall_s` is the true time."""
+    living = {item.metadata.uid for state in states.values() for item in state.values()}
+    for cell, state in states.items():
+        for found in _in_cell(cell, state, living, wall_s):
+            yield cell, found
+
+
+def _in_cell(cell: str, state: dict[str, Any], living: set[str], wall_s: float) -> Iterator[Found]:
+    replicas = {item.uid: item for item in state.values() if isinstance(item, Replica)}
+    recovers = any(isinstance(item, Recovery) and is_open(item) for item in state.values())
+    for key, item in state.items():
+        metadata = item.metadata
+        if metadata.terminating:
+            kept = ", ".join(metadata.finalizers) or "nobody"
+            yield "leftover", f"{key} was deleted at {metadata.deletion_timestamp} and is kept by {kept}", (key,)
+        owners = metadata.owner_references
+        if owners and living.isdisjoint(owner.uid for owner in owners):
+            yield "leftover", f"{key} belongs to {_named(f'{o.kind} {o.name}' for o in owners)}, which is gone", (key,)
+        for why in _of_nobody(cell, item, state, replicas, recovers=recovers):
+            yield "leftover", f"{key} {why}", (key,)
+        if isinstance(item, Override) and _overdue(item, wall_s):
+            yield "leftover", f"{key} is still {item.status.phase}; its end was {item.status.expires_at}", (key,)
+
+
+def _of_nobody(
+    cell: str, item: Any, state: dict[str, Any], replicas: dict[str, Replica], *, recovers: bool
+) -> Iterator[str]:
+    if isinstance(item, Binding | Reservation):
+        uid = item.spec.intent.replica_uid
+        if uid not in replicas:
+            yield f"is a claim of replica {item.spec.replica}, which is gone"
+    elif isinstance(item, Hold):
+        draw = item.status.draw
+        if draw is not None and draw.claim and not _claimed(draw.claim, state):
+            yield f"is drawn by claim {draw.claim}, which is gone"
+    elif isinstance(item, SchedulingRequest):
+        if not any(member.uid in replicas for member in item.spec.members):
+            yield f"waits for {_named(m.name for m in item.spec.members)}, and none of them is there"
+    elif isinstance(item, Assignment) and cell == "global" and item.spec.purpose is Purpose.RECOVERY and not recovers:
+        yield "borrows recovery places, and no recovery is open"
+
+
+def _claimed(claim: str, state: dict[str, Any]) -> bool:
+    return f"/bindings/{claim}" in state or f"/reservations/{claim}" in state
+
+
+def _overdue(override: Override, wall_s: float) -> bool:
+    if override.status.phase != ACTIVE or not override.status.expires_at:
+        return False
+    return parse_time(override.status.expires_at) + OVERDUE_S < wall_s
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nobody"

@@ -1,0 +1,107 @@
+"""Liveness: quota that is free again wakes whoever waits for it, within half a minute.
+
+Judged after healing, at looks some seconds apart and from the records alone: a replica has no place, the last word on
+it is that its tenant's quota is used up, and all the while the tenant's claims plus it fit what the region holds, and
+there is room. That work comes right in the end is not enough: it must not be found by chance, or by a retry much later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.model import limits
+from holdfast.model.assignment import Purpose
+from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.lifecycle import Stage, stage
+from holdfast.model.quantity import Amounts, add, amounts, scaled
+from holdfast.model.quota import GrantClass
+from holdfast.model.reasons import Reason
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.template import requests
+from holdfast.sim.checkers import Found
+from holdfast.sim.checkers.quota import used_by
+from holdfast.sim.checkers.room import Room
+
+if TYPE_CHECKING:
+    from holdfast.sim.checkers.court import Court
+
+WAKES_WITHIN_S = 30.0
+WAITS_FOR_QUOTA = frozenset(
+    {Reason.NO_GRANT, Reason.QUOTA_EXCEEDED, Reason.GRANT_EXPIRED, Reason.HELD_WHILE_CUT_OFF}
+)  # fmt: skip
+Waiter = tuple[str, str, str]
+"""Region, key of the request, name of the replica."""
+
+
+class WakingChecker:
+    """One world's, from its healing on. What was not heard while things went wrong is made up for by the next
+    comparison as a whole: nobody is late before that; where watches say nothing at all, every wake-up waits for one."""
+
+    def __init__(self, court: Court, regions: Sequence[str], healed_s: float, *, watching: bool = True) -> None:
+        self._court = court
+        self._regions = tuple(regions)
+        self._from_s = healed_s + limits.RESYNC_S
+        self._within_s = WAKES_WITHIN_S if watching else WAKES_WITHIN_S + limits.RESYNC_S
+        self._since_s: dict[Waiter, float] = {}
+        self._told: set[Waiter] = set()
+
+    def look(self, now_s: float) -> None:
+        """To be called whenever something has changed since the last look: who could be placed and is not."""
+        could = [waiter for region in self._regions for waiter in _could_be_placed(region, self._court.state(region))]
+        self._since_s = {waiter: self._since_s.get(waiter, max(now_s, self._from_s)) for waiter in could}
+
+    def late(self, now_s: float) -> Iterator[tuple[str, Found]]:
+        """Whom nobody woke in time, by region; each is told once."""
+        for waiter, since_s in self._since_s.items():
+            if now_s - since_s <= self._within_s or waiter in self._told:
+                continue
+            self._told.add(waiter)
+            region, key, replica = waiter
+            tenant = key.split("/")[2]
+            what = (
+                f"replica {tenant}/{replica} waits for quota in {region}, though it has fitted the limit and the room"
+                f" there for {now_s - since_s:.0f} s; {self._within_s:.0f} s are allowed"
+            )
+            yield region, ("waking", what, (key, f"/replicas/{tenant}/{replica}", f"/grantcopies/{tenant}/normal"))
+
+
+def _could_be_placed(region: str, state: dict[str, Any]) -> Iterator[Waiter]:
+    room: Room | None = None
+    for key in sorted(key for key, item in state.items() if isinstance(item, SchedulingRequest) and _for_quota(item)):
+        request: SchedulingRequest = state[key]
+        tenant = request.metadata.namespace
+        members = (state.get(f"/replicas/{tenant}/{member.name}") for member in request.spec.members)
+        waiting: list[Replica] = [replica for replica in members if replica is not None and _waits(replica)]
+        if not waiting:
+            continue
+        # What is of use only together needs room and quota for all of it at once.
+        together = len(waiting) if request.spec.gang is not None else 1
+        if not _fits(tenant, scaled(requests(request.spec.template), together), state):
+            continue
+        room = room or Room(state)
+        if not room.none_for(waiting[0], together):
+            yield region, key, waiting[0].metadata.name
+
+
+def _for_quota(request: SchedulingRequest) -> bool:
+    if request.metadata.terminating or request.spec.purpose is Purpose.RECOVERY:
+        return False
+    return any(refusal.reason in WAITS_FOR_QUOTA for refusal in request.status.reasons)
+
+
+def _waits(replica: Replica) -> bool:
+    return not replica.metadata.terminating and stage(replica) is Stage.QUEUED
+
+
+def _fits(tenant: str, need: Amounts, state: dict[str, Any]) -> bool:
+    """Whether the tenant's claims on record and this stay within what the region holds, the provisional part apart."""
+    limit: Amounts = {}
+    for grant_class in (GrantClass.NORMAL, GrantClass.EMERGENCY):
+        copy: GrantCopy | None = state.get(f"/grantcopies/{tenant}/{grant_class.value.lower()}")
+        if copy is not None and not copy.metadata.terminating:
+            add(limit, amounts(copy.spec.limit))
+            add(limit, amounts(copy.spec.provisional), times=-1)
+    used = used_by(tenant, state)
+    return all(used.get(name, 0) + amount <= limit.get(name, 0) for name, amount in need.items())
