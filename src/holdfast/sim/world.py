@@ -318,7 +318,8 @@ class World:
         looked_at = self._standing()
         waited: set[tuple[str, str]] = set()
         waking = WakingChecker(self.court, self.shape.regions, self.loop.time(), watching=self.shape.watching)
-        while self.loop.time() - healed_s < self.shape.settle_s + self.shape.stable_s:
+        rested: dict[tuple[str, str], int] = {}
+        while self.loop.time() - healed_s < self.shape.settle_s + 2 * self.shape.stable_s:
             await asyncio.sleep(LOOK_EVERY_S)
             if left is None or looked_at != self._standing():
                 # What a look rests on: where all of it is as it was, another would find the same.
@@ -333,13 +334,16 @@ class World:
                     break
                 quiet_since_s = -1.0
                 self.court.unrest.rest(None)
-            elif quiet_since_s < 0:
-                quiet_since_s = now_s
+            elif quiet_since_s < 0 or any(left.waits.get(name, 0) < count for name, count in rested.items()):
+                # It is quiet from here on; and anew where the turn of somebody has come who rightly waited until then.
+                quiet_since_s, rested = now_s, left.waits
                 self.court.unrest.rest(now_s)
             elif now_s - quiet_since_s >= self.shape.stable_s:
                 self.court.broken(GLOBAL, self.court.unrest.restless(now_s))
                 self._look_at_rest(EPOCH_S + now_s)
                 return quiet_since_s - healed_s, None
+        if left is not None and not left.found:
+            left.found.append(f"all is as it is wanted, and has not stayed so for {self.shape.stable_s:g} s")
         return self.shape.settle_s, left
 
     def _look_at_rest(self, wall_s: float) -> None:

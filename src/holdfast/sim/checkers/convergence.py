@@ -54,7 +54,7 @@ class Unsettled:
         self._court = court
         self._wanted = wanted
         self._global = court.state("global")
-        self._waits: dict[tuple[str, str], int] = {}
+        self.waits: dict[tuple[str, str], int] = {}
         """Replicas that wait for room that is not there, by workload."""
         self._waiting: set[tuple[str, str, str, str]] = set()
         """The same by tenant, workload, region and revision."""
@@ -69,7 +69,7 @@ class Unsettled:
         self.objects: dict[str, None] = {}
         for region in regions:
             self._look_at_region(region)
-        self._waited.update(self._waits)
+        self._waited.update(self.waits)
         self._look_at_what_is_behind()
         self._look_at_services()
         self._look_at_batches()
@@ -104,7 +104,7 @@ class Unsettled:
             if workload.status.moves is not None and workload.status.moves.waits:
                 self._say(f"{tenant}/{name} waits in a full region, and another one has room for it", key)
             count = asked if workload.spec.autoscale is None else wanted_replicas(workload)
-            serving, waits = workload.status.summary.serving, self._waits.get((tenant, name), 0)
+            serving, waits = workload.status.summary.serving, self.waits.get((tenant, name), 0)
             if serving + waits < count or (not waits and not is_true(workload.status.conditions, "Serving")):
                 keys = [k for k, a in self._global.items() if isinstance(a, Assignment) and _of(a) == (tenant, name)]
                 if not waits or not keys:
@@ -124,7 +124,7 @@ class Unsettled:
             if workload.status.moves is not None and workload.status.moves.waits:
                 self._say(f"batch {tenant}/{name} waits in a full region, and another one has room for it", key)
             given_up = any(c.reason == Reason.BACKOFF_LIMIT_EXCEEDED for c in workload.status.conditions)
-            if given_up or self._waits.get((tenant, name)):
+            if given_up or self.waits.get((tenant, name)):
                 continue
             self._say(f"batch {tenant}/{name} is not complete: {workload.status.summary.succeeded} succeeded", key)
             self.going_on += (tenant, name) in self._running and (tenant, name) in self._waited
@@ -135,7 +135,7 @@ class Unsettled:
         borrowed = {
             _of(a) for a in self._global.values() if isinstance(a, Assignment) and a.spec.purpose is Purpose.RECOVERY
         }
-        if any(name in self._waits for name in borrowed):
+        if any(name in self.waits for name in borrowed):
             return
         for key in sorted(k for k, item in self._global.items() if isinstance(item, Recovery) and is_open(item)):
             self._say(f"{key} is {self._global[key].status.phase}: not everything was given back", key)
@@ -170,7 +170,7 @@ class Unsettled:
         if finished(replica) is not None:
             return
         if at is Stage.QUEUED and not replica.metadata.terminating and self._has_no_room(region, replica, state):
-            self._waits[name] = self._waits.get(name, 0) + 1
+            self.waits[name] = self.waits.get(name, 0) + 1
             self._waiting.add((*name, region, replica.spec.revision))
             return
         execution = replica.status.execution
