@@ -67,7 +67,7 @@ def stages(workers: int) -> tuple[Stage, ...]:
         ),
         Stage(
             "planted", "every planted bug is caught, the control is clean",
-            (module("holdfast.sim", "--plant", "all", "--seeds", "25", *several),), 30,
+            (module("holdfast.sim", "--plant", "all", "--seeds", "25", *several),), 5,
         ),
         Stage("slow", "slow tests in their long size", (rest("slow and not e2e", "-n", str(workers)),), 40),
         Stage(
