@@ -11,7 +11,7 @@ from tests.authority.cell import TENANT, Cell, turns
 
 from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
 from holdfast.model.binding import Reservation
-from holdfast.model.errors import Conflict
+from holdfast.model.errors import Ambiguous, Conflict
 from holdfast.model.hold import Hold, HoldSpec, is_kept, is_refused
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import ObjectMeta
@@ -20,7 +20,7 @@ from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec
 from holdfast.model.template import Template
-from holdfast.store.contract import Compare, Remove, Txn
+from holdfast.store.contract import Committed, Compare, Remove, Txn
 
 
 async def wish(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
@@ -76,6 +76,39 @@ async def test_a_draw_is_said_on_the_place_and_taken_back_with_the_claim(cell: C
     await cell.release(placed, ReleaseAction.FREE)
     await cell.authority.tick()
     assert cell.every(Hold)[0].status.draw is None
+    cell.check_ledger()
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_place_given_up_while_its_keeping_is_unanswered_does_not_count_for_ever(
+    cell: Cell, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two places are kept in one commit, whose answer is lost. Before that is found out one of them has been given up,
+    and is asked for again elsewhere under its name."""
+    await cell.node("n2")
+    await cell.lead(run=True)
+    await wish(cell, "h1", "2")
+    await wish(cell, "h2", "3")
+    answered, key = cell.store.commit, kind_of(Hold).store_key("", "h2")
+
+    async def unanswered(txn: Txn) -> Committed:
+        done = await answered(txn)
+        if any(write.key == key for write in txn.writes):
+            monkeypatch.undo()
+            await turns()
+            await cell.remove(next(hold for hold in cell.every(Hold) if hold.metadata.name == "h2"))
+            if again:
+                await wish(cell, "h2", "3", "n2")
+            await turns()
+            raise Ambiguous("no answer; it happened")
+        return done
+
+    monkeypatch.setattr(cell.store, "commit", unanswered)
+    await cell.authority.tick()
+    await turns()
+    cell.check_ledger()
+    await cell.authority.tick()
+    assert [hold.spec.node for hold in cell.every(Hold) if is_kept(hold)] == ["n1", "n2"][: 1 + again]
     cell.check_ledger()
 
 

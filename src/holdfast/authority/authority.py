@@ -363,7 +363,7 @@ class Authority:
                         self._seen(kind, change)
             except Expired:
                 after = self._objects.head(kind)
-                self._catch_up()
+                self._rounds.doubt_all()
             except Fault as fault:
                 _log.info("stream_ended", kind=kind.name, reason=fault.reason)
                 await self._ports.clock.sleep(limits.BACKOFF_FIRST_S)
@@ -374,21 +374,9 @@ class Authority:
             return
         if kind is HOLD:
             assert isinstance(item, Hold)
-            self._state.follow_holds(item.spec.node, self._rounds.places_in_flight(item.spec.node))
-            return
-        if change.new is not None:
-            return  # only the authority writes claims, and it has booked its own already
-        key = f"{item.metadata.namespace}/{item.metadata.name}"
-        if key in self._state.ledger.claims and not self._rounds.in_flight(key):
-            self._state.follow_claim(item.metadata.namespace, item.metadata.name)
-
-    def _catch_up(self) -> None:
-        """After a gap in the stream: every claim that is not in flight is read anew."""
-        for claim in list(self._state.ledger.claims.values()):
-            if not self._rounds.in_flight(claim.key):
-                self._state.follow_claim(claim.namespace, claim.name)
-        for node in list(self._state.ledger.nodes):
-            self._state.follow_holds(node, self._rounds.places_in_flight(node))
+            self._rounds.places_changed(item.spec.node, gone="" if change.new is not None else item.metadata.name)
+        elif change.new is None:  # only the authority writes claims, and it has booked its own already
+            self._rounds.claim_gone(item.metadata.namespace, item.metadata.name)
 
     def _gauge(self) -> None:
         monotonic_s = self._ports.clock.monotonic()

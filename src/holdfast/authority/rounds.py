@@ -166,12 +166,35 @@ class Rounds:
         self._busy: dict[str, _Flight] = {}
         self._busy_claims: dict[str, None] = {}
         self._busy_places: dict[str, Place] = {}
+        self._gone: dict[str, None] = {}
+        """Claims and places in flight whose records were seen to be removed: looked at again when they have landed."""
 
     def in_flight(self, claim_key: str) -> bool:
         return claim_key in self._busy_claims
 
-    def places_in_flight(self, node: str) -> dict[str, Amounts]:
-        return {name: place.amounts for name, place in self._busy_places.items() if place.node == node}
+    def claim_gone(self, namespace: str, name: str) -> None:
+        """Someone else removed a record of a claim, or may have: the ledger follows, now or after what is in flight."""
+        key = f"{namespace}/{name}"
+        if key in self._busy_claims:
+            self._gone[key] = None
+        elif key in self._ledger.claims:
+            self._state.follow_claim(namespace, name)
+
+    def places_changed(self, node: str, gone: str = "") -> None:
+        """Someone else changed what is held on a node. A place in flight counts until it has landed, even if it was
+        given up meanwhile: then it is looked at once more."""
+        if gone in self._busy_places:
+            self._gone[gone] = None
+        in_flight = {name: place.amounts for name, place in self._busy_places.items() if place.node == node}
+        self._state.follow_holds(node, in_flight)
+
+    def doubt_all(self) -> None:
+        """Nobody knows what was removed: everything is read anew, what is in flight when it has landed."""
+        for claim in list(self._ledger.claims.values()):
+            self.claim_gone(claim.namespace, claim.name)
+        self._gone.update(dict.fromkeys(self._busy_places))
+        for node in list(self._ledger.nodes):
+            self.places_changed(node)
 
     async def settle(self, job: Job) -> Settled:
         """Answers every item, in order. Returns when all that was accepted is durable and readable."""
@@ -301,8 +324,14 @@ class Rounds:
             self._busy.pop(job.identity(job.items[index]), None)
             if step.claim is not None:
                 self._busy_claims.pop(step.claim.key, None)
+                if self._gone and step.claim.key in self._gone:
+                    del self._gone[step.claim.key]
+                    self._state.follow_claim(step.claim.namespace, step.claim.name)
             if step.place is not None:
                 self._busy_places.pop(step.place.name, None)
+                if self._gone and step.place.name in self._gone:
+                    del self._gone[step.place.name]
+                    self.places_changed(step.place.node)
         flight.done.set_result(landed)
 
     async def _commit(self, job: Job, steps: list[tuple[int, Step]], answers: list[Answer | None]) -> int:
