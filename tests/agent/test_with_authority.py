@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import virtual
 from agent_world import REGION, KeptMemory, ScriptedDriver, ScriptedProber, World, config, template
@@ -90,40 +93,55 @@ def test_cut_off_fenced_and_back() -> None:
     virtual.run(main)
 
 
+class Beside(NamedTuple):
+    """An agent that remembers something, and the authority of its region, both running."""
+
+    world: World
+    authority: Authority
+    memory: KeptMemory
+    driver: ScriptedDriver
+
+
+@asynccontextmanager
+async def remembering(facts: Facts) -> AsyncIterator[Beside]:
+    ports = virtual.VirtualPorts()
+    world = await World(ports).start()
+    authority = Authority(REGION, world.objects, ports)
+    await authority.start(await elected(world))
+    leading = asyncio.create_task(authority.run())
+    memory, driver = KeptMemory(), ScriptedDriver(ports)
+    memory.save(facts)
+    supervisor = Supervisor(
+        config(),
+        world.agent(placement=Reached(authority, world)),
+        drivers={"process": driver},
+        prober=ScriptedProber(driver),
+        memory=memory,
+        ports=ports,
+    )
+    agent = asyncio.create_task(supervisor.run())
+    yield Beside(world, authority, memory, driver)
+    agent.cancel()
+    authority.stop()
+    await asyncio.gather(agent, leading, return_exceptions=True)
+    await world.close()
+
+
 def test_no_lease_is_taken_from_a_life_of_the_cell_that_a_restore_has_ended() -> None:
     """The agent has heard incarnation 3; a process that still serves the data of before is not its cell any more."""
 
     async def main() -> None:
-        ports = virtual.VirtualPorts()
-        world = await World(ports).start()
-        authority = Authority(REGION, world.objects, ports)
-        await authority.start(await elected(world))
-        leading = asyncio.create_task(authority.run())
-        memory, driver = KeptMemory(), ScriptedDriver(ports)
-        memory.save(Facts(epoch=1, incarnation=3))
-        supervisor = Supervisor(
-            config(),
-            world.agent(placement=Reached(authority, world)),
-            drivers={"process": driver},
-            prober=ScriptedProber(driver),
-            memory=memory,
-            ports=ports,
-        )
-        agent = asyncio.create_task(supervisor.run())
-        await virtual.until(lambda: world.node() is not None)
-        await world.bind("a", template(), node_epoch=1)
-        await asyncio.sleep(60)
-        assert memory.load().lease_until_mono_s == 0.0, "it took a lease from the past"
-        assert driver.running() == [], "it started what the past wants"
-        life = Term(ObjectMeta(name=INCARNATION, uid="life"), TermSpec("joined", 4))
-        key = BY_NAME["Term"].store_key("", INCARNATION)
-        await world.objects.commit(None, Txn(writes=(Put(key, encode(life), life),)))
-        await virtual.until(lambda: memory.load().lease_until_mono_s > 0.0)
-        assert memory.load().incarnation == 4
-        agent.cancel()
-        authority.stop()
-        await asyncio.gather(agent, leading, return_exceptions=True)
-        await world.close()
+        async with remembering(Facts(epoch=1, incarnation=3)) as (world, _, memory, driver):
+            await virtual.until(lambda: world.node() is not None)
+            await world.bind("a", template(), node_epoch=1)
+            await asyncio.sleep(60)
+            assert memory.load().lease_until_mono_s == 0.0, "it took a lease from the past"
+            assert driver.running() == [], "it started what the past wants"
+            life = Term(ObjectMeta(name=INCARNATION, uid="life"), TermSpec("joined", 4))
+            key = BY_NAME["Term"].store_key("", INCARNATION)
+            await world.objects.commit(None, Txn(writes=(Put(key, encode(life), life),)))
+            await virtual.until(lambda: memory.load().lease_until_mono_s > 0.0)
+            assert memory.load().incarnation == 4
 
     virtual.run(main)
 
@@ -132,29 +150,10 @@ def test_nothing_is_bound_under_an_epoch_that_the_agent_knows_to_be_over() -> No
     """It was fenced up to epoch 7, and the region has forgotten that: the node was removed long ago."""
 
     async def main() -> None:
-        ports = virtual.VirtualPorts()
-        world = await World(ports).start()
-        authority = Authority(REGION, world.objects, ports)
-        await authority.start(await elected(world))
-        leading = asyncio.create_task(authority.run())
-        memory, driver = KeptMemory(), ScriptedDriver(ports)
-        memory.save(Facts(epoch=7, fenced_epoch=7))
-        supervisor = Supervisor(
-            config(),
-            world.agent(placement=Reached(authority, world)),
-            drivers={"process": driver},
-            prober=ScriptedProber(driver),
-            memory=memory,
-            ports=ports,
-        )
-        agent = asyncio.create_task(supervisor.run())
-        await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
-        assert authority.lease_epoch("n1") == memory.load().epoch == 8
-        await world.bind("a", template(), node_epoch=8)
-        await virtual.until(lambda: world.ready("a"))
-        agent.cancel()
-        authority.stop()
-        await asyncio.gather(agent, leading, return_exceptions=True)
-        await world.close()
+        async with remembering(Facts(epoch=7, fenced_epoch=7)) as (world, authority, memory, _):
+            await virtual.until(lambda: (node := world.node()) is not None and node.status.execution.reconciled)
+            assert authority.lease_epoch("n1") == memory.load().epoch == 8
+            await world.bind("a", template(), node_epoch=8)
+            await virtual.until(lambda: world.ready("a"))
 
     virtual.run(main)
