@@ -17,7 +17,7 @@ RUNS = [range(first, first + 10) for first in range(1, WORLDS + 1, 10)]
 KEPT = (
     1, 5, 7, 8, 10, 12, 16, 18, 20, 21, 24, 26, 27, 33, 34, 36, 38, 50, 64, 70, 95, 103, 105, 109,
     141, 143, 212, 223, 251, 261, 271, 291, 304, 313, 326, 363, 401, 410, 439, 470, 480, 542, 584, 595,
-    231, 421, 622, 752, 784, 837, 912, 1102, 10007, 20075, 20141, 20237,
+    231, 421, 622, 752, 784, 837, 1102, 10007, 20075, 20141, 20237,
 )  # fmt: skip
 
 
@@ -59,6 +59,13 @@ def test_kept_seeds() -> None:
     for seed in KEPT:
         if seed > RUNS[-1].stop:
             judge(World(seed).run())
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="open: docs/bugs.md, seed 912", strict=False)
+def test_a_nomination_is_given_up_when_its_victim_may_not_go() -> None:
+    runs.quiet()
+    judge(World(912).run())
 
 
 @pytest.mark.slow
