@@ -439,3 +439,19 @@ def test_a_gang_is_whole_or_nothing(nodes: list[Node], requests: list[Scheduling
     if not first.proposals:
         alone = plan(snapshot, list(map(ask_of, after)), Rules(), 0.0, 1)
         assert [a.proposals for a in alone.asks] == [a.proposals for a in made.asks[1:]], "it left a trace"
+
+
+def test_a_fixed_port_that_the_node_would_give_out_is_one_fewer_for_the_next_in_the_same_plan() -> None:
+    """Two ports are there to be given; whoever asks for one of them by its number leaves one."""
+    snapshot = built("here", [making.node("n1", port_range=(20007, 20008))])
+    asks = []
+    for name, ports, members in (("fixed", (Port("http", 20007),), 1), ("open", (Port("http"),), 2)):
+        template = Template(command=("serve",), resources={"cpu": "1"}, ports=ports)
+        spec = SchedulingRequestSpec(
+            workload=name, assignment=name, revision="1", template=template,
+            members=tuple(Member(f"{name}-{n}", f"uid-{name}-{n}") for n in range(members)),
+        )  # fmt: skip
+        asks.append(ask_of(SchedulingRequest(making.meta(name, "acme"), spec)))
+    fixed, others = plan(snapshot, asks, Rules(), 1_767_225_610.0, seed=7).asks
+    assert len(fixed.proposals) == len(others.proposals) == 1
+    assert [refusal.reason for refusal in others.refusals] == [Reason.PORTS_EXHAUSTED]

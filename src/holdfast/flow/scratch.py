@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.flow.ask import Ask
 from holdfast.flow.shapes import ShapeCount, Shapes
 from holdfast.flow.snapshot import Bools, Counts, Snapshot
-from holdfast.flow.snapshot.claim import Labels
+from holdfast.flow.snapshot.claim import Labels, ports_in_range
 from holdfast.flow.snapshot.frozen import Guard
 from holdfast.model.binding import DeviceClaim
 from holdfast.model.override import Override, OverrideKind, acts
@@ -175,6 +175,7 @@ class Scratch:
         if ask.open_ports:
             self.ports_free[slot] -= sign * ask.open_ports
         if ask.fixed_ports:
+            self.ports_free[slot] -= sign * ports_in_range(self.snapshot.static.nodes[slot], ask.fixed_ports)
             there, mine = self.ports(slot), frozenset(ask.fixed_ports)
             self._ports[slot] = there | mine if sign > 0 else there - mine
         key = (ask.namespace, ask.workload)

@@ -28,7 +28,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, RefusalCount
 
-PLANNER_VERSION = "5"
+PLANNER_VERSION = "6"
 """Raised with every change that can alter an outcome, so that a replay knows whether it may be compared."""
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from holdfast.model.binding import Binding, CapacityClass, Desired, Reservation, ReservationPhase
 from holdfast.model.meta import Object
+from holdfast.model.node import Node
 from holdfast.model.placement_rules import AffinityRule
 from holdfast.model.quantity import amounts
 
@@ -114,3 +116,9 @@ def claim_of_reservation(reservation: Reservation) -> Claim | None:
         victims=tuple(v if "/" in v else f"{reservation.metadata.namespace}/{v}" for v in spec.victims),
         stamp=stamp_of("Reservation", reservation),
     )
+
+
+def ports_in_range(node: Node | None, ports: Iterable[int]) -> int:
+    """How many of these fixed ports are among those that the node gives out itself, and has one fewer of each."""
+    low, high = node.spec.port_range if node is not None else (1, 0)
+    return sum(low <= port <= high for port in ports)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from holdfast.flow.snapshot.claim import Claim, ClaimKey, Labels
+from holdfast.flow.snapshot.claim import Claim, ClaimKey, Labels, ports_in_range
 from holdfast.flow.snapshot.frozen import Counts, Guard
 from holdfast.flow.snapshot.nodes import NodeTable
 
@@ -176,9 +176,7 @@ class UsageTable:
                 self.gpu_free[position, slot] -= sign * milli
 
     def _count_ports(self, slot: int, claim: Claim, sign: int) -> None:
-        node = self._nodes.node(claim.node)
-        low, high = node.spec.port_range if node is not None else (1, 0)
-        in_range = sum(low <= port <= high for port in claim.ports)
+        in_range = ports_in_range(self._nodes.node(claim.node), claim.ports)
         self.ports_free[slot] -= sign * (in_range + claim.open_ports)
         if sign > 0 and claim.ports:
             self.ports[slot] |= frozenset(claim.ports)
