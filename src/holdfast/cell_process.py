@@ -1,4 +1,4 @@
-"""One cell as a process: its store file, the cell itself, and the HTTP API in front of it."""
+"""One server process of a cell: its store, the cell itself, and the HTTP API."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from holdfast.store.objects import Objects
 __all__ = ["PARTS", "CellConfig", "Target", "run_cell"]
 
 GC_THRESHOLDS = (50_000, 20, 100)
-"""Objects are immutable and mostly live long: collecting often finds nothing and costs a third of the throughput."""
+"""Objects are immutable and mostly long-lived. Default thresholds find little and cost a third of the throughput."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _TRIM_BYTES, _MMAP_BYTES = 128 << 20, 32 << 20
-"""glibc gives freed memory above these back to the kernel. By default that is little: on 20,000 nodes every column that
-a plan computes with is fetched from the kernel anew, page by page, and planning takes three times as long."""
+"""Freed memory that glibc keeps. By default it returns the planner's arrays to the kernel after each plan, and with
+20,000 nodes planning takes three times as long."""
 
 log = structlog.get_logger()
 
 
 def keep_freed_memory() -> None:
-    """Freed memory is kept for the next use. Without glibc nothing is changed."""
+    """Tells glibc to keep freed memory. Does nothing with another C library."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
@@ -58,7 +58,7 @@ def keep_freed_memory() -> None:
 
 
 class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`link_cert` and `link_key` are what a region shows to the global cell at `global_url`."""
+    """`link_cert` and `link_key` are the client certificate of a region for the global cell at `global_url`."""
 
     cell: str
     state: Path
@@ -75,16 +75,16 @@ class CellConfig(msgspec.Struct, frozen=True, kw_only=True):
     etcd: Target | None = None
     parts: tuple[str, ...] = PARTS
     url: str = ""
-    """Where the cell's other servers reach this one; `peer_cert` and `peer_key` are what it shows to them."""
+    """URL for the other servers of the cell. `peer_cert` and `peer_key` are the client certificate for them."""
     peer_cert: Path | None = None
     peer_key: Path | None = None
     node_ca: Path | None = None
-    """For a region: the authority that certifies nodes that join, and its key."""
+    """For a region: certificate and key of the CA that signs node certificates."""
     node_ca_key: Path | None = None
 
 
 async def run_cell(config: CellConfig) -> int:
-    """Until a signal, or until a part fails. Answers the process's exit status."""
+    """Runs until a signal or until a component fails. Returns the exit status of the process."""
     logging.configure(cell=config.cell, component="cell")
     gc.set_threshold(*GC_THRESHOLDS)
     keep_freed_memory()
@@ -92,7 +92,7 @@ async def run_cell(config: CellConfig) -> int:
     store = await _open_store(config)
     if await store.get(RESTORING) is not None:
         await store.close()
-        raise StoreFailed(f"the store of cell {config.cell} was not filled to the end: run `holdfast restore` again")
+        raise StoreFailed(f"store of cell {config.cell}: a restore was interrupted; next: run holdfast restore again")
     there = _dial(config, ports)
     probe = HttpsProbe(str(config.client_ca)) if there is not None else None
     volatile = MemoryStore(limits.EVENTS_KEPT)
@@ -130,7 +130,7 @@ async def run_cell(config: CellConfig) -> int:
 
 
 class _Peers:
-    """The other servers of this cell, dialled when a placement call must be passed on."""
+    """Clients of the other servers of this cell, for forwarding placement calls."""
 
     def __init__(self, config: CellConfig, ports: Ports) -> None:
         self._config = config
@@ -184,17 +184,17 @@ def _dial(config: CellConfig, ports: Ports) -> Client | None:
 
 
 async def _until_failed(cell: Cell, ports: Ports) -> None:
-    """Ends when a part of the cell has ended by itself: whoever supervises the process starts a whole one."""
+    """Raises when a component of the cell has ended. The supervisor then restarts the process."""
     gc.collect()
     gc.freeze()
     while not cell.failed:
         cell.objects.check()
         await ports.clock.sleep(1.0)
-    raise RuntimeError(f"{cell.failed} ended by itself")
+    raise RuntimeError(f"{cell.failed} ended unexpectedly")
 
 
 class _Api:
-    """The API as a part of the process: starts to listen last, and is the first to stop."""
+    """The HTTP API as a component: it starts last and stops first."""
 
     def __init__(self, config: CellConfig, cell: Cell, ports: Ports) -> None:
         self._config = config

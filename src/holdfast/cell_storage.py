@@ -1,4 +1,4 @@
-"""What an operator does with a cell's store from outside: back it up, restore it, move it to another store."""
+"""Backup, restore and copy of a cell's store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Place", "Target", "copy", "restore", "save"]
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell's store: its own directory, and the etcd cluster where that holds the data."""
+    """Location of a cell's store: its state directory, and the etcd cluster if that holds the data."""
 
     cell: str
     state: Path
@@ -38,7 +38,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def save(place: Place, path: Path) -> tuple[int, int]:
-    """Writes a backup while the cell goes on; answers how many objects and log records it holds."""
+    """Writes a backup while the cell runs. Returns the numbers of objects and log records."""
     content = await _content(place)
     backup.write(content, path, seconds_text(time.time()))
     return len(content.entries), len(content.records)
@@ -47,14 +47,14 @@ async def save(place: Place, path: Path) -> tuple[int, int]:
 async def restore(
     place: Place, path: Path, *, replace: bool, journals: Sequence[Path] = (), trust_nodes: bool | None = None
 ) -> int:
-    """Fills the store from a backup, as a new incarnation of the cell; answers which. The cell must be stopped.
+    """Fills the store from a backup as a new incarnation of the cell, and returns its number. The cell must be stopped.
 
-    What is remembered of nodes since the backup comes from the data that is given up, from the cell's own journal, and
-    from copies of it (`journals`); see gate/restored_nodes.py for `trust_nodes`.
+    Node identities newer than the backup come from the replaced data, from the cell's revocation journal, and from
+    copies of it (`journals`). See gate/restored_nodes.py for `trust_nodes`.
     """
     content = backup.read(path)
     if content.cell != place.cell:
-        raise StoreFailed(f"{path} is a backup of the cell {content.cell}, not of {place.cell}")
+        raise StoreFailed(f"{path}: backup of another cell (expected {place.cell}, found {content.cell})")
     held = await _held(place) if replace else None
     key = rejoin.incarnation_key()
     known = rejoin.incarnation_of(next((put.value for put in held if put.key == key), None)) if held is not None else 1
@@ -67,11 +67,11 @@ async def restore(
 
 
 async def copy(source: Place, target: Place) -> int:
-    """Moves a stopped cell to another store, as it is; answers how many objects it has."""
+    """Copies the store of a stopped cell to another store. Returns the number of objects."""
     if source.etcd is None:
         from holdfast.store.sqlite import SqliteStore
 
-        # Opened, not only read: the lock proves that the cell is stopped and stays so.
+        # Opening takes the lock, which proves that the cell is stopped and keeps it so.
         store = SqliteStore(source.file)
         try:
             content = await backup.read_store(source.cell, store)
@@ -85,8 +85,7 @@ async def copy(source: Place, target: Place) -> int:
 
 
 async def _held(place: Place) -> tuple[Put, ...] | None:
-    """The data which is given up, as far as it can still be read: its incarnation may not be used twice, and what it
-    refused must stay refused."""
+    """The data to be replaced, if it is readable: its incarnation must not be reused, and its revocations must stay."""
     try:
         return (await _content(place)).entries
     except StoreFailed:
@@ -125,14 +124,14 @@ async def _fill(place: Place, content: backup.Content, *, replace: bool) -> None
 
 
 async def _fill_sqlite(place: Place, content: backup.Content, *, replace: bool) -> None:
-    """Into a new file beside the old one, which takes its place only when it is whole."""
+    """Fills a new file, and replaces the old one only when the new one is complete."""
     from holdfast.store import schema
     from holdfast.store.sqlite import SqliteStore
 
     lock = schema.FileLock(place.file)
     try:
         if place.file.exists() and not replace:
-            raise StoreFailed(f"{place.file} exists already: say --replace, or name another directory")
+            raise StoreFailed(f"{place.file}: already exists; next: add --replace, or choose another directory")
         new = place.state / "restoring" / place.file.name
         new.parent.mkdir(exist_ok=True)
         for old in new.parent.iterdir():
@@ -144,7 +143,7 @@ async def _fill_sqlite(place: Place, content: backup.Content, *, replace: bool) 
             await _finish(store)
         finally:
             await store.close()
-        # Everything into the one file that is moved: what still stands in its log would be left behind.
+        # Move the write-ahead log into the file, because only the file is renamed.
         connection = schema.open_writer(new)
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         connection.close()

@@ -64,13 +64,13 @@ async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     await driver.close()
 
 
-async def test_logs_are_the_last_lines(wire: Wire) -> None:
+async def test_logs_call_with_tail_returns_last_lines(wire: Wire) -> None:
     await asyncio.sleep(0.4)
     rows = await wire.ask("1", kind=Kind.LOGS, tail=3)
     assert len(rows) == 3 and all(row["text"].startswith("line ") and row["at"] for row in rows)
 
 
-async def test_followed_logs_go_on_until_nobody_listens(wire: Wire) -> None:
+async def test_followed_logs_end_when_caller_disconnects(wire: Wire) -> None:
     wire.questions.put_nowait(
         Ask(id="2", question=Question(kind=Kind.LOGS, tail=0, follow=True), namespace=TENANT, replica="a")
     )
@@ -82,22 +82,22 @@ async def test_followed_logs_go_on_until_nobody_listens(wire: Wire) -> None:
     await eventually(lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "ask:2"])
 
 
-async def test_a_command_has_the_works_environment_and_its_own_code(wire: Wire) -> None:
+async def test_exec_runs_in_task_environment_and_returns_exit_code(wire: Wire) -> None:
     (done,) = await wire.ask("3", kind=Kind.EXEC, command=("sh", "-c", "echo $WHO; exit 4"))
     assert done == {"code": 4, "output": "me"}
     (late,) = await wire.ask("4", kind=Kind.EXEC, command=("sleep", "30"), timeout_seconds=0.3)
-    assert "did not end within 0.3 s" in late["error"]
+    assert "did not finish within 0.3 s" in late["error"]
 
 
-async def test_what_is_not_there_is_said(wire: Wire) -> None:
+async def test_logs_call_for_unknown_replica_returns_error(wire: Wire) -> None:
     wire.questions.put_nowait(Ask(id="5", question=Question(kind=Kind.LOGS), namespace=TENANT, replica="other"))
     await eventually(lambda: "5" in wire.ended)
-    assert "was ever run on n1" in wire.told["5"][0]["error"]
+    assert "no logs on node n1" in wire.told["5"][0]["error"]
     (row,) = await wire.ask("6", kind=Kind.USAGE)
     assert row["replica"] == "a" and row["cpu"] == 0
 
 
-def test_only_operators_may_run_commands() -> None:
+def test_exec_is_allowed_for_operators_only() -> None:
     user = Principal(name="dev", tenants=frozenset({TENANT}), roles=frozenset({"user"}))
     assert authorize(user, "get", "replicas", "", TENANT, "a") is None
     assert authorize(user, "create", "replicas", "exec", TENANT, "a") is not None

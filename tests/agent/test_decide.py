@@ -71,7 +71,7 @@ def tenured(left_s: float) -> Lease:
     return Lease(epoch=3, until_mono_s=1010.0, fenced_epoch=2, tenures={"b": NOW.mono_s + left_s})
 
 
-NEVER = Exit(reason="NeverStarted", message="the work was withdrawn before it was started")
+NEVER = Exit(reason="NeverStarted", message="stopped before the task was started")
 
 TABLE = [
     # wanted to run
@@ -143,7 +143,9 @@ TABLE = [
 @pytest.mark.parametrize(
     ("binding", "local", "lease", "expected"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_decisions(binding: Binding | None, local: Local, lease: Lease, expected: Verdict | None) -> None:
+def test_decide_for_each_case_returns_expected_action(
+    binding: Binding | None, local: Local, lease: Lease, expected: Verdict | None
+) -> None:
     found = decide(binding, local, lease, NOW)
     if expected is None:
         assert not isinstance(found.action, Start)
@@ -154,7 +156,9 @@ def test_decisions(binding: Binding | None, local: Local, lease: Lease, expected
 @pytest.mark.parametrize("local", [ABSENT, STARTING, RUNNING, STOPPING, ended()])
 @pytest.mark.parametrize("binding", [None, bound(), STOP, BATCH, ONCE, bound(exclusive=Exclusivity())])
 @pytest.mark.parametrize("lease", [LIVE, LAPSED, FENCED, Lease()])
-def test_never(binding: Binding | None, local: Local, lease: Lease) -> None:
+def test_decide_never_starts_without_lease_nor_acknowledges_while_running(
+    binding: Binding | None, local: Local, lease: Lease
+) -> None:
     action = decide(binding, local, lease, NOW).action
     if isinstance(action, Start):
         assert lease is LIVE and binding is not None and local.state in (State.ABSENT, State.ENDED)
@@ -172,16 +176,18 @@ def test_never(binding: Binding | None, local: Local, lease: Lease) -> None:
         (True, ended(), LAPSED, Verdict()),
     ],
 )
-def test_before_the_region_has_spoken(exclusive: bool, local: Local, lease: Lease, expected: Verdict) -> None:
+def test_decide_before_first_list_keeps_tasks_running_while_lease_allows(
+    exclusive: bool, local: Local, lease: Lease, expected: Verdict
+) -> None:
     assert decide_unlisted(exclusive, local, lease, NOW) == expected
 
 
-def test_pauses_double_and_are_bounded() -> None:
+def test_restart_backoff_doubles_up_to_its_maximum() -> None:
     assert [restart_pause_s(n) for n in (0, 1, 2, 3, 4)] == [0.0, 1.0, 2.0, 4.0, 8.0]
     assert restart_pause_s(10_000) == limits.RESTART_BACKOFF_MAX_S
 
 
-def test_failures_are_counted_in_a_row() -> None:
+def test_failure_count_after_long_run_or_stop_is_reset() -> None:
     exit_ = Exit(code=1, reason="Exited")
     soon = Local(state=State.RUNNING, failures=4, started_mono_s=NOW.mono_s - 5)
     late = Local(state=State.RUNNING, failures=4, started_mono_s=NOW.mono_s - limits.RESTART_BACKOFF_RESET_S)
@@ -196,7 +202,7 @@ def test_failures_are_counted_in_a_row() -> None:
 CONFIG = AgentConfig(name="n1", region="us-east", zone="us-east-a", state_dir="/x", address="10.0.0.7")
 
 
-def test_environment_tells_the_work_who_it_is() -> None:
+def test_environment_contains_ports_and_identity_overriding_template() -> None:
     made = template(ports=(Port(name="http"), Port(name="admin-ui")), env={"A": "1", "HOLDFAST_NODE": "lie"})
     spec = msgspec.structs.replace(
         bound().spec, template=made, ports={"http": 20001, "admin-ui": 20002}, workload="api", epoch=7,
@@ -222,18 +228,18 @@ def test_environment_tells_the_work_who_it_is() -> None:
         (ended(143, stop="Drained"), Phase.STOPPED, False),
     ],
 )
-def test_the_execution_block(local: Local, phase: Phase, ready: bool) -> None:
+def test_execution_block_for_each_task_state_has_expected_phase(local: Local, phase: Phase, ready: bool) -> None:
     block = execution_of(bound(), local, CONFIG)
     assert block is not None
     assert (block.phase, block.ready, block.address) == (phase, ready, "10.0.0.7")
 
 
-def test_nothing_is_said_of_adopted_work_before_a_probe_has_spoken() -> None:
+def test_execution_block_of_adopted_task_before_first_probe_is_none() -> None:
     assert execution_of(bound(), msgspec.structs.replace(RUNNING, ready=None), CONFIG) is None
     assert execution_of(bound(), ABSENT, CONFIG) is None
 
 
-def test_a_lost_shim_is_not_the_works_failure_and_old_runs_weigh_little() -> None:
+def test_failure_count_after_lost_shim_is_unchanged() -> None:
     lost = Exit(reason="Killed", message="ended without evidence")
     local = msgspec.structs.replace(RUNNING, failures=5, started_mono_s=999.0)
     assert failures_after(local, lost, "", NOW) == 5

@@ -28,7 +28,7 @@ def groups(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
     return folder / "fs", folder / "own"
 
 
-def test_without_limits_it_is_the_machine(tmp_path: Path) -> None:
+def test_detected_capacity_without_limits_is_the_whole_machine(tmp_path: Path) -> None:
     found = detect_capacity(tmp_path / "nowhere", tmp_path / "missing")
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") - SYSTEM_MEMORY_BYTES
     assert found == {"cpu": str(len(os.sched_getaffinity(0))), "memory": f"{memory_bytes // MIB}Mi"}
@@ -46,13 +46,11 @@ def test_without_limits_it_is_the_machine(tmp_path: Path) -> None:
     ],
     ids=["version 2", "version 1"],
 )  # fmt: skip
-def test_limits_of_its_own_groups_count_also_those_above(tmp_path: Path, own: str, files: dict[str, str]) -> None:
+def test_detected_capacity_respects_limits_of_parent_cgroups(tmp_path: Path, own: str, files: dict[str, str]) -> None:
     assert detect_capacity(*groups(tmp_path, own, files)) == {"cpu": "500m", "memory": "512Mi"}
 
 
-def test_gpus_are_found_by_their_identity_and_configured_ones_go_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_detected_by_uuid_unless_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for slot, uuid in GPUS.items():
         (tmp_path / "gpus" / slot).mkdir(parents=True)
         text = f"Model: \t\t NVIDIA A100-SXM4-40GB\nIRQ:   \t 42\nGPU UUID: \t {uuid}\n"
@@ -67,7 +65,7 @@ def test_gpus_are_found_by_their_identity_and_configured_ones_go_before(
     assert load(**node, devices=()).devices == (), "none is an answer too"
 
 
-def test_work_sees_the_gpus_it_was_given_and_no_others() -> None:
+def test_task_environment_shows_only_assigned_gpus() -> None:
     first, second = GPUS.values()
     node = msgspec.structs.replace(config(), devices=(Device(id=first), Device(id=second)))
     assert seen(node, first) == (first, first)

@@ -26,7 +26,7 @@ import os, sys
 from pathlib import Path
 from holdfast.agent import groups
 root, own, controller = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-groups._V2_NEEDED, groups._V2_WANTED = (controller,), ("no-such-controller",)
+groups._V2_REQUIRED, groups._V2_OPTIONAL = (controller,), ("no-such-controller",)
 (own / "cgroup.procs").write_text(str(os.getpid()))
 found = groups.confinement("n1", root=root)
 print(found.kind, found.weakness, flush=True)
@@ -74,7 +74,7 @@ def controller(unified: Path, own: Path) -> Iterator[str]:
         (unified / "cgroup.subtree_control").write_text(f"-{name}")
 
 
-def test_an_agent_alone_in_its_group_makes_room_and_hands_controllers_on(
+def test_agent_alone_in_cgroup_moves_to_child_and_delegates_controllers(
     unified: Path, own: Path, controller: str
 ) -> None:
     agent = subprocess.Popen(
@@ -106,7 +106,7 @@ def test_an_agent_alone_in_its_group_makes_room_and_hands_controllers_on(
         agent.communicate("")
 
 
-def test_without_the_controllers_it_needs_it_says_which_and_leaves_nothing(unified: Path) -> None:
+def test_missing_cgroup_controllers_fall_back_to_rlimits_with_reason(unified: Path) -> None:
     if {"memory", "pids"} <= set((unified / "cgroup.controllers").read_text().split()):
         pytest.skip("version 2 has memory and pids here: test_trouble.py runs on it")
     before = {entry.name for entry in unified.iterdir()}

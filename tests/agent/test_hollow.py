@@ -63,7 +63,7 @@ def registered(world: World, number: int) -> bool:
     return world.node(name(number)) is not None and node(world, number).status.execution.reconciled
 
 
-def test_registers_all_and_keeps_their_leases() -> None:
+def test_hollow_nodes_register_and_keep_their_leases() -> None:
     async def check(world: World, authority: Authority, host: HollowHost) -> None:
         assert {node(world, number).spec.zone for number in range(COUNT)} == {"a", "b"}
         assert [authority.lease_epoch(name(number)) for number in range(COUNT)] == [1] * COUNT
@@ -73,7 +73,7 @@ def test_registers_all_and_keeps_their_leases() -> None:
     run(check)
 
 
-def test_starts_takes_its_time_stops_and_acknowledges() -> None:
+def test_hollow_task_starts_stops_and_acknowledges() -> None:
     async def check(world: World, authority: Authority, host: HollowHost) -> None:
         await world.bind("a", template(), node=name(3), node_epoch=1)
         await virtual.until(lambda: world.phase("a") == Phase.STARTING)
@@ -88,7 +88,7 @@ def test_starts_takes_its_time_stops_and_acknowledges() -> None:
     run(check)
 
 
-def test_is_ready_only_after_its_probes() -> None:
+def test_hollow_task_with_probes_is_ready_only_after_them() -> None:
     async def check(world: World, authority: Authority, host: HollowHost) -> None:
         probes = Probes(readiness=Probe(tcp=TcpProbe()))
         await world.bind("a", template(probes=probes), node=name(0), node_epoch=1)
@@ -99,7 +99,7 @@ def test_is_ready_only_after_its_probes() -> None:
     run(check)
 
 
-def test_batch_work_ends_by_itself() -> None:
+def test_hollow_batch_task_succeeds_and_acknowledges() -> None:
     async def check(world: World, authority: Authority, host: HollowHost) -> None:
         await world.bind("a", template(restart_policy=RestartPolicy.NEVER), node=name(1), node_epoch=1)
         await virtual.until(lambda: world.phase("a") == Phase.SUCCEEDED, within_s=15)
@@ -108,7 +108,7 @@ def test_batch_work_ends_by_itself() -> None:
     run(check)
 
 
-def test_after_a_fence_stops_everything_and_comes_back_under_another_epoch() -> None:
+def test_hollow_node_after_fence_stops_tasks_and_gets_new_epoch() -> None:
     async def check(world: World, authority: Authority, host: HollowHost) -> None:
         await world.bind("a", template(), node=name(2), node_epoch=1)
         await virtual.until(lambda: world.ready("a"), within_s=5)

@@ -139,7 +139,7 @@ def a_node(name: str) -> Node:
     return Node(metadata=ObjectMeta(name=name), spec=NodeSpec(zone="west-a", capacity={"cpu": "1"}))
 
 
-async def test_a_token_becomes_a_certificate_that_speaks_for_the_node_and_for_no_other(region: Region) -> None:
+async def test_join_issues_certificate_valid_for_own_node_only(region: Region) -> None:
     identity = await joined(region, await region.token())
     assert stat.S_IMODE(identity.path.stat().st_mode) == 0o600, "the key is its owner's alone"
     assert sorted(p.name for p in identity.path.parent.iterdir()) == ["node.pem", "token"]
@@ -157,41 +157,41 @@ async def test_a_token_becomes_a_certificate_that_speaks_for_the_node_and_for_no
     assert {e["kind"] for r in records for e in r["entries"]} == {"JoinToken", "NodeIdentity"}, "one commit, audited"
 
 
-async def test_a_one_time_token_lets_one_node_join_however_often_it_asks(region: Region) -> None:
+async def test_single_use_token_retried_by_same_node_counts_once(region: Region) -> None:
     token = await region.token()
     key = new_key()
     first = await region.join(token, "n1", key)
     again = await region.join(token, "n1", key)
     assert first.generation == again.generation, "the answer was lost and is given again"
     for node, other in (("n2", new_key()), ("n1", new_key())):
-        with pytest.raises(Forbidden, match="was used 1 times already, by n1"):
+        with pytest.raises(Forbidden, match="no uses left \\(limit 1, used by n1"):
             await region.join(token, node, other)
     assert sum(r["count"] for r in await region.audited("JoinTokenUsed")) == 2
 
 
-async def test_two_nodes_with_one_token_at_the_same_moment(region: Region) -> None:
+async def test_single_use_token_used_concurrently_admits_one_node(region: Region) -> None:
     token = await region.token()
     answers = await asyncio.gather(*(region.join(token, f"n{i}") for i in range(8)), return_exceptions=True)
     assert sum(isinstance(a, Joined) for a in answers) == 1
 
 
-async def test_a_token_of_several_uses(region: Region) -> None:
+async def test_token_with_two_uses_refuses_third_node(region: Region) -> None:
     token = await region.token(uses=2)
     for node in ("n1", "n2"):
         await region.join(token, node)
-    with pytest.raises(Forbidden, match="used 2 times"):
+    with pytest.raises(Forbidden, match="no uses left"):
         await region.join(token, "n3")
 
 
-async def test_tokens_that_do_not_do(region: Region) -> None:
+async def test_join_with_expired_wrong_or_unknown_token_is_refused_and_audited(region: Region) -> None:
     token = await region.token("soon", ttl_seconds=60)
     bound = await region.token("bound", node="n5")
-    with pytest.raises(Forbidden, match="is for node n5, and n6 asked"):
+    with pytest.raises(Forbidden, match="expected n5, found n6"):
         await region.join(bound, "n6")
     region.clock.moved_s = 61
-    with pytest.raises(Forbidden, match="join token soon ended"):
+    with pytest.raises(Forbidden, match="join token soon expired"):
         await region.join(token, "n1")
-    with pytest.raises(Unauthorized, match="for another region; this is west"):
+    with pytest.raises(Unauthorized, match="join token: wrong region"):
         await region.join(token_text("east", "secret-of-rack"), "n1")
     with pytest.raises(Unauthorized, match=r"^Unauthorized$"):
         await region.join(token_text(REGION, "guessed"), "n1")
@@ -199,7 +199,7 @@ async def test_tokens_that_do_not_do(region: Region) -> None:
         assert await region.audited(reason), reason
 
 
-async def test_a_token_for_anyone_takes_no_name_that_is_taken(region: Region) -> None:
+async def test_unbound_token_for_existing_node_name_is_refused(region: Region) -> None:
     first = await region.join(await region.token("first"), "n1")
     with pytest.raises(Forbidden, match="has an identity"):
         await region.join(await region.token("second"), "n1")
@@ -207,7 +207,7 @@ async def test_a_token_for_anyone_takes_no_name_that_is_taken(region: Region) ->
     assert again.generation > first.generation
 
 
-async def test_requests_that_cannot_be_used(region: Region) -> None:
+async def test_join_with_invalid_request_is_refused_without_using_token(region: Region) -> None:
     token = await region.token()
     client = region.client()
     good = request_for(new_key(), "n1")
@@ -225,19 +225,19 @@ async def test_requests_that_cannot_be_used(region: Region) -> None:
 @pytest.mark.parametrize(
     "spec", [{"uses": 0}, {"uses": 1000}, {"ttl_seconds": 30 * 86400.0}, {"certificate_seconds": 1.0}]
 )
-async def test_tokens_are_bounded(region: Region, spec: dict[str, Any]) -> None:
+async def test_join_token_outside_limits_is_invalid(region: Region, spec: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         await region.token(**spec)
 
 
-async def test_old_tokens_go_with_a_later_join(region: Region) -> None:
+async def test_join_deletes_long_expired_tokens(region: Region) -> None:
     await region.token("old")
     region.clock.moved_s = limits.JOIN_TTL_S + limits.JOIN_TOKEN_KEPT_S + 1
     await region.join(await region.token("new"), "n1")
     assert [t.metadata.name for t in region.objects.list(BY_NAME["JoinToken"])[0]] == ["new"]
 
 
-async def test_a_revoked_node_is_refused_and_audited_and_may_join_again(region: Region) -> None:
+async def test_revoked_node_is_refused_and_can_join_again_with_new_token(region: Region) -> None:
     identity = await joined(region, await region.token())
     client = region.client(identity.path)
     try:
@@ -258,7 +258,7 @@ async def test_a_revoked_node_is_refused_and_audited_and_may_join_again(region: 
         await client.close()
 
 
-async def test_what_a_refused_agent_has_to_say_is_kept_until_it_is_believed_again(region: Region) -> None:
+async def test_reports_of_revoked_agent_are_kept_until_it_joins_again(region: Region) -> None:
     identity = await joined(region, await region.token())
     client = region.client(identity.path)
     reports = Reports(client, region.ports)
@@ -278,7 +278,7 @@ async def test_what_a_refused_agent_has_to_say_is_kept_until_it_is_believed_agai
         await client.close()
 
 
-async def test_joining_again_ends_what_joined_before(region: Region) -> None:
+async def test_certificate_after_second_join_is_rejected(region: Region) -> None:
     old = await joined(region, await region.token())
     await region.join(await region.token("again", node="n1"), "n1")
     client = region.client(old.path)
@@ -289,7 +289,7 @@ async def test_joining_again_ends_what_joined_before(region: Region) -> None:
         await client.close()
 
 
-async def test_a_name_whose_identity_was_removed_never_has_a_generation_again(region: Region) -> None:
+async def test_join_after_identity_removal_uses_higher_generation(region: Region) -> None:
     """Else whoever kept the old certificate would be the node again as soon as it joins anew."""
     old = await joined(region, await region.token())
     held = region.identity("n1")
@@ -306,9 +306,7 @@ async def test_a_name_whose_identity_was_removed_never_has_a_generation_again(re
         await client.close()
 
 
-async def test_a_stream_ends_with_the_certificate_it_was_opened_with(
-    region: Region, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_of_revoked_certificate_is_ended(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STREAMS_CHECKED_EVERY_S", 0.1)
     identity = await joined(region, await region.token())
     client = region.client(identity.path)
@@ -323,7 +321,7 @@ async def test_a_stream_ends_with_the_certificate_it_was_opened_with(
 
 
 @pytest.mark.slow
-async def test_certificates_are_renewed_in_time_and_nothing_is_interrupted(region: Region) -> None:
+async def test_certificate_renewal_interrupts_no_request(region: Region) -> None:
     """Until it was renewed twice a reader at full speed sees no refusal."""
     identity = await joined(region, await region.token(certificate_seconds=10.0))
     client = region.client(identity.path)
@@ -342,7 +340,7 @@ async def test_certificates_are_renewed_in_time_and_nothing_is_interrupted(regio
         await client.close()
 
 
-async def test_the_nodes_authority_vouches_for_nodes_of_its_region_alone(region: Region) -> None:
+async def test_certificate_of_node_ca_for_other_identity_is_rejected(region: Region) -> None:
     """A stolen key of a region's authority makes no operator, no region and no node of another region."""
     now_s = region.clock.now()
     for name, groups in (
@@ -361,13 +359,13 @@ async def test_the_nodes_authority_vouches_for_nodes_of_its_region_alone(region:
             await client.close()
 
 
-async def test_without_an_authority_nobody_joins_and_is_told_so(region: Region) -> None:
+async def test_join_without_node_ca_is_unavailable(region: Region) -> None:
     region.app.joining = Joining(region.gate, None)
     with pytest.raises(Unavailable, match="--node-ca"):
         await region.join(await region.token(), "n1")
 
 
-async def test_a_node_certificate_given_by_other_means_cannot_be_renewed_here(region: Region) -> None:
+async def test_renewal_of_certificate_not_issued_by_join_is_refused(region: Region) -> None:
     who = Principal(name="holdfast:node:west:n1", groups=(NODES,), node="n1", region=REGION)
     with pytest.raises(Forbidden, match="join with a token"):
         await region.app.joining.renew(who, RenewalRequest(csr=request_for(new_key(), "n1")))

@@ -70,7 +70,7 @@ def text(driver: OciDriver, name: str) -> str:
     return "\n".join(line.text for line in logs.tail(path, 100)) if path is not None else ""
 
 
-async def test_a_container_starts_answers_and_stops_in_good_order(driver: OciDriver, tmp_path: Path) -> None:
+async def test_container_starts_executes_commands_and_stops_gracefully(driver: OciDriver, tmp_path: Path) -> None:
     await driver.start(made("a", bundle(tmp_path / "bundle")))
     await eventually(lambda: "of hello" in text(driver, "a"))
     assert text(driver, "a").startswith("pid 1 "), "it has its processes to itself"
@@ -80,7 +80,7 @@ async def test_a_container_starts_answers_and_stops_in_good_order(driver: OciDri
     assert exit_.code == 5 and exit_.reason == "StoppedAsAsked" and "asked" in text(driver, "a")
 
 
-async def test_a_container_survives_its_agent_and_is_adopted(driver: OciDriver, tmp_path: Path) -> None:
+async def test_container_survives_agent_restart_and_is_adopted(driver: OciDriver, tmp_path: Path) -> None:
     await driver.start(made("a", bundle(tmp_path / "bundle")))
     await eventually(lambda: "of hello" in text(driver, "a"))
     await driver.close()
@@ -92,19 +92,19 @@ async def test_a_container_survives_its_agent_and_is_adopted(driver: OciDriver, 
     await second.close()
 
 
-async def test_its_own_end_is_evidence(driver: OciDriver, tmp_path: Path) -> None:
+async def test_container_exit_code_is_reported(driver: OciDriver, tmp_path: Path) -> None:
     await driver.start(made("b", bundle(tmp_path / "bundle"), command=("sh", "-c", "exit 3")))
     ended = await driver.next_exit()
     assert (ended.task_id, ended.exit.code) == ("b", 3)
 
 
-async def test_a_bundle_that_is_none_says_so(driver: OciDriver, tmp_path: Path) -> None:
+async def test_missing_bundle_fails_with_start_error(driver: OciDriver, tmp_path: Path) -> None:
     with pytest.raises(StartFailed) as failure:
         await driver.start(made("a", str(tmp_path / "nothing")))
     assert failure.value.reason == "StartError" and "nothing" in failure.value.message
 
 
-async def test_without_a_runtime_it_refuses_clearly(tmp_path: Path) -> None:
+async def test_oci_driver_without_runtime_fails_with_driver_missing(tmp_path: Path) -> None:
     driver = OciDriver(ProcessDriver(tmp_path / "tasks", SystemClock()), tmp_path, "")
     with pytest.raises(StartFailed) as failure:
         await driver.start(made("a", "/bundle"))

@@ -62,30 +62,30 @@ def http(path: str = "/", **more: float) -> Probe:
     return Probe(http=HttpProbe(path=path), timeout_seconds=0.3, **more)
 
 
-async def test_http(serve: Callable, driver: ProcessDriver) -> None:
+async def test_http_probe_passes_only_on_success_status(serve: Callable, driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
     good = await prober.check(at(await serve(OK)), http())
     assert good.ok
     bad = await prober.check(at(await serve(BUSY)), http("/readyz"))
     assert not bad.ok and "503" in bad.message and "/readyz" in bad.message and "still waking" in bad.message
     hung = await prober.check(at(await serve(None)), http())
-    assert not hung.ok and "no answer within 0.3 s" in hung.message
+    assert not hung.ok and "no response within 0.3 s" in hung.message
     rude = await prober.check(at(await serve(b"SSH-2.0-nope\r\n")), http())
-    assert not rude.ok and "not an HTTP answer" in rude.message
+    assert not rude.ok and "not an HTTP response" in rude.message
     endless = await prober.check(at(await serve(b"x" * 200_000)), http())
     assert not endless.ok
     nobody = await prober.check(at(1), http())
     assert not nobody.ok and "127.0.0.1:1" in nobody.message
 
 
-async def test_tcp(serve: Callable, driver: ProcessDriver) -> None:
+async def test_tcp_probe_passes_only_when_port_accepts(serve: Callable, driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
     probe = Probe(tcp=TcpProbe(), timeout_seconds=0.3)
     assert (await prober.check(at(await serve(OK)), probe)).ok
     assert not (await prober.check(at(1), probe)).ok
 
 
-async def test_exec(driver: ProcessDriver) -> None:
+async def test_exec_probe_passes_only_on_exit_code_zero(driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
 
     def run(*command: str) -> Probe:
@@ -95,10 +95,10 @@ async def test_exec(driver: ProcessDriver) -> None:
     bad = await prober.check(at(0), run("sh", "-c", "echo why; exit 9"))
     assert not bad.ok and "code 9" in bad.message and "why" in bad.message
     hung = await prober.check(at(0), run("sleep", "60"))
-    assert not hung.ok and "no answer" in hung.message
+    assert not hung.ok and "no response" in hung.message
 
 
-async def test_many_hanging_checks_delay_nobody(serve: Callable, driver: ProcessDriver) -> None:
+async def test_hanging_probes_do_not_delay_other_probes(serve: Callable, driver: ProcessDriver) -> None:
     prober = NetworkProber(driver)
     hanging = at(await serve(None))
     good = at(await serve(OK))
@@ -117,7 +117,7 @@ async def test_many_hanging_checks_delay_nobody(serve: Callable, driver: Process
     await asyncio.gather(*stuck, return_exceptions=True)
 
 
-def test_thresholds() -> None:
+def test_probe_result_changes_after_consecutive_thresholds() -> None:
     streak = Streak(Probe(tcp=TcpProbe(), success_threshold=2, failure_threshold=3))
     told = [(streak.add(ok), streak.verdict) for ok in (True, True, False, False, True, False, False, False, False)]
     assert told == [
@@ -126,7 +126,7 @@ def test_thresholds() -> None:
     ]  # fmt: skip
 
 
-async def test_startup_comes_first_and_a_hung_readiness_does_not_stop_liveness() -> None:
+async def test_startup_probe_runs_first_and_hung_readiness_does_not_block_liveness() -> None:
     said: list[tuple[str, bool]] = []
     asked: list[str] = []
 

@@ -47,7 +47,7 @@ def log_text(driver: Driver, name: str) -> str:
     return path.read_text()
 
 
-async def test_starts_in_its_own_session_with_its_own_environment(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_task_starts_in_own_session_without_agent_environment(driver: ProcessDriver, tmp_path: Path) -> None:
     os.environ["AGENT_SECRET"] = "not for the work"
     try:
         started = await driver.start(task("a", "sh", "-c", "pwd; env; exec sleep 60", env={"PORT": "20001"}))
@@ -59,7 +59,7 @@ async def test_starts_in_its_own_session_with_its_own_environment(driver: Proces
     assert str(tmp_path / "a" / "work") in text
 
 
-async def test_stops_gracefully_and_keeps_the_evidence(driver: ProcessDriver) -> None:
+async def test_stop_sends_sigterm_and_returns_same_exit_again(driver: ProcessDriver) -> None:
     started = await driver.start(task("a", "sleep", "60"))
     exit_ = await driver.stop("a", 5.0)
     assert (exit_.signal, exit_.code, exit_.reason) == ("SIGTERM", 143, "StoppedAsAsked")
@@ -67,7 +67,7 @@ async def test_stops_gracefully_and_keeps_the_evidence(driver: ProcessDriver) ->
     assert (await driver.stop("a", 5.0)) == exit_, "stopping again says the same"
 
 
-async def test_exit_codes_and_signals_are_evidence(driver: ProcessDriver) -> None:
+async def test_exit_code_and_signal_are_reported(driver: ProcessDriver) -> None:
     await driver.start(task("a", "sh", "-c", "exit 3"))
     ended = await driver.next_exit()
     assert (ended.task_id, ended.run, ended.exit.code, ended.exit.reason) == ("a", 1, 3, "Exited")
@@ -76,7 +76,7 @@ async def test_exit_codes_and_signals_are_evidence(driver: ProcessDriver) -> Non
     assert (ended.exit.signal, ended.exit.reason) == ("SIGSEGV", "Killed")
 
 
-async def test_what_ignores_sigterm_is_killed_after_its_grace_with_all_it_started(driver: ProcessDriver) -> None:
+async def test_task_ignoring_sigterm_is_killed_with_its_children_after_grace(driver: ProcessDriver) -> None:
     script = "trap '' TERM; setsid sleep 300 & echo child $!; while :; do sleep 0.1; done"
     started = await driver.start(task("a", "sh", "-c", script))
     text = await eventually(lambda: log_text(driver, "a"))
@@ -89,7 +89,7 @@ async def test_what_ignores_sigterm_is_killed_after_its_grace_with_all_it_starte
     assert not alive(started.pid) and not alive(escaped), "work in another session is part of the work"
 
 
-async def test_a_second_stop_may_hasten_the_first(driver: ProcessDriver) -> None:
+async def test_second_stop_with_shorter_grace_kills_earlier(driver: ProcessDriver) -> None:
     await driver.start(task("a", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"))
     await eventually(lambda: "up" in log_text(driver, "a"))
     slow = asyncio.create_task(driver.stop("a", 60.0))
@@ -116,7 +116,7 @@ while True: time.sleep(0.05)
         ("stays", ["ready", "checkpoint", "asked"], "SIGKILL", 2.0, 4.0),
     ],
 )
-async def test_a_checkpoint_is_asked_for_before_the_end(  # noqa: PLR0917 - one row of the table
+async def test_stop_sends_checkpoint_signal_before_sigterm(  # noqa: PLR0917 - one row of the table
     driver: ProcessDriver,
     tmp_path: Path,
     work: str,
@@ -134,7 +134,7 @@ async def test_a_checkpoint_is_asked_for_before_the_end(  # noqa: PLR0917 - one 
     assert at_least_s <= time.monotonic() - began < at_most_s + 1.0, "half of the grace for each"
 
 
-async def test_what_the_work_leaves_behind_ends_with_it(driver: ProcessDriver) -> None:
+async def test_orphans_of_ended_task_are_killed(driver: ProcessDriver) -> None:
     await driver.start(task("a", "sh", "-c", "setsid sleep 300 & echo child $!; exit 0"))
     ended = await driver.next_exit()
     assert ended.exit.code == 0
@@ -151,7 +151,9 @@ async def test_what_the_work_leaves_behind_ends_with_it(driver: ProcessDriver) -
         ({"command": ("true",), "user": "nobody-of-that-name"}, "StartError", "nobody-of-that-name"),
     ],
 )
-async def test_what_cannot_start_says_why(driver: ProcessDriver, given: dict, reason: str, words: str) -> None:
+async def test_failed_start_reports_reason_and_later_run_works(
+    driver: ProcessDriver, given: dict, reason: str, words: str
+) -> None:
     command = given.pop("command")
     with pytest.raises(StartFailed) as failure:
         await driver.start(task("a", *command, **given))
@@ -161,7 +163,7 @@ async def test_what_cannot_start_says_why(driver: ProcessDriver, given: dict, re
     assert (await driver.next_exit()).run == 2
 
 
-async def test_a_flood_of_output_is_bounded_on_disk(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_task_log_stays_within_size_limits(driver: ProcessDriver, tmp_path: Path) -> None:
     total = limits.LOG_FILE_BYTES * (limits.LOG_FILES_KEPT + 2)
     script = f"import sys\nfor _ in range({total // 100}): sys.stdout.write('x' * 99 + chr(10))\nprint('the end')"
     await driver.start(task("a", sys.executable, "-S", "-c", script))
@@ -181,11 +183,11 @@ def shim_says(driver: ProcessDriver, folder: TaskDir) -> str:
         return words.read().decode()
 
 
-async def test_the_same_run_is_never_started_twice(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_repeated_start_of_same_run_returns_running_task(driver: ProcessDriver, tmp_path: Path) -> None:
     one = task("a", "sleep", "60")
     started = await driver.start(one)
     assert await driver.start(one) == started
-    with pytest.raises(StartFailed, match="has not ended"):
+    with pytest.raises(StartFailed, match="is still running"):
         await driver.start(task("a", "sleep", "60", run=2))
     # A second shim for the run, as an agent that lost its memory would start, does nothing.
     assert shim_says(driver, TaskDir(tmp_path / "a")) == "already started"
@@ -193,7 +195,7 @@ async def test_the_same_run_is_never_started_twice(driver: ProcessDriver, tmp_pa
     assert record is not None and record.pid == started.pid and alive(started.pid)
 
 
-async def test_a_start_that_never_got_to_its_work_stays_that_way(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_recorded_start_without_shim_is_withdrawn(driver: ProcessDriver, tmp_path: Path) -> None:
     """The agent dies between recording the start and starting the shim; the shim comes late."""
     marker = tmp_path / "marker"
     folder = TaskDir(tmp_path / "tasks" / "a")
@@ -239,7 +241,7 @@ def agent_that_dies(root: Path, *tasks: tuple[str, str]) -> list[int]:
     return pids
 
 
-async def test_work_survives_kill_9_of_its_agent_and_is_adopted(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_tasks_survive_sigkill_of_agent_and_are_adopted(driver: ProcessDriver, tmp_path: Path) -> None:
     go = tmp_path / "go"
     ticking = f"i=0; while [ ! -e {go} ]; do i=$((i+1)); echo tick $i; sleep 0.05; done; exit 7"
     ticker, sleeper, _ = agent_that_dies(
@@ -261,18 +263,18 @@ async def test_work_survives_kill_9_of_its_agent_and_is_adopted(driver: ProcessD
     await second.close()
 
 
-async def test_killing_the_shim_kills_the_work(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_sigkill_of_shim_kills_its_task(driver: ProcessDriver, tmp_path: Path) -> None:
     """Work without its shim would have no logs, no evidence and nobody to stop it."""
     started = await driver.start(task("a", "sh", "-c", "setsid sleep 300 & echo child $!; wait"))
     text = await eventually(lambda: log_text(driver, "a"))
     os.kill(TaskDir(tmp_path / "a").shim_pid(), signal.SIGKILL)
     ended = await driver.next_exit()
-    assert ended.exit.reason == "Killed" and "without evidence" in ended.exit.message
+    assert ended.exit.reason == "Killed" and "no exit record" in ended.exit.message
     escaped = int(text.split("child ")[1].split()[0])
     await eventually(lambda: not alive(started.pid) and not alive(escaped))
 
 
-async def test_a_reused_pid_is_not_taken_for_the_work(tmp_path: Path) -> None:
+async def test_reused_pid_is_not_mistaken_for_the_task(tmp_path: Path) -> None:
     """The record names our own pid with another start time, as after a reboot or a wrapped pid counter."""
     root = tmp_path / "t"
     folder = TaskDir(root / "a")
@@ -287,7 +289,7 @@ async def test_a_reused_pid_is_not_taken_for_the_work(tmp_path: Path) -> None:
     assert not StartedRecord(pid=own, ticks=shim.start_ticks(own), boot="another boot", at_s=1.0).alive()
 
 
-async def test_forgotten_tasks_keep_their_logs_up_to_a_bound(
+async def test_forgotten_tasks_keep_logs_of_newest_only(
     driver: ProcessDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "AGENT_ENDED_TASKS_KEPT", 2)
@@ -299,7 +301,7 @@ async def test_forgotten_tasks_keep_their_logs_up_to_a_bound(
     assert await driver.inspect() == [] and "O c" in log_text(driver, "c")
 
 
-async def test_commands_beside_the_work(driver: ProcessDriver) -> None:
+async def test_execute_returns_code_and_bounded_output(driver: ProcessDriver) -> None:
     await driver.start(task("a", "sleep", "60", env={"PORT": "1"}))
     result = await driver.execute("a", ("sh", "-c", "echo port $PORT; exit 2"), 5.0)
     assert (result.code, result.output) == (2, "port 1")
@@ -329,7 +331,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-async def test_killed_at_any_moment_of_a_start_it_never_starts_twice(tmp_path: Path) -> None:
+async def test_agent_killed_during_start_never_starts_task_twice(tmp_path: Path) -> None:
     """The agent is killed while it starts six tasks, a little later each time; the next one knows the truth of all."""
     outcomes = set()
     for step in range(14):

@@ -62,25 +62,25 @@ def said(words: list[tuple[float, ExecutionBlock]], region: Region | None = None
     return [(round(at_s, 1), phase) for at_s, phase in region.heard]
 
 
-def test_a_start_that_is_soon_over_is_told_once() -> None:
+def test_quick_start_is_reported_once() -> None:
     assert said([(0.0, STARTING), (0.5, READY)]) == [(0.6, Phase.RUNNING)]
 
 
-def test_a_start_that_takes_long_is_told_when_it_does() -> None:
+def test_slow_start_is_reported_after_delay() -> None:
     after_s = round(limits.START_TOLD_AFTER_S + limits.AGENT_FLUSH_EVERY_S, 1)
     with_pid = ExecutionBlock(phase=Phase.STARTING, attempt=1, pid=7, reason=Reason.STARTED)
     told = said([(0.0, STARTING), (1.0, with_pid), (5.0, READY)])
     assert told == [(after_s, Phase.STARTING), (5.1, Phase.RUNNING)]
 
 
-def test_what_went_wrong_is_told_at_once() -> None:
+def test_failure_is_reported_at_once() -> None:
     failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
     again = ExecutionBlock(phase=Phase.STARTING, attempt=1, restarts=1, reason=Reason.STARTED)
     assert said([(0.0, STARTING), (0.5, failed)]) == [(0.6, Phase.BACKING_OFF)]
     assert said([(0.0, failed), (1.0, again)]) == [(0.1, Phase.BACKING_OFF), (1.1, Phase.STARTING)]
 
 
-def test_a_word_that_an_unanswered_one_may_undo_is_said_once_more_by_itself() -> None:
+def test_report_after_unanswered_one_is_resent() -> None:
     """Nothing else happens, and nothing is ever listed again: the last word must be the newest all the same."""
     failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
     heard = [phase for _, phase in said([(0.0, failed), (0.05, READY)], Region(unanswered=1, late_s=3.0))]
@@ -90,7 +90,7 @@ def test_a_word_that_an_unanswered_one_may_undo_is_said_once_more_by_itself() ->
     assert len(said([(0.0, failed), (0.2, READY)])) == 2, "what was answered is not repeated"
 
 
-def test_nor_does_the_same_word_again_end_the_doubt_too_early() -> None:
+def test_identical_report_does_not_cancel_the_resend() -> None:
     """The agent looks at its work every moment and may say the same: what is late may still come behind that."""
     failed = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=Reason.EXITED, message="exit code 1")
     words = [(0.0, failed), (0.2, READY), (0.9, READY), (1.4, READY)]

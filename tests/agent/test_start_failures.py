@@ -10,14 +10,14 @@ def failed(book: StartFailures, workload: str, at_s: float, reason: str = "Start
     book.failed(workload, reason, "no", mono_s=at_s, wall_s=1_700_000_000.0 + at_s)
 
 
-def test_one_workload_proves_nothing_about_the_node():
+def test_start_failures_of_one_workload_cause_no_quarantine():
     book = StartFailures()
     for n in range(20):
         failed(book, "acme/a", float(n))
     assert book.quarantine(20.0) is None
 
 
-def test_several_workloads_do_until_the_evidence_expires():
+def test_start_failures_of_several_workloads_quarantine_until_expiry():
     book = StartFailures()
     for n, name in enumerate(("acme/a", "acme/b", "acme/a")):
         failed(book, name, float(n), "DiskFull")
@@ -27,7 +27,7 @@ def test_several_workloads_do_until_the_evidence_expires():
     assert book.quarantine(2.0 + limits.QUARANTINE_S) is None
 
 
-def test_a_success_ends_it_and_the_works_own_faults_do_not_count():
+def test_successful_start_ends_quarantine():
     book = StartFailures()
     for n, name in enumerate(("acme/a", "acme/b", "acme/c")):
         failed(book, name, float(n), "CommandNotFound")
@@ -39,7 +39,7 @@ def test_a_success_ends_it_and_the_works_own_faults_do_not_count():
     assert book.quarantine(3.0) is None
 
 
-def test_old_failures_are_forgotten():
+def test_start_failures_outside_window_do_not_count():
     book = StartFailures()
     failed(book, "acme/a", 0.0)
     failed(book, "acme/b", 1.0)

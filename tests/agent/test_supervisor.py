@@ -66,7 +66,7 @@ def play(body: Callable[[Scene], Awaitable[None]]) -> None:
     virtual.run(main)
 
 
-def test_registers_and_becomes_reconciled() -> None:
+def test_agent_registers_and_becomes_reconciled() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -82,7 +82,7 @@ def test_registers_and_becomes_reconciled() -> None:
     play(body)
 
 
-def test_starts_reports_once_and_stops_with_an_acknowledgement() -> None:
+def test_task_is_started_reported_stopped_and_acknowledged() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -108,7 +108,7 @@ def test_starts_reports_once_and_stops_with_an_acknowledgement() -> None:
     play(body)
 
 
-def test_withdrawn_before_it_was_started_is_acknowledged_as_never_started() -> None:
+def test_binding_stopped_before_start_is_acknowledged_as_never_started() -> None:
     async def body(s: Scene) -> None:
         await s.world.bind("a", template())
         await s.world.ask_to_stop("a")
@@ -121,7 +121,7 @@ def test_withdrawn_before_it_was_started_is_acknowledged_as_never_started() -> N
     play(body)
 
 
-def test_restarts_with_growing_pauses() -> None:
+def test_failing_task_restarts_with_growing_backoff() -> None:
     async def body(s: Scene) -> None:
         s.driver.acts["a"] = Behaviour(run_s=0.5, code=1)
         async with s.agent():
@@ -133,12 +133,12 @@ def test_restarts_with_growing_pauses() -> None:
             await s.until(lambda: s.world.replica("a").status.execution.restarts == 4)
             await s.until(lambda: s.world.phase("a") == Phase.BACKING_OFF)
             block = s.world.replica("a").status.execution
-            assert block.last_exit.code == 1 and "starting again" in block.message
+            assert block.last_exit.code == 1 and "restarts" in block.message
 
     play(body)
 
 
-def test_batch_work_succeeds_or_fails_for_good() -> None:
+def test_batch_task_ends_as_succeeded_or_failed_for_good() -> None:
     async def body(s: Scene) -> None:
         s.driver.acts["good"] = Behaviour(run_s=2, code=0)
         s.driver.acts["bad"] = Behaviour(run_s=0.1, code=3)
@@ -161,7 +161,7 @@ def test_batch_work_succeeds_or_fails_for_good() -> None:
     play(body)
 
 
-def test_command_not_found_is_reported_and_tried_again() -> None:
+def test_missing_command_is_reported_and_retried() -> None:
     async def body(s: Scene) -> None:
         s.driver.acts["a"] = Behaviour(fails="CommandNotFound")
         async with s.agent():
@@ -183,7 +183,7 @@ def check(**more: float) -> Probe:
     return Probe(http=HttpProbe(path="/"), **more)  # type: ignore[arg-type]
 
 
-def test_readiness_follows_the_probe_and_liveness_restarts() -> None:
+def test_readiness_follows_probe_and_failed_liveness_restarts_task() -> None:
     async def body(s: Scene) -> None:
         s.driver.acts["a"] = Behaviour(well=False)
         async with s.agent():
@@ -212,7 +212,7 @@ def test_readiness_follows_the_probe_and_liveness_restarts() -> None:
     play(body)
 
 
-def test_startup_probe_holds_back_the_others_and_ends_what_does_not_start() -> None:
+def test_failed_startup_probe_restarts_task_before_other_probes_run() -> None:
     async def body(s: Scene) -> None:
         s.driver.acts["a"] = Behaviour(well=False)
         async with s.agent():
@@ -228,7 +228,7 @@ def test_startup_probe_holds_back_the_others_and_ends_what_does_not_start() -> N
     play(body)
 
 
-def test_fenced_stops_everything_and_registers_anew() -> None:
+def test_fenced_agent_stops_tasks_and_registers_under_new_epoch() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -247,7 +247,7 @@ def test_fenced_stops_everything_and_registers_anew() -> None:
     play(body)
 
 
-def test_a_renewal_of_an_epoch_that_is_known_to_be_over_is_not_taken() -> None:
+def test_renewal_of_fenced_epoch_is_not_accepted() -> None:
     """The node's own record says that it was fenced; whoever answers the renewal has lost that."""
 
     async def body(s: Scene) -> None:
@@ -265,7 +265,7 @@ def test_a_renewal_of_an_epoch_that_is_known_to_be_over_is_not_taken() -> None:
     play(body)
 
 
-def test_a_restarted_agent_goes_on_with_its_epoch_and_adopts() -> None:
+def test_restarted_agent_keeps_epoch_and_reports_no_unready_task() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -290,7 +290,7 @@ def test_a_restarted_agent_goes_on_with_its_epoch_and_adopts() -> None:
     play(body)
 
 
-def test_reconciled_only_after_zombies_are_stopped() -> None:
+def test_node_is_reconciled_only_after_zombies_are_stopped() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -305,7 +305,7 @@ def test_reconciled_only_after_zombies_are_stopped() -> None:
     play(body)
 
 
-def test_losing_the_region_keeps_work_running_and_reports_catch_up() -> None:
+def test_partitioned_agent_keeps_tasks_running_and_reports_later() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -323,7 +323,7 @@ def test_losing_the_region_keeps_work_running_and_reports_catch_up() -> None:
     play(body)
 
 
-def test_exclusive_work_is_stopped_before_the_grantor_may_fence() -> None:
+def test_exclusive_task_is_stopped_before_its_node_can_be_fenced() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -337,7 +337,7 @@ def test_exclusive_work_is_stopped_before_the_grantor_may_fence() -> None:
     play(body)
 
 
-def test_run_until_is_enforced() -> None:
+def test_provisional_task_stops_at_run_until() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -353,7 +353,7 @@ def test_run_until_is_enforced() -> None:
     play(body)
 
 
-def test_one_refused_report_does_not_hold_back_the_others() -> None:
+def test_refused_report_does_not_block_others() -> None:
     async def body(s: Scene) -> None:
         async with s.agent():
             await s.until(s.reconciled)
@@ -371,7 +371,7 @@ def test_one_refused_report_does_not_hold_back_the_others() -> None:
     play(body)
 
 
-def test_stop_work_ends_everything_and_tells_the_region() -> None:
+def test_stop_work_stops_all_tasks_and_reports_them() -> None:
     async def body(s: Scene) -> None:
         async with s.agent() as supervisor:
             await s.until(s.reconciled)

@@ -21,7 +21,7 @@ def rewritten(path: Path, kind: type[msgspec.Struct]) -> None:
     assert UNKNOWN.encode() in path.read_bytes()
 
 
-def test_what_an_agent_must_not_forget_is_read(tmp_path: Path) -> None:
+def test_persisted_state_of_next_release_is_read(tmp_path: Path) -> None:
     first = FileMemory(tmp_path)
     first.save(Facts(epoch=7, fenced_epoch=6, lease_until_mono_s=5.0, incarnation=2))
     first.close()
@@ -31,7 +31,7 @@ def test_what_an_agent_must_not_forget_is_read(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_task_is_recognised_with_its_runs(tmp_path: Path) -> None:
+def test_task_records_of_next_release_are_read(tmp_path: Path) -> None:
     task = Task("t", 2, "acme", "r", "u", "w", "b", "bu", 1, 1, 1, Template(command=("true",)), {"A": "b"})
     folder = TaskDir(tmp_path / "t")
     folder.prepare(task, {"A": "b"})

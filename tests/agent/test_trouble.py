@@ -96,21 +96,21 @@ def text(driver: ProcessDriver, name: str) -> str:
 # --- control groups --------------------------------------------------------------------------------------------
 
 
-async def test_work_that_takes_too_much_memory_is_ended_by_that_name(driver: ProcessDriver) -> None:
+async def test_task_above_memory_limit_exits_as_out_of_memory(driver: ProcessDriver) -> None:
     await driver.start(python("hog", HOG, memory_bytes=64 * MIB))
     ended = await driver.next_exit()
     assert (ended.exit.reason, ended.exit.signal) == ("OutOfMemory", "SIGKILL")
-    assert "ran out of memory" in ended.exit.message
+    assert "exceeded its memory limit" in ended.exit.message
     await is_well(driver)
 
 
-async def test_a_child_that_takes_too_much_memory_is_named_as_well(driver: ProcessDriver) -> None:
+async def test_child_above_memory_limit_exits_as_out_of_memory(driver: ProcessDriver) -> None:
     script = f"import os, sys\npid = os.fork()\nif pid == 0:\n    exec({HOG!r})\n_, s = os.waitpid(pid, 0)\nsys.exit(3)"
     await driver.start(python("hog", script, memory_bytes=64 * MIB))
     assert (await driver.next_exit()).exit.reason == "OutOfMemory"
 
 
-async def test_a_fork_bomb_reaches_its_limit_and_no_further(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_fork_bomb_is_stopped_at_process_limit(driver: ProcessDriver, tmp_path: Path) -> None:
     await driver.start(python("bomb", BOMB))
     await eventually(lambda: "forked" in text(driver, "bomb"), within_s=20)
     forked = int(text(driver, "bomb").split("forked ")[1])
@@ -129,19 +129,19 @@ def marked(path: Path, mark: bytes) -> bool:
         return False
 
 
-async def test_failing_for_want_of_processes_has_that_name(driver: ProcessDriver) -> None:
+async def test_task_failing_at_process_limit_exits_as_too_many_processes(driver: ProcessDriver) -> None:
     script = BOMB.replace("time.sleep(300)\n", "sys.exit(9)\n", 2).replace("sys.exit(9)", "time.sleep(300)", 1)
     await driver.start(python("bomb", script))
     assert (await driver.next_exit()).exit.reason == "TooManyProcesses"
 
 
-async def test_use_is_measured(driver: ProcessDriver) -> None:
+async def test_usage_of_running_task_is_measured(driver: ProcessDriver) -> None:
     await driver.start(python("busy", "x = bytearray(32 << 20)\nwhile True: pass"))
     await eventually(lambda: (used := driver.usage("busy")) and used.cpu_s > 0.2 and used.memory_bytes > 30 * MIB)
     assert driver.usage("unknown") is None
 
 
-def test_version_2_is_used_where_it_is_there(tmp_path: Path) -> None:
+def test_cgroup_v2_is_used_when_available(tmp_path: Path) -> None:
     own = tmp_path / "self"
     own.write_text("0::/system.slice/agent.service\n")
     home = tmp_path / "fs" / "system.slice" / "agent.service"
@@ -157,12 +157,12 @@ def test_version_2_is_used_where_it_is_there(tmp_path: Path) -> None:
     assert (home / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
 
 
-def test_without_control_groups_it_says_what_it_cannot_do(tmp_path: Path) -> None:
+def test_missing_cgroups_fall_back_to_rlimits_with_limitation(tmp_path: Path) -> None:
     found = confinement("n1", root=tmp_path / "nowhere", own=tmp_path / "missing")
-    assert isinstance(found, Rlimits) and "missing" in found.weakness and "use is not measured" in found.weakness
+    assert isinstance(found, Rlimits) and "missing" in found.weakness and "usage is not measured" in found.weakness
 
 
-async def test_without_control_groups_tasks_have_users_and_limits_of_their_own(tmp_path: Path) -> None:
+async def test_rlimit_isolation_gives_each_task_its_own_uid_and_limits(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         lacking("only root can give tasks users of their own; next: run as root")
     for folder in (tmp_path, *tmp_path.parents):
@@ -188,7 +188,7 @@ async def test_without_control_groups_tasks_have_users_and_limits_of_their_own(t
 # --- disks -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_disk_costs_log_lines_and_never_the_work(small_disk: Path) -> None:
+async def test_full_disk_loses_log_lines_but_not_the_task(small_disk: Path) -> None:
     driver = ProcessDriver(small_disk / "tasks", SystemClock())
     script = (
         "import sys\nfor i in range(40000): print('x' * 99)\nsys.stdout.flush()\nprint('end', flush=True)\nsys.exit(5)"
@@ -196,7 +196,7 @@ async def test_a_full_disk_costs_log_lines_and_never_the_work(small_disk: Path) 
     await driver.start(python("loud", script))
     ended = await driver.next_exit()
     assert ended.exit.code == 5, "its end is known although the disk is full"
-    assert "bytes of its output were lost: No space left" in ended.exit.message
+    assert "bytes of its output were lost (No space left" in ended.exit.message
     with pytest.raises(StartFailed) as failure:
         await driver.start(python("next", "pass"))
     assert failure.value.reason == "DiskFull"
@@ -213,7 +213,7 @@ def digest(path: Path) -> str:
     return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-async def test_artifacts_are_fetched_once_verified_and_kept(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_artifact_is_fetched_once_verified_and_cached(driver: ProcessDriver, tmp_path: Path) -> None:
     model = tmp_path / "model.bin"
     model.write_bytes(b"weights" * 1000)
     (tmp_path / "bundle").mkdir()
@@ -244,7 +244,7 @@ async def test_artifacts_are_fetched_once_verified_and_kept(driver: ProcessDrive
         ("there.tar.gz", "", "ArtifactMismatch"),
     ],
 )
-async def test_artifacts_that_cannot_be_used_say_so(
+async def test_unusable_artifact_fails_start_with_reason(
     driver: ProcessDriver, tmp_path: Path, source: str, claimed: str, reason: str
 ) -> None:
     (tmp_path / "there.bin").write_bytes(b"other bytes")
@@ -253,11 +253,11 @@ async def test_artifacts_that_cannot_be_used_say_so(
     with pytest.raises(StartFailed) as failure:
         await driver.start(python("a", "pass", artifacts=(Artifact(name="x", source=where, digest=claimed),)))
     assert failure.value.reason == reason
-    assert where in failure.value.message or "unpacked" in failure.value.message
+    assert where in failure.value.message or "unpack" in failure.value.message
     await is_well(driver)
 
 
-def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
+def test_archive_with_path_outside_its_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "evil").write_text("evil")
     with tarfile.open(tmp_path / "evil.tar", "w") as archive:
         archive.add(tmp_path / "evil", "../../escaped")
@@ -268,7 +268,9 @@ def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_the_store_stays_within_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifact_cache_evicts_only_unused_artifacts_above_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "ARTIFACT_STORE_BYTES", 3000)
     store = Artifacts(tmp_path / "store")
     kept = []

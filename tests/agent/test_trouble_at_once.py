@@ -46,7 +46,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         await driver.close()
 
 
-async def test_each_trouble_has_its_name_and_the_agent_is_well(world: World, tmp_path: Path) -> None:
+async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(world: World, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.write_bytes(b"good")
     wrong = "sha256:" + hashlib.sha256(b"other").hexdigest()
@@ -120,7 +120,7 @@ def logs_of(state: Path, name: str) -> list[Path]:
     return [path for path in state.glob("tasks/*/output.log*") if name in path.parent.name]
 
 
-async def test_a_full_disk_costs_lines_and_new_starts_and_the_agent_goes_on(small_disk: Path, world: World) -> None:
+async def test_agent_on_full_disk_keeps_running_and_recovers(small_disk: Path, world: World) -> None:
     """The whole agent lives on it: what it must remember, what it runs, and what that writes."""
     running = asyncio.create_task(run_agent(config(state_dir=str(small_disk)), world.agent(), world.ports))
     try:
@@ -142,7 +142,7 @@ async def test_a_full_disk_costs_lines_and_new_starts_and_the_agent_goes_on(smal
 
         await world.ask_to_stop("flood", stop_grace_seconds=1.0)
         await eventually(lambda: world.binding("flood").status.acknowledged_at, within_s=30)
-        assert "bytes of its output were lost: No space left" in world.binding("flood").status.last_exit.message
+        assert "bytes of its output were lost (No space left" in world.binding("flood").status.last_exit.message
         await world.free("flood")  # its logs go with it, and there is room again
         for name in ("next", "another"):
             await eventually(lambda n=name: world.ready(n), within_s=60)

@@ -79,7 +79,7 @@ def guard_of(driver: ProcessDriver, folder: TaskDir) -> int:
     return next((int(pid) for pid in children if int(pid) != work.pid), 0)
 
 
-async def test_without_a_renewal_it_ends_before_the_lease(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_exclusive_task_without_renewal_ends_before_lease_expiry(driver: ProcessDriver, tmp_path: Path) -> None:
     end = now() + LEASE_S
     driver.permit(7, end)
     await driver.start(exclusive(tmp_path))
@@ -88,7 +88,7 @@ async def test_without_a_renewal_it_ends_before_the_lease(driver: ProcessDriver,
     assert last_seen(tmp_path) < end - limits.WATCHDOG_FORCE_S
 
 
-async def test_renewals_keep_it_running_and_a_later_one_is_found(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_exclusive_task_runs_until_end_of_renewed_lease(driver: ProcessDriver, tmp_path: Path) -> None:
     first = now() + LEASE_S
     driver.permit(7, first)
     started = await driver.start(exclusive(tmp_path))
@@ -98,7 +98,7 @@ async def test_renewals_keep_it_running_and_a_later_one_is_found(driver: Process
     assert first - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < first + 1.5
 
 
-async def test_the_lease_of_another_epoch_is_none(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_start_under_lease_of_other_epoch_is_refused(driver: ProcessDriver, tmp_path: Path) -> None:
     driver.permit(7, now() + 600)
     await driver.start(exclusive(tmp_path))
     await running(tmp_path)
@@ -109,7 +109,9 @@ async def test_the_lease_of_another_epoch_is_none(driver: ProcessDriver, tmp_pat
     assert late.value.reason == "NeverStarted"
 
 
-async def test_stubborn_work_is_killed_before_the_lease_ends(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_exclusive_task_ignoring_sigterm_is_killed_before_lease_expiry(
+    driver: ProcessDriver, tmp_path: Path
+) -> None:
     end = now() + LEASE_S
     driver.permit(7, end)
     await driver.start(exclusive(tmp_path, WITNESS_STUBBORN="1"))
@@ -118,7 +120,7 @@ async def test_stubborn_work_is_killed_before_the_lease_ends(driver: ProcessDriv
     assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end
 
 
-async def test_a_start_that_comes_too_late_does_not_begin(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_start_after_lease_expiry_is_refused(driver: ProcessDriver, tmp_path: Path) -> None:
     """An agent that was stopped between its decision and its start must not start work of a lease that is over."""
     driver.permit(7, now() - 1)
     with pytest.raises(StartFailed) as failure:
@@ -127,7 +129,9 @@ async def test_a_start_that_comes_too_late_does_not_begin(driver: ProcessDriver,
     assert not (tmp_path / "seen").exists()
 
 
-async def test_a_stopped_shim_is_no_way_around(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_exclusive_task_with_suspended_shim_ends_before_lease_expiry(
+    driver: ProcessDriver, tmp_path: Path
+) -> None:
     end = now() + LEASE_S
     driver.permit(7, end)
     await driver.start(exclusive(tmp_path, WITNESS_FORK="1"))
@@ -140,7 +144,7 @@ async def test_a_stopped_shim_is_no_way_around(driver: ProcessDriver, tmp_path: 
     assert (await driver.next_exit()).exit.reason in ("LeaseLapsed", "Killed")
 
 
-async def test_killing_the_shim_kills_even_what_left_its_session(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_sigkill_of_shim_kills_processes_in_other_sessions(driver: ProcessDriver, tmp_path: Path) -> None:
     """Nobody else is there to do it: the driver is not asked until long after."""
     driver.permit(7, now() + 600)
     await driver.start(exclusive(tmp_path, WITNESS_FORK="1"))
@@ -153,7 +157,7 @@ async def test_killing_the_shim_kills_even_what_left_its_session(driver: Process
     assert (await driver.next_exit()).exit.reason == "Killed"
 
 
-async def test_a_killed_guard_is_replaced(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_killed_guard_is_restarted(driver: ProcessDriver, tmp_path: Path) -> None:
     driver.permit(7, now() + 600)
     await driver.start(exclusive(tmp_path))
     await running(tmp_path)
@@ -166,7 +170,7 @@ async def test_a_killed_guard_is_replaced(driver: ProcessDriver, tmp_path: Path)
     assert exit_.reason == "StoppedAsAsked" and not folder.shim_pid()
 
 
-async def test_provisional_work_ends_at_its_time(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_provisional_task_ends_at_its_moved_deadline(driver: ProcessDriver, tmp_path: Path) -> None:
     end = now() + LEASE_S
     provisional = msgspec.structs.replace(exclusive(tmp_path), exclusive=False, until_mono_s=end)
     await driver.start(provisional)
@@ -176,7 +180,7 @@ async def test_provisional_work_ends_at_its_time(driver: ProcessDriver, tmp_path
     assert end - limits.WATCHDOG_LEAD_S < last_seen(tmp_path) < end + 1.0
 
 
-async def test_a_full_disk_takes_no_renewal_and_no_stop_away(small_disk: Path, tmp_path: Path) -> None:
+async def test_full_disk_prevents_neither_renewal_nor_stop(small_disk: Path, tmp_path: Path) -> None:
     """What tells work how long it may run, and to end, has its room from the start."""
     driver = ProcessDriver(small_disk / "tasks", SystemClock())
     try:
@@ -198,7 +202,7 @@ async def test_a_full_disk_takes_no_renewal_and_no_stop_away(small_disk: Path, t
         await driver.close()
 
 
-async def test_an_end_that_cannot_be_read_has_passed(driver: ProcessDriver, tmp_path: Path) -> None:
+async def test_unreadable_deadline_counts_as_passed(driver: ProcessDriver, tmp_path: Path) -> None:
     end = now() + LEASE_S
     await driver.start(msgspec.structs.replace(exclusive(tmp_path), exclusive=False, until_mono_s=end))
     await running(tmp_path)
@@ -209,7 +213,7 @@ async def test_an_end_that_cannot_be_read_has_passed(driver: ProcessDriver, tmp_
 
 
 @pytest.mark.parametrize("step", ["+3600s", "-3600s"])
-async def test_a_stepped_wall_clock_changes_nothing(tmp_path: Path, step: str) -> None:
+async def test_wall_clock_step_does_not_move_the_deadline(tmp_path: Path, step: str) -> None:
     """The whole tree of shim, guard and work lives an hour off, as after a step of the node's clock."""
     library = Path(__file__).parents[2] / ".tools" / "bin" / "libfaketime"
     if not library.exists():

@@ -85,7 +85,7 @@ async def ask(port: int, path: str = "/") -> dict[str, object]:
     return await asyncio.to_thread(get)
 
 
-async def test_serves_survives_the_agent_and_is_stopped(world: World, tmp_path: Path) -> None:
+async def test_task_serves_survives_agent_restart_and_is_stopped(world: World, tmp_path: Path) -> None:
     ports, made = risk_api()
     async with agent(world, tmp_path):
         await eventually(lambda: world.node() and world.node().status.execution.reconciled)
@@ -115,7 +115,7 @@ async def test_serves_survives_the_agent_and_is_stopped(world: World, tmp_path: 
         assert world.binding("a").status.last_exit.code == 0, "the sample ends well when asked"
 
 
-async def test_stop_work_on_exit(world: World, tmp_path: Path) -> None:
+async def test_agent_with_stop_work_on_exit_stops_tasks(world: World, tmp_path: Path) -> None:
     async with agent(world, tmp_path, stop_work=True):
         await world.bind("a", template("sleep", "300"))
         await eventually(lambda: world.ready("a"))
@@ -124,9 +124,9 @@ async def test_stop_work_on_exit(world: World, tmp_path: Path) -> None:
     assert world.phase("a") == Phase.STOPPED
 
 
-def test_a_state_directory_has_one_agent(tmp_path: Path) -> None:
+def test_second_agent_on_state_directory_is_refused(tmp_path: Path) -> None:
     first = FileMemory(tmp_path)
-    with pytest.raises(Unavailable, match="another agent uses"):
+    with pytest.raises(Unavailable, match="in use by another agent"):
         FileMemory(tmp_path)
     first.save(Facts(epoch=4, fenced_epoch=3, lease_until_mono_s=12.5))
     first.close()
@@ -140,7 +140,7 @@ def test_a_state_directory_has_one_agent(tmp_path: Path) -> None:
     third.close()
 
 
-def test_configuration(tmp_path: Path) -> None:
+def test_configuration_is_validated_and_merged_into_stored_node(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(
         'name = "n1"\nregion = "us-east"\nzone = "us-east-a"\nstate_dir = "state"\nport_range = [21000, 21099]\n'
@@ -153,7 +153,7 @@ def test_configuration(tmp_path: Path) -> None:
         load(str(file), zone="Not A Zone")
     with pytest.raises(Invalid, match="unknown field"):
         load(str(file), surprise=1)
-    with pytest.raises(Invalid, match="cannot be read"):
+    with pytest.raises(Invalid, match="cannot read it"):
         load(str(tmp_path / "absent.toml"))
 
     stored = node_of(made)
@@ -166,7 +166,7 @@ def test_configuration(tmp_path: Path) -> None:
     assert mended.metadata.labels == {"disk": "fast", "team": "x"}
 
 
-async def test_logs_are_followed_across_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_followed_log_loses_no_line_across_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LOG_FILE_BYTES", 4096)
     driver = ProcessDriver(tmp_path, SystemPorts().clock)
     lines = "for i in $(seq 1 60); do echo line $i; [ $((i % 20)) = 0 ] && sleep 0.5; done"
@@ -188,7 +188,7 @@ async def test_logs_are_followed_across_rotation(tmp_path: Path, monkeypatch: py
     await driver.close()
 
 
-def test_batch_sample_ends_well() -> None:
+def test_batch_sample_exits_successfully() -> None:
     command = [sys.executable, "-m", "holdfast.samples.fraud_batch"]
     env = {**os.environ, "FRAUD_SECONDS": "0.3"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
@@ -196,7 +196,7 @@ def test_batch_sample_ends_well() -> None:
 
 
 @pytest.mark.parametrize("name", ["billing_api", "search_indexer", "analytics"])
-def test_service_samples_answer_and_end_when_asked(name: str, tmp_path: Path) -> None:
+def test_service_sample_responds_and_stops_on_sigterm(name: str, tmp_path: Path) -> None:
     port = free_port()
     env = {**os.environ, "PORT": str(port), "HOLDFAST_WORKLOAD": name, "INDEX_MEMORY_MB": "1"}
     process = subprocess.Popen([sys.executable, "-m", f"holdfast.samples.{name}"], env=env, cwd=tmp_path,
@@ -219,7 +219,7 @@ def test_service_samples_answer_and_end_when_asked(name: str, tmp_path: Path) ->
         assert json.loads((tmp_path / "checkpoint.json").read_text())["rows"] > 0
 
 
-def test_the_agent_starts_light() -> None:
+def test_agent_main_imports_no_heavy_modules() -> None:
     heavy = ["numpy", "uvicorn", "apsw", "cryptography", "click", "yaml", "aiohttp"]
     script = f"import holdfast.agent.main, sys; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)

@@ -44,7 +44,7 @@ async def elected(world: World) -> Token:
     return Token("authority", (await world.objects.commit(None, Txn(writes=(Put(key, encode(term), term),)))).revision)
 
 
-def test_cut_off_fenced_and_back() -> None:
+def test_partitioned_agent_is_fenced_and_rejoins() -> None:
     async def main() -> None:
         ports = virtual.VirtualPorts()
         world = await World(ports).start()
@@ -127,7 +127,7 @@ async def remembering(facts: Facts) -> AsyncIterator[Beside]:
     await world.close()
 
 
-def test_no_lease_is_taken_from_a_life_of_the_cell_that_a_restore_has_ended() -> None:
+def test_lease_from_older_cell_incarnation_is_rejected() -> None:
     """The agent has heard incarnation 3; a process that still serves the data of before is not its cell any more."""
 
     async def main() -> None:
@@ -146,7 +146,7 @@ def test_no_lease_is_taken_from_a_life_of_the_cell_that_a_restore_has_ended() ->
     virtual.run(main)
 
 
-def test_nothing_is_bound_under_an_epoch_that_the_agent_knows_to_be_over() -> None:
+def test_registration_gets_epoch_above_known_fenced_epoch() -> None:
     """It was fenced up to epoch 7, and the region has forgotten that: the node was removed long ago."""
 
     async def main() -> None:

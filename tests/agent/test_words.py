@@ -55,24 +55,24 @@ def said_of_node(traits: Traits, given: AgentConfig, bound: dict[str, str] | Non
     return found
 
 
-def test_a_node_says_whether_work_is_confined() -> None:
+def test_node_reports_resource_limits_condition() -> None:
     assert said_of_node(Traits(isolation="cgroup2"), config()) == {"Confined": Reason.CONFINED}
     weak = Traits(isolation="rlimits", weakness="memory is not held")
     assert said_of_node(weak, config()) == {"Confined": Reason.WEAKLY_CONFINED}
 
 
-def test_a_node_with_more_bound_than_it_has_says_so_until_enough_has_left() -> None:
+def test_overcommitted_node_reports_condition_until_claims_fit() -> None:
     small = msgspec.structs.replace(config(), capacity={"cpu": "1"})
     found = said_of_node(Traits(), small, bound={"cpu": "1500m"})
     assert "cpu by 500m" in found["over"]
     assert found["Overcommitted"] == Reason.CAPACITY_PRESENT
 
 
-def test_what_fits_or_is_not_counted_on_the_node_is_not_too_much() -> None:
+def test_claims_that_fit_cause_no_overcommit_message() -> None:
     assert not overcommitted({"cpu": "1"}, [None])
 
 
-def test_work_that_ended_without_a_reason_is_backing_off() -> None:
+def test_task_ended_without_reason_is_reported_backing_off() -> None:
     async def main() -> None:
         world = World(virtual.VirtualPorts())
         await world.start()
@@ -85,7 +85,7 @@ def test_work_that_ended_without_a_reason_is_backing_off() -> None:
     virtual.run(main)
 
 
-def test_what_a_cell_lost_of_the_nodes_word_is_said_again() -> None:
+def test_node_report_lost_by_cell_is_sent_again() -> None:
     """As when the cell was of a release for a while that does not know all of it, and rewrote the Node."""
 
     async def main() -> None:

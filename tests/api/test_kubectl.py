@@ -56,7 +56,7 @@ def old(kubectl: Kubectl) -> bool:
     return ".tools" in kubectl.binary
 
 
-def test_api_resources_names_every_public_kind(kubectl: Kubectl) -> None:
+def test_kubectl_api_resources_lists_public_kinds(kubectl: Kubectl) -> None:
     said = kubectl.run("api-resources")
     for word in ("workloads", "wl", "tenants", "regions", "namespaces", "events", "leases"):
         assert word in said
@@ -64,7 +64,7 @@ def test_api_resources_names_every_public_kind(kubectl: Kubectl) -> None:
     assert "holdfast.dev/v1" in kubectl.run("api-versions")
 
 
-def test_create_get_and_delete(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
+def test_kubectl_creates_gets_and_deletes(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
     said = kubectl.run("create", "-f", manifest(tmp_path))
     assert "workload.holdfast.dev/web created" in said
     table = kubectl.run("get", "workloads").splitlines()
@@ -77,7 +77,7 @@ def test_create_get_and_delete(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> 
     assert "NotFound" in kubectl.run("get", "workload", "web", code=1)
 
 
-def test_get_in_every_form(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_get_supports_all_output_formats(kubectl: Kubectl, tmp_path: Path) -> None:
     kubectl.run("create", "-f", manifest(tmp_path))
     kubectl.run("create", "-f", manifest(tmp_path, "api", 1))
     assert "kind: Workload" in kubectl.run("get", "wl", "web", "-o", "yaml")
@@ -97,7 +97,7 @@ def test_get_in_every_form(kubectl: Kubectl, tmp_path: Path) -> None:
     assert "web" in kubectl.run("get", "all") and "tenant.holdfast.dev/shop" in kubectl.run("get", "holdfast")
 
 
-def test_apply_twice_and_change(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_apply_twice_is_unchanged(kubectl: Kubectl, tmp_path: Path) -> None:
     path = manifest(tmp_path)
     assert "created" in kubectl.run("apply", "-f", path)
     assert "unchanged" in kubectl.run("apply", "-f", path)
@@ -107,7 +107,7 @@ def test_apply_twice_and_change(kubectl: Kubectl, tmp_path: Path) -> None:
     assert "replicas: 5" in kubectl.run("apply", "view-last-applied", "wl", "web", "-o", "yaml")
 
 
-def test_apply_on_the_server(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_server_side_apply_reports_conflict(kubectl: Kubectl, tmp_path: Path) -> None:
     path = manifest(tmp_path)
     assert "serverside-applied" in kubectl.run("apply", "--server-side", "-f", path)
     before = kubectl.run("get", "wl", "web", "-o", "jsonpath={.metadata.resourceVersion}")
@@ -120,7 +120,7 @@ def test_apply_on_the_server(kubectl: Kubectl, tmp_path: Path) -> None:
     assert kubectl.run("get", "wl", "web", "-o", "jsonpath={.spec.replicas}") == "3"
 
 
-def test_applied_fields_that_are_dropped_go_away(newest: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_server_side_apply_removes_dropped_fields(newest: Kubectl, tmp_path: Path) -> None:
     text = WORKLOAD.format(name="web", replicas=3)
     path = tmp_path / "web.yaml"
     path.write_text(text.replace("port: 0}", "port: 0}, {name: admin, port: 0}"))
@@ -132,7 +132,7 @@ def test_applied_fields_that_are_dropped_go_away(newest: Kubectl, tmp_path: Path
     assert found["metadata"]["labels"] == {"app": "web", "color": "red"}
 
 
-def test_moving_from_client_side_to_server_side_apply(newest: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_migrates_to_server_side_apply_once(newest: Kubectl, tmp_path: Path) -> None:
     path = manifest(tmp_path)
     newest.run("apply", "-f", path)
     newest.run("apply", "--server-side", "-f", path)
@@ -150,7 +150,7 @@ def test_moving_from_client_side_to_server_side_apply(newest: Kubectl, tmp_path:
     assert newest.run("get", "wl", "web", "-o", "jsonpath={.spec.replicas}") == "4"
 
 
-def test_diff_and_dry_run_store_nothing(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_diff_and_dry_run_store_nothing(kubectl: Kubectl, tmp_path: Path) -> None:
     path = manifest(tmp_path)
     kubectl.run("apply", "-f", path)
     before = kubectl.run("get", "wl", "web", "-o", "jsonpath={.metadata.resourceVersion}")
@@ -165,7 +165,7 @@ def test_diff_and_dry_run_store_nothing(kubectl: Kubectl, tmp_path: Path) -> Non
     assert kubectl.run("get", "wl", "web", "-o", "jsonpath={.metadata.resourceVersion}") == before
 
 
-def test_edit(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_edit_changes_object(kubectl: Kubectl, tmp_path: Path) -> None:
     kubectl.run("create", "-f", manifest(tmp_path))
     editor = tmp_path / "editor.sh"
     editor.write_text('#!/bin/sh\nsed -i "s/replicas: 3/replicas: 2/" "$1"\n')
@@ -174,7 +174,7 @@ def test_edit(kubectl: Kubectl, tmp_path: Path) -> None:
     assert kubectl.run("get", "wl", "web", "-o", "jsonpath={.spec.replicas}") == "2"
 
 
-def test_label_annotate_patch_and_scale(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_labels_annotates_patches_and_scales(kubectl: Kubectl, tmp_path: Path) -> None:
     kubectl.run("create", "-f", manifest(tmp_path))
     assert "labeled" in kubectl.run("label", "wl", "web", "color=red")
     assert "not labeled" in kubectl.run("label", "wl", "web", "color=red", "--overwrite")
@@ -190,7 +190,7 @@ def test_label_annotate_patch_and_scale(kubectl: Kubectl, tmp_path: Path) -> Non
     assert kubectl.run("get", "wl", "web", "-o", shown) == "2 red hello"
 
 
-def test_replace(newest: Kubectl, cell: Cell, tmp_path: Path) -> None:
+def test_kubectl_replace_with_stale_revision_is_refused(newest: Kubectl, cell: Cell, tmp_path: Path) -> None:
     newest.run("create", "-f", manifest(tmp_path))
     text = newest.run("get", "wl", "web", "-o", "yaml").replace("replicas: 3", "replicas: 8")
     assert "replaced" in newest.run("replace", "-f", "-", given=text)
@@ -198,7 +198,7 @@ def test_replace(newest: Kubectl, cell: Cell, tmp_path: Path) -> None:
     assert "the object has been modified" in said
 
 
-def test_mistakes_are_explained(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_shows_validation_errors(kubectl: Kubectl, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(WORKLOAD.format(name="web", replicas=3).replace("replicas:", "replicaz:"))
     said = kubectl.run("create", "-f", str(bad), code=None if old(kubectl) else 1)
@@ -210,7 +210,7 @@ def test_mistakes_are_explained(kubectl: Kubectl, tmp_path: Path) -> None:
     assert "integer" in kubectl.run("create", "-f", str(bad), "--validate=false", code=1)
 
 
-def test_describe_shows_events(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
+def test_kubectl_describe_shows_events(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
     kubectl.run("create", "-f", manifest(tmp_path))
     about = {"kind": "Workload", "namespace": "shop", "name": "web"}
     notice = {"about": about, "reason": "Placed", "message": "all three have a place"}
@@ -221,7 +221,7 @@ def test_describe_shows_events(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> 
     assert "Placed" in kubectl.run("get", "events")
 
 
-def test_watching_sees_changes(kubectl: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_watch_shows_changes(kubectl: Kubectl, tmp_path: Path) -> None:
     kubectl.run("create", "-f", manifest(tmp_path))
     watching = kubectl.start("get", "wl", "web", "-w", "-o", "jsonpath={.spec.replicas}{'\\n'}")
     seen: list[str] = []
@@ -240,7 +240,7 @@ def test_watching_sees_changes(kubectl: Kubectl, tmp_path: Path) -> None:
     reader.join(5)
 
 
-def test_wait_for_a_condition(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
+def test_kubectl_waits_for_condition(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
     kubectl.run("create", "-f", manifest(tmp_path))
     waiting = kubectl.start("wait", "--for=condition=Serving", "wl/web", "--timeout=30s")
     condition = {"type": "Serving", "status": "True", "reason": "AllServing", "message": "3 of 3"}
@@ -253,7 +253,7 @@ def test_wait_for_a_condition(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> N
     assert "condition met" in printed, printed
 
 
-def test_finalizers_and_cascades(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
+def test_kubectl_delete_honours_finalizers_and_cascade(kubectl: Kubectl, cell: Cell, tmp_path: Path) -> None:
     kubectl.run("create", "-f", manifest(tmp_path))
     kubectl.run("delete", "wl", "web", "--wait=false", "--cascade=foreground")
     found = json.loads(kubectl.run("get", "wl", "web", "-o", "json"))
@@ -268,7 +268,7 @@ def test_finalizers_and_cascades(kubectl: Kubectl, cell: Cell, tmp_path: Path) -
     assert kubectl.run("get", "wl", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}").count("T") == 2
 
 
-def test_explain(kubectl: Kubectl) -> None:
+def test_kubectl_explain_shows_fields(kubectl: Kubectl) -> None:
     if old(kubectl):
         pytest.skip("kubectl 1.20 explains from OpenAPI v2, which is served empty")
     said = kubectl.run("explain", "workload.spec.template")
@@ -277,7 +277,7 @@ def test_explain(kubectl: Kubectl) -> None:
     assert "recovery" in kubectl.run("explain", "workload", "--recursive")
 
 
-def test_who_may_do_what(kubectl: Kubectl) -> None:
+def test_kubectl_auth_commands_match_authorization(kubectl: Kubectl) -> None:
     assert "yes" in kubectl.run("auth", "can-i", "create", "workloads", user="token")
     assert "no" in kubectl.run("auth", "can-i", "create", "workloads", "-n", "default", user="token", code=1)
     assert "no" in kubectl.run("auth", "can-i", "delete", "regions", user="token", code=1)
@@ -290,7 +290,7 @@ def test_who_may_do_what(kubectl: Kubectl) -> None:
     assert "cannot impersonate" in kubectl.run("get", "wl", "--as=ada", user="token", code=1)
 
 
-def test_namespaces_are_tenants(kubectl: Kubectl, cell: Cell) -> None:
+def test_kubectl_namespace_is_tenant(kubectl: Kubectl, cell: Cell) -> None:
     name = "team-" + kubectl.binary.replace(".", "").replace("/", "")[-4:]
     assert "created" in kubectl.run("create", "namespace", name)
     assert name in kubectl.run("get", "tenants")
@@ -305,7 +305,7 @@ def test_namespaces_are_tenants(kubectl: Kubectl, cell: Cell) -> None:
     assert "NotFound" in kubectl.run("get", "ns", name, code=1)
 
 
-def test_lists_and_several_documents(newest: Kubectl, tmp_path: Path) -> None:
+def test_kubectl_applies_lists_and_several_documents(newest: Kubectl, tmp_path: Path) -> None:
     both = manifest(tmp_path), manifest(tmp_path, "api")
     (tmp_path / "both.yaml").write_text("---".join(Path(p).read_text() for p in both))
     newest.run("apply", "-f", str(tmp_path / "both.yaml"))

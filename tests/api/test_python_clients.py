@@ -43,7 +43,7 @@ def workloads(client: Any, cell: Cell, tmp_path: Path) -> Any:
     return dynamic.resources.get(api_version="holdfast.dev/v1", kind="Workload")
 
 
-def test_the_dynamic_client(workloads: Any) -> None:
+def test_dynamic_client_creates_lists_and_reports_errors(workloads: Any) -> None:
     made = workloads.create(body=workload("dynamic"), namespace="shop")
     assert made.metadata.uid and made.spec.replicas == 3
     assert "dynamic" in [item.metadata.name for item in workloads.get(namespace="shop").items]
@@ -69,7 +69,7 @@ def test_the_dynamic_client(workloads: Any) -> None:
     assert refused.value.status == 422
 
 
-def test_watching(client: Any) -> None:
+def test_python_watch_reports_scale(client: Any) -> None:
     custom = kubernetes.client.CustomObjectsApi(client)
     where = ("holdfast.dev", "v1", "shop", "workloads")
     seen: list[tuple[str, int]] = []
@@ -92,7 +92,7 @@ def test_watching(client: Any) -> None:
     reader.join(25)
 
 
-def test_typed_namespaces_events_and_reviews(client: Any) -> None:
+def test_typed_clients_use_namespaces_events_and_reviews(client: Any) -> None:
     core = kubernetes.client.CoreV1Api(client)
     core.create_namespace(kubernetes.client.V1Namespace(metadata=kubernetes.client.V1ObjectMeta(name="typed")))
     assert core.read_namespace("typed").status.phase == "Active"
@@ -115,7 +115,7 @@ def test_typed_namespaces_events_and_reviews(client: Any) -> None:
     assert kubernetes.client.VersionApi(client).get_code().minor == "32"
 
 
-def test_leader_election_leases(client: Any) -> None:
+def test_lease_replace_with_stale_revision_conflicts(client: Any) -> None:
     api = kubernetes.client.CoordinationV1Api(client)
     body = kubernetes.client.V1Lease(
         metadata=kubernetes.client.V1ObjectMeta(name="lock"),
@@ -152,7 +152,7 @@ def deleted(name, **_):
 
 
 @pytest.mark.slow
-def test_a_kopf_operator(cell: Cell, workloads: Any, tmp_path: Path) -> None:
+def test_kopf_operator_handles_workloads(cell: Cell, workloads: Any, tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)
     environment = {**os.environ, "KUBECONFIG": str(cell.kubeconfig()), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     log = (tmp_path / "kopf.log").open("wb")

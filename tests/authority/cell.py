@@ -1,4 +1,4 @@
-"""A regional cell with a real store, real objects and a real authority, on a clock that a test moves."""
+"""A regional cell with a real store, real objects and a real authority, on a manual clock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TURNS = 40
 
 
 class ManualClock:
-    """Stands still until moved. Wall and monotonic time can be moved apart."""
+    """A clock that the test advances. Wall and monotonic time can differ."""
 
     def __init__(self) -> None:
         self.wall_s = START_S
@@ -69,7 +69,7 @@ class ManualClock:
         await future
 
     async def advance(self, seconds: float) -> None:
-        """Moves both clocks on, waking sleepers in order and letting each act before the next."""
+        """Advances both clocks. Sleepers wake in order, and each runs before the next."""
         await turns()
         end_s = self.monotonic_s + seconds
         while self._sleepers and self._sleepers[0][0] <= end_s:
@@ -110,7 +110,7 @@ class TestPorts:
 
 
 class Faulty:
-    """A store whose commits under a token can go unanswered: before they happen, after, or long after."""
+    """A store whose commits under a token can be unanswered: not applied, applied, or applied later."""
 
     def __init__(self, store: Store) -> None:
         self.inner = store
@@ -161,7 +161,7 @@ class Cell:
         await self.store.inner.close()
 
     async def put(self, *items: Object) -> None:
-        """Stores objects as someone else would, on top of whatever is there."""
+        """Stores objects as another writer would, without compare."""
         writes = []
         for item in items:
             meta = item.metadata
@@ -176,7 +176,7 @@ class Cell:
         await self.objects.commit(None, Txn(writes=(Remove(key),)))
 
     async def elect(self) -> Token:
-        """Raises the term, as winning an election does."""
+        """Raises the term, as an election win does."""
         kind = kind_of(Term)
         old = self.objects.get(kind, "", "authority")
         term = old.spec.term + 1 if isinstance(old, Term) else 1
@@ -188,7 +188,7 @@ class Cell:
         return Token("authority", (await self.objects.commit(None, txn)).revision)
 
     async def lead(self, *, run: bool = False) -> Authority:
-        """A new authority wins and starts; with `run` it does its chores too."""
+        """Elects and starts a new authority; with `run`, also its background jobs."""
         self.authority = Authority("us-east", self.objects, self.ports)
         await self.authority.start(await self.elect())
         if run:
@@ -265,7 +265,7 @@ class Cell:
         await self.put(msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, **spec), status=status))
 
     async def acknowledge(self, name: str, phase: Phase = Phase.STOPPED, tenant: str = TENANT) -> None:
-        """The agent's word on a binding."""
+        """Sets the Binding's phase, as the agent does."""
         binding = self.binding(name, tenant)
         assert binding is not None
         await self.put(msgspec.structs.replace(binding, status=msgspec.structs.replace(binding.status, phase=phase)))
@@ -291,7 +291,7 @@ class Cell:
         return (await self.authority.release(WHO, ReleaseRequest((item,)))).answers[0]
 
     async def renew(self, node: str, epoch: int) -> Answer:
-        """One heartbeat, through a flush of its own."""
+        """One heartbeat, flushed at once."""
         waiting = asyncio.create_task(self.authority.renew(WHO, RenewRequest((RenewItem(node, epoch),))))
         await turns(2)
         if not self._tasks:
@@ -302,7 +302,7 @@ class Cell:
         return (await waiting).answers[0]
 
     def check_ledger(self) -> None:
-        """What must hold whenever nothing is in flight."""
+        """The ledger equals a rebuilt one while nothing is in flight."""
         assert self.authority.ledger == self.authority.recount()
 
 

@@ -8,7 +8,7 @@ from tests.authority.cell import Cell
 
 @pytest_asyncio.fixture
 async def cell() -> AsyncIterator[Cell]:
-    """One node, a generous grant, and an authority that has started."""
+    """A cell with one node, a large grant and a started authority."""
     made = await Cell.open()
     await made.node()
     await made.grant()

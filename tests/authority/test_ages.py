@@ -1,4 +1,4 @@
-"""The table of ages on the real inputs: a running authority refuses what it would have taken a moment before."""
+"""The maximum ages of inputs in a running authority: it refuses an input just past its age."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def why(answer: Answer) -> str:
     return answer.reason if answer.result is Result.REJECTED else answer.result.value
 
 
-async def test_a_node_that_has_not_renewed_for_its_age_gets_nothing_new(cell: Cell) -> None:
+async def test_reserve_on_node_past_report_age_is_refused(cell: Cell) -> None:
     fresh, late = await cell.replica("fresh-0"), await cell.replica("late-0")
     node = cell.get_node()
     await cell.renew("n1", node.status.execution.epoch)
@@ -35,7 +35,7 @@ async def test_a_node_that_has_not_renewed_for_its_age_gets_nothing_new(cell: Ce
 
 
 async def heard(cell: Cell, heard_s: float, limit: str = "4") -> None:
-    """The link hears the global cell, and brings its grant as it does: by the very function it runs."""
+    """Renews the GrantCopy with the link's own function."""
     meta = ObjectMeta(name=grant_name(REGION, GrantClass.NORMAL), namespace=TENANT, uid="g", resource_version="1")
     grants, here = Cache(), Cache()
     grants.put(Grant(meta, GrantSpec(region=REGION, limit={"cpu": limit, "memory": "8Gi"})))
@@ -46,7 +46,7 @@ async def heard(cell: Cell, heard_s: float, limit: str = "4") -> None:
         await cell.put(write.object)
 
 
-async def test_a_grant_that_was_not_heard_of_for_its_age_is_not_spent_and_is_again_once_it_is_heard(cell: Cell) -> None:
+async def test_grant_past_lease_age_is_refused_until_renewed(cell: Cell) -> None:
     for known in cell.every(GrantCopy):
         await cell.remove(known)
     replicas = [await cell.replica(f"r-{n}") for n in range(3)]
@@ -59,8 +59,8 @@ async def test_a_grant_that_was_not_heard_of_for_its_age_is_not_spent_and_is_aga
     assert why(await cell.place(replicas[1])) == "Accepted"
 
 
-async def test_what_an_old_policy_chooses_is_refused_with_the_grant_it_would_spend(cell: Cell) -> None:
-    """Policies come over the same link: an authority that would still act on one that is too old has no grant left."""
+async def test_proposal_of_stale_policy_is_refused_by_expired_grant(cell: Cell) -> None:
+    """Policies and grants come over the same link: when the policy is too old, the grant lease has expired too."""
     for known in cell.every(GrantCopy):
         await cell.remove(known)
     rules = Rules(partition_mode=PartitionMode.WAIT)
@@ -73,24 +73,24 @@ async def test_what_an_old_policy_chooses_is_refused_with_the_grant_it_would_spe
     assert why(await cell.place(late, policy_revision="last-known")) == "GrantExpired"
 
 
-async def test_emergency_quota_is_not_spent_once_its_override_is_over_whatever_the_clock_says(cell: Cell) -> None:
+async def test_emergency_quota_after_override_expiry_is_not_spent(cell: Cell) -> None:
     for known in cell.every(GrantCopy):
         await cell.remove(known)
-    far = micro_text(cell.clock.now() + 7200)  # what a clock that was put back makes of the end that was set
+    far = micro_text(cell.clock.now() + 7200)  # the grant's expiry, as seen after the wall clock was set back
     more = GrantCopySpec(grant_class=GrantClass.EMERGENCY, limit={"cpu": "4", "memory": "8Gi"}, spend_until=far)
     await cell.put(GrantCopy(ObjectMeta(name="emergency", namespace=TENANT, generation=1), more))
     spec = OverrideSpec(OverrideKind.EMERGENCY_QUOTA, OverrideScope(tenant=TENANT), "sale", quota={"cpu": "4"})
     acting = Override(ObjectMeta(name="e"), spec, OverrideStatus(phase="Active", expires_at=far))
     await cell.put(acting)
     assert why(await cell.place(await cell.replica("during-0"))) == "Accepted"
-    # The count of its time, which the clock does not touch, has ended it.
+    # The override expired on the monotonic clock.
     ended = msgspec.structs.replace(cell.every(Override)[0], status=OverrideStatus(phase="Expired", expires_at=far))
     await cell.put(ended)
     assert why(await cell.place(await cell.replica("after-0"))) in ("GrantExpired", "QuotaExceeded")
 
 
 async def keep_alive(cell: Cell, seconds: float) -> None:
-    """Time passes while the node goes on renewing: only what is looked at gets old."""
+    """Advances time while the node keeps renewing."""
     epoch = cell.get_node().status.execution.epoch
     left = seconds
     while left > 0:

@@ -1,4 +1,4 @@
-"""A grant's lease counts from its renewal by time that passes: setting a clock makes it neither longer nor shorter."""
+"""A grant lease is measured on the monotonic clock: wall-clock steps neither lengthen nor shorten it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def copy_heard(at_s: float) -> GrantCopy:
 
 
 class Region:
-    """An authority whose own time never goes back, and a wall clock that people set."""
+    """An authority's monotonic time, and a wall clock that steps."""
 
     def __init__(self) -> None:
         self.leases = GrantLeases()
@@ -54,7 +54,7 @@ class Region:
 
 
 @pytest.mark.parametrize("step_s", [-HOUR_S, -100.0, 0.0, 100.0, HOUR_S])
-def test_a_step_after_the_renewal_changes_nothing(step_s: float) -> None:
+def test_wall_clock_step_after_renewal_keeps_grant_lease_length(step_s: float) -> None:
     region = Region()
     copy = copy_heard(region.wall_s)
     region.sees(copy)
@@ -67,7 +67,7 @@ def test_a_step_after_the_renewal_changes_nothing(step_s: float) -> None:
 
 
 @pytest.mark.parametrize("step_s", [-HOUR_S, -100.0, 100.0, HOUR_S])
-def test_a_renewal_after_the_step_counts_from_there(step_s: float) -> None:
+def test_grant_renewal_after_wall_clock_step_counts_from_new_time(step_s: float) -> None:
     region = Region()
     region.sees(copy_heard(region.wall_s))
     region.steps(step_s)
@@ -78,7 +78,7 @@ def test_a_renewal_after_the_step_counts_from_there(step_s: float) -> None:
     assert region.over(renewed)
 
 
-def test_a_clock_that_was_ahead_and_put_right_ends_no_lease_for_good() -> None:
+def test_wall_clock_corrected_back_does_not_end_grant_lease() -> None:
     region = Region()
     region.steps(HOUR_S)
     region.sees(copy_heard(region.wall_s))
@@ -89,7 +89,7 @@ def test_a_clock_that_was_ahead_and_put_right_ends_no_lease_for_good() -> None:
     assert region.own_s > region.wall_s + 3000 and not region.over(renewed)
 
 
-def test_what_was_heard_long_before_it_was_seen_is_that_old() -> None:
+def test_grant_renewal_observed_late_keeps_its_age() -> None:
     region = Region()
     copy = copy_heard(region.wall_s - 100)
     region.sees(copy)
@@ -99,10 +99,10 @@ def test_what_was_heard_long_before_it_was_seen_is_that_old() -> None:
     assert region.over(copy)
 
 
-def test_a_limit_that_went_is_forgotten() -> None:
+def test_deleted_grant_copy_is_forgotten() -> None:
     region = Region()
     copy = copy_heard(region.wall_s)
     region.sees(copy)
     region.leases.observe([], region.wall_s, region.monotonic_s)
     region.steps(HOUR_S)
-    assert region.over(copy), "unknown again, and judged by the wall clock"
+    assert region.over(copy), "not observed any more, so the wall clock counts"

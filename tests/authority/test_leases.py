@@ -1,4 +1,4 @@
-"""Leases and fences: epochs, durability before the answer, and how long the grantor waits."""
+"""Node leases and fences: epochs, durability before the response, and the wait before fencing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.model.placement import RenewItem, RenewRequest, Result
 from holdfast.model.term import INCARNATION, Term, TermSpec
 
 
-async def test_registering_gives_out_epochs_before_the_node_exists(cell: Cell) -> None:
+async def test_registration_issues_increasing_epochs_without_node(cell: Cell) -> None:
     first = await cell.renew("new", 0)
     assert (first.result, first.epoch, first.ttl_seconds) == (Result.ACCEPTED, 1, 15.0)
     assert (await cell.renew("new", 1)).epoch == 1
@@ -29,8 +29,8 @@ async def test_registering_gives_out_epochs_before_the_node_exists(cell: Cell) -
     assert (await cell.renew("never", 1)).reason == "NodeFenced"
 
 
-async def test_a_restored_region_gives_epochs_that_none_of_its_former_lives_gave(cell: Cell) -> None:
-    """An agent holds every epoch for over that it was ever fenced at, also after the backup was taken."""
+async def test_restored_region_issues_epochs_above_previous_incarnations(cell: Cell) -> None:
+    """An agent remembers every epoch at which it was fenced, also those after the backup."""
     await cell.put(Term(metadata=ObjectMeta(name=INCARNATION), spec=TermSpec(holder=rejoin.JOINED, term=3)))
     for node in ("n1", "unknown to the backup"):
         assert (await cell.renew(node, 1)).reason == "NodeFenced"
@@ -39,7 +39,7 @@ async def test_a_restored_region_gives_epochs_that_none_of_its_former_lives_gave
         assert (await cell.renew(node, given)).epoch == given
 
 
-async def test_many_renewals_share_one_commit_and_a_page_holds_500(cell: Cell) -> None:
+async def test_1200_renewals_are_one_commit_in_pages_of_500(cell: Cell) -> None:
     before = cell.store.commits
     asked = asyncio.create_task(
         cell.authority.renew(WHO, RenewRequest(tuple(RenewItem(f"m-{i:04d}", 0) for i in range(1200))))
@@ -55,7 +55,7 @@ async def test_many_renewals_share_one_commit_and_a_page_holds_500(cell: Cell) -
     assert sorted(len(p.spec.leases) for p in pages) == [201, 500, 500]
 
 
-async def test_an_overdue_node_is_fenced_and_cannot_renew(cell: Cell) -> None:
+async def test_node_past_lease_grace_is_fenced_and_cannot_renew(cell: Cell) -> None:
     await cell.lead(run=True)
     await cell.clock.advance(10)
     assert (await cell.renew("n1", 1)).result is Result.ACCEPTED
@@ -71,8 +71,8 @@ async def test_an_overdue_node_is_fenced_and_cannot_renew(cell: Cell) -> None:
     assert cell.get_node().status.fence.fenced_epoch == 1
 
 
-async def test_a_fence_outlasts_its_node_and_the_authority(cell: Cell) -> None:
-    """An operator removes the fenced node, another authority takes over, and the agent makes the node anew."""
+async def test_fence_survives_node_deletion_and_leader_change(cell: Cell) -> None:
+    """An operator deletes the fenced node, another authority takes over, and the agent recreates the node."""
     await cell.lead(run=True)
     await cell.clock.advance(22)
     node = cell.get_node()
@@ -82,20 +82,20 @@ async def test_a_fence_outlasts_its_node_and_the_authority(cell: Cell) -> None:
     await cell.lead(run=True)
     await cell.put(msgspec.structs.replace(node, metadata=ObjectMeta(name="n1"), status=NodeStatus()))
     refused = await cell.renew("n1", 1)
-    assert (refused.result, refused.reason) == (Result.REJECTED, "NodeFenced"), "it would renew what counts as over"
+    assert (refused.result, refused.reason) == (Result.REJECTED, "NodeFenced"), "the fenced epoch must not be renewed"
     assert (await cell.renew("n1", 0)).epoch == 2
 
 
-async def test_a_fence_of_before_ends_its_lease_too(cell: Cell) -> None:
-    """Fenced by an authority that left the lease as it was."""
+async def test_fence_without_ended_lease_is_completed(cell: Cell) -> None:
+    """An earlier authority fenced the node and did not end its lease."""
     await cell.change_node(fence=1)
     await cell.lead(run=True)
     await cell.clock.advance(22)
     assert cell.every(LeasePage)[0].spec.leases["n1"].ttl_s == 0.0
 
 
-async def test_an_epoch_is_above_all_that_the_agent_knows_to_be_over(cell: Cell) -> None:
-    """The region may have forgotten them: it keeps the leases of removed nodes for a day."""
+async def test_registration_issues_epoch_above_agents_fenced_epoch(cell: Cell) -> None:
+    """The region may have dropped these epochs: leases of removed nodes are kept for a day."""
     asked = RenewRequest((RenewItem("n9", 0, above=7), RenewItem("n8", 0, above=2**200), RenewItem("n1", 1, above=7)))
     waiting = asyncio.create_task(cell.authority.renew(WHO, asked))
     await turns(2)
@@ -104,8 +104,8 @@ async def test_an_epoch_is_above_all_that_the_agent_knows_to_be_over(cell: Cell)
     assert [a.epoch for a in answers] == [8, limits.EPOCH_MAX + 1, 1]
 
 
-async def test_a_new_authority_waits_a_full_ttl_before_it_fences(cell: Cell) -> None:
-    """The node was silent for long before the takeover; only the time since the takeover counts."""
+async def test_new_authority_waits_full_ttl_before_fencing(cell: Cell) -> None:
+    """The node was out of contact before the takeover; only the time since the takeover counts."""
     await cell.clock.advance(100)
     await cell.lead(run=True)
     await cell.clock.advance(19.9)
@@ -114,7 +114,7 @@ async def test_a_new_authority_waits_a_full_ttl_before_it_fences(cell: Cell) -> 
     assert cell.get_node().status.fence.fenced_epoch == 1
 
 
-async def test_a_renewal_in_the_same_tick_comes_before_the_fence(cell: Cell) -> None:
+async def test_renewal_in_same_tick_precedes_fence(cell: Cell) -> None:
     await cell.clock.advance(60)
     waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
     await turns(2)
@@ -123,14 +123,14 @@ async def test_a_renewal_in_the_same_tick_comes_before_the_fence(cell: Cell) -> 
     assert cell.get_node().status.fence.fenced_epoch == 0
 
 
-async def test_a_wall_clock_that_steps_fences_nobody(cell: Cell) -> None:
+async def test_wall_clock_step_fences_no_node(cell: Cell) -> None:
     await cell.lead(run=True)
     cell.clock.wall_s += 86_400
     await cell.clock.advance(5)
     assert cell.get_node().status.fence.fenced_epoch == 0
 
 
-async def test_losing_the_lead_refuses_those_who_wait(cell: Cell) -> None:
+async def test_renewal_waiting_at_leadership_loss_is_refused(cell: Cell) -> None:
     waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n1", 1),))))
     await turns(2)
     cell.authority.stop()
@@ -139,7 +139,7 @@ async def test_losing_the_lead_refuses_those_who_wait(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("fault", ["before", "after"])
-async def test_a_renewal_without_an_answer_is_read_back(cell: Cell, fault: str) -> None:
+async def test_unanswered_registration_commit_is_read_back(cell: Cell, fault: str) -> None:
     await cell.lead(run=True)
     cell.store.faults = [fault]
     waiting = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("n2", 0),))))
@@ -150,7 +150,7 @@ async def test_a_renewal_without_an_answer_is_read_back(cell: Cell, fault: str) 
     assert cell.authority.lease_epoch("n2") == 1
 
 
-async def test_many_nodes_are_fenced_together_and_one_that_moved_is_left_for_later(cell: Cell) -> None:
+async def test_20_overdue_nodes_are_fenced_in_few_commits(cell: Cell) -> None:
     for index in range(20):
         await cell.node(f"m-{index}")
     await cell.lead(run=True)
@@ -160,8 +160,8 @@ async def test_many_nodes_are_fenced_together_and_one_that_moved_is_left_for_lat
     assert cell.store.commits <= before + 3
 
 
-async def test_renewals_have_a_moment_to_gather_and_a_node_that_registers_a_shorter_one(cell: Cell) -> None:
-    """Every commit saved is one less for each of its readers; whoever registers can do nothing before the answer."""
+async def test_registration_flushes_sooner_than_renewals(cell: Cell) -> None:
+    """Batching saves commits; a registering node cannot do anything before the response."""
     await cell.lead(run=True)
     registered = asyncio.create_task(cell.authority.renew(WHO, RenewRequest((RenewItem("new", 0),))))
     await turns(3)

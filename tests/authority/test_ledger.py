@@ -1,4 +1,4 @@
-"""The ledger by itself: its arithmetic as properties, whatever the order of events."""
+"""The ledger alone: its invariants under random sequences of events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_node(name: str, revision: int, cpu: int, gpus: int) -> Node:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Random claims, bindings, releases, fences, resizes and holds, beside the records they would leave."""
+    """Random claims, bindings, releases, fences, resizes and recovery slots, with the objects they would store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return msgspec.json.decode(msgspec.json.encode(_plain(self.ledger.state())))
 
     def _fits(self, node: Node, claim: Claim) -> None:
-        """The capacity rule, the devices and the limit, from first principles."""
+        """Independent check of the capacity rule, the devices and the limit."""
         capacity = node_capacity(node)
         firm: dict[str, int] = {}
         loose: dict[str, int] = {}
@@ -192,7 +192,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.ledger.hold(name, [h for h in self.holds.values() if h.spec.node == name])
 
     @invariant()
-    def it_is_what_the_records_say(self) -> None:
+    def equals_rebuilt_ledger(self) -> None:
         again = rebuild(
             self.nodes.values(), self.holds.values(), self.reservations.values(), self.bindings.values()
         )  # fmt: skip
@@ -224,7 +224,7 @@ TestLedger = LedgerMachine.TestCase
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(GrantClass)), st.integers(0, 5), st.booleans()), max_size=5))
-def test_what_may_be_spent_is_what_live_grants_of_the_class_say(rows: list[tuple[GrantClass, int, bool]]) -> None:
+def test_spending_limit_is_sum_of_live_grants_of_class(rows: list[tuple[GrantClass, int, bool]]) -> None:
     copies = [
         GrantCopy(
             ObjectMeta(name=str(i)),

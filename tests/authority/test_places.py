@@ -1,4 +1,4 @@
-"""Recovery places count only after the authority found them to fit, and never race a bind."""
+"""Recovery slots count only after admission by the authority, and never race a bind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def wish(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
     await cell.put(Hold(ObjectMeta(name=name, uid=f"uid-{name}"), HoldSpec("b", node, resources={"cpu": cpu})))
 
 
-async def test_a_wish_that_fits_is_kept_and_then_counts(cell: Cell) -> None:
+async def test_slot_that_fits_is_admitted_and_counted(cell: Cell) -> None:
     await cell.lead()
     await wish(cell, "h1", "6")
     await cell.authority.tick()
@@ -37,7 +37,7 @@ async def test_a_wish_that_fits_is_kept_and_then_counts(cell: Cell) -> None:
     assert refused.reason == "InsufficientCpu" and refused.facts["held"] == {"cpu": "6"}
 
 
-async def test_a_wish_that_does_not_fit_is_refused_and_counts_for_nothing(cell: Cell) -> None:
+async def test_slot_that_does_not_fit_is_refused_and_not_counted(cell: Cell) -> None:
     await cell.lead()
     assert (
         await cell.place(await cell.replica("firm", template={"resources": {"cpu": "4"}}))
@@ -49,7 +49,7 @@ async def test_a_wish_that_does_not_fit_is_refused_and_counts_for_nothing(cell: 
     cell.check_ledger()
 
 
-async def test_wishes_and_binds_race_and_the_rule_holds(cell: Cell) -> None:
+async def test_concurrent_slots_and_binds_keep_capacity_rule(cell: Cell) -> None:
     await cell.lead()
     replicas = [await cell.replica(f"r-{i}", template={"resources": {"cpu": "1"}}) for i in range(8)]
     for number in range(4):
@@ -60,7 +60,7 @@ async def test_wishes_and_binds_race_and_the_rule_holds(cell: Cell) -> None:
     assert account.firm.get("cpu", 0) + account.held().get("cpu", 0) <= account.capacity["cpu"]
 
 
-async def test_a_draw_is_said_on_the_place_and_taken_back_with_the_claim(cell: Cell) -> None:
+async def test_slot_consumer_is_set_with_claim_and_cleared_after_release(cell: Cell) -> None:
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
     await cell.grant(grant_class=GrantClass.RECOVERY)
     await cell.lead()
@@ -68,7 +68,7 @@ async def test_a_draw_is_said_on_the_place_and_taken_back_with_the_claim(cell: C
     await cell.authority.tick()
     one = await cell.replica("r-0", template={"resources": {"cpu": "2"}}, purpose=Purpose.RECOVERY)
     assert (await cell.place(one)).result is Result.ACCEPTED
-    assert cell.every(Hold)[0].status.draw.replica_uid == one.uid, "with the claim, and not a moment later"
+    assert cell.every(Hold)[0].status.draw.replica_uid == one.uid, "in the same commit as the claim"
     cell.check_ledger()
     placed = cell.get_replica("r-0")
     await cell.release(placed, ReleaseAction.STOP)
@@ -80,11 +80,11 @@ async def test_a_draw_is_said_on_the_place_and_taken_back_with_the_claim(cell: C
 
 
 @pytest.mark.parametrize("again", [True, False])
-async def test_a_place_given_up_while_its_keeping_is_unanswered_does_not_count_for_ever(
+async def test_slot_deleted_during_unanswered_admission_leaves_ledger(
     cell: Cell, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two places are kept in one commit, whose answer is lost. Before that is found out one of them has been given up,
-    and is asked for again elsewhere under its name."""
+    """Two slots are admitted in one unanswered commit. Before the outcome is read back, one slot is deleted, and
+    recreated on another node."""
     await cell.node("n2")
     await cell.lead(run=True)
     await wish(cell, "h1", "2")
@@ -114,9 +114,9 @@ async def test_a_place_given_up_while_its_keeping_is_unanswered_does_not_count_f
 
 @pytest.mark.parametrize("first", ["draw", "end"])
 @pytest.mark.parametrize("later", range(8))
-async def test_a_place_is_drawn_or_given_up_and_never_both(cell: Cell, first: str, later: int) -> None:
-    """A place is given up by the revision that was seen, as the hold controller does, while a claim that draws it is on
-    its way to the store: no claim is left with a place that is gone."""
+async def test_slot_is_either_consumed_or_deleted(cell: Cell, first: str, later: int) -> None:
+    """A slot is deleted at its observed revision, as its controller does, while a claim that consumes it is being
+    committed: no claim refers to a deleted slot."""
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
     await cell.grant(grant_class=GrantClass.RECOVERY)
     await cell.lead(run=True)
@@ -149,7 +149,7 @@ async def test_a_place_is_drawn_or_given_up_and_never_both(cell: Cell, first: st
 
 
 @pytest.mark.parametrize(("reclaimable", "taken"), [(True, True), (False, False)])
-async def test_only_work_on_loan_makes_way_for_recovery_that_may_not_preempt(
+async def test_recovery_without_preemption_evicts_only_reclaimable_work(
     cell: Cell, reclaimable: bool, taken: bool
 ) -> None:
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))

@@ -1,4 +1,4 @@
-"""A region that is cut off: what it may still place, on which terms, and what becomes of that when it is in touch."""
+"""Provisional placement in a partitioned region: eligibility, renewal, and confirmation after reconnection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEASE_S = limits.GRANT_LEASE_S
 async def cut_off(
     cell: Cell, *, mode: PartitionMode = PartitionMode.PROVISIONAL, limit: str = "8", provisional: str = "3"
 ) -> None:
-    """The last answer of the global cell is a lease and a bit ago."""
+    """Partitions the region: its last contact is longer ago than a grant lease."""
     heard_s = cell.clock.now() - LEASE_S - 1.0
     both = {"cpu": limit, "memory": "1000Gi"}, {"cpu": provisional, "memory": "500Gi"}
     await cell.grant(
@@ -54,7 +54,7 @@ async def cut_off(
 
 
 async def in_touch(cell: Cell, **spec: Any) -> None:
-    """The link renews the lease, perhaps with other limits."""
+    """Reconnects the region: the link renews the grant lease, with other limits if given."""
     copy = cell.objects.get(kind_of(GrantCopy), TENANT, "us-east.normal")
     assert isinstance(copy, GrantCopy)
     now = cell.clock.now()
@@ -74,7 +74,7 @@ def run_until_s(cell: Cell, name: str) -> float:
     return parse_time(binding.spec.run_until) if binding.spec.run_until else 0.0
 
 
-async def test_reclaimable_work_is_placed_for_a_while(cell: Cell) -> None:
+async def test_reclaimable_work_in_partition_is_placed_provisionally(cell: Cell) -> None:
     await cut_off(cell)
     answer = await cell.place(await spare(cell))
     assert answer.result is Result.ACCEPTED
@@ -82,7 +82,7 @@ async def test_reclaimable_work_is_placed_for_a_while(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_with_wait_nothing_is_placed_and_the_reason_is_visible(cell: Cell) -> None:
+async def test_partition_mode_wait_refuses_with_grant_expired(cell: Cell) -> None:
     await cut_off(cell, mode=PartitionMode.WAIT)
     answer = await cell.place(await spare(cell))
     assert (answer.result, answer.reason) == (Result.REJECTED, "GrantExpired")
@@ -102,7 +102,7 @@ async def _held(cell: Cell, **spec: Any) -> Answer:
         ({"purpose": Purpose.RECOVERY, "reclaimable": False}, ""),
     ],
 )
-async def test_sensitive_work_is_held_with_a_reason(cell: Cell, spec: dict[str, Any], says: str) -> None:
+async def test_ineligible_work_in_partition_is_refused_with_reason(cell: Cell, spec: dict[str, Any], says: str) -> None:
     from holdfast.model.region import Region, RegionSpec
 
     await cut_off(cell)
@@ -118,17 +118,17 @@ async def test_sensitive_work_is_held_with_a_reason(cell: Cell, spec: dict[str, 
     if says:
         assert answer.reason == "HeldWhileCutOff" and says in answer.message
     else:
-        assert answer.reason == "NoGrant"  # recovery work has a grant of its own, and none is here
+        assert answer.reason == "NoGrant"  # recovery work needs a Recovery grant
     assert not cell.every(Binding)
 
 
-async def test_a_grant_without_a_provisional_part_holds_everything(cell: Cell) -> None:
+async def test_grant_without_provisional_quota_refuses_in_partition(cell: Cell) -> None:
     await cut_off(cell, provisional="")
     answer = await cell.place(await spare(cell))
     assert answer.reason == "HeldWhileCutOff" and "no provisional part" in answer.message
 
 
-async def test_no_more_than_the_provisional_part_is_spent(cell: Cell) -> None:
+async def test_provisional_claims_stay_within_provisional_quota(cell: Cell) -> None:
     await cut_off(cell, provisional="3")
     answers = await cell.reserve(*[cell.item(await spare(cell, f"web-{n}")) for n in range(5)])
     assert [a.result for a in answers].count(Result.ACCEPTED) == 3
@@ -136,7 +136,7 @@ async def test_no_more_than_the_provisional_part_is_spent(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_ordinary_work_never_spends_the_provisional_part(cell: Cell) -> None:
+async def test_ordinary_claims_do_not_spend_provisional_quota(cell: Cell) -> None:
     await cut_off(cell, limit="4", provisional="3")
     await in_touch(cell)
     answers = await cell.reserve(*[cell.item(await cell.replica(f"web-{n}")) for n in range(3)])
@@ -144,14 +144,14 @@ async def test_ordinary_work_never_spends_the_provisional_part(cell: Cell) -> No
     assert {a.reason for a in answers if a.result is Result.REJECTED} == {"QuotaExceeded"}
 
 
-async def test_it_is_renewed_while_the_cut_lasts_and_ends_an_hour_after_it(cell: Cell) -> None:
+async def test_provisional_claim_is_renewed_up_to_maximum(cell: Cell) -> None:
     await cut_off(cell)
     heard_s = cell.clock.now() - LEASE_S - 1.0
     await cell.place(await spare(cell))
     first_s = run_until_s(cell, "web-0.1")
     await cell.clock.advance(limits.PROVISIONAL_RUN_S / 2 - 10)
     await cell.authority.tick()
-    assert run_until_s(cell, "web-0.1") == first_s, "it is renewed in its second half only"
+    assert run_until_s(cell, "web-0.1") == first_s, "it is renewed only in its second half"
     for _ in range(20):
         await cell.clock.advance(200)
         await cell.authority.tick()
@@ -162,13 +162,13 @@ async def test_it_is_renewed_while_the_cut_lasts_and_ends_an_hour_after_it(cell:
     assert late.reason == "HeldWhileCutOff" and "cut off for longer" in late.message
 
 
-async def test_in_touch_again_it_is_confirmed_where_the_grant_covers_it(cell: Cell) -> None:
+async def test_provisional_claims_are_confirmed_as_far_as_grant_covers(cell: Cell) -> None:
     await cut_off(cell, limit="8", provisional="3")
     for n in range(3):
         await cell.place(await spare(cell, f"web-{n}"))
     await cell.authority.tick()
     assert all(run_until_s(cell, f"web-{n}.1") for n in range(3))
-    await in_touch(cell, limit={"cpu": "5", "memory": "1000Gi"})  # two of them fit beside the provisional part
+    await in_touch(cell, limit={"cpu": "5", "memory": "1000Gi"})  # two of them fit beside the provisional quota
     await cell.authority.tick()
     await cell.authority.tick()
     confirmed = [n for n in range(3) if not run_until_s(cell, f"web-{n}.1")]
@@ -178,7 +178,7 @@ async def test_in_touch_again_it_is_confirmed_where_the_grant_covers_it(cell: Ce
     cell.check_ledger()
 
 
-async def test_a_new_authority_knows_what_is_provisional(cell: Cell) -> None:
+async def test_new_authority_counts_provisional_usage(cell: Cell) -> None:
     await cut_off(cell, provisional="1")
     assert (await cell.place(await spare(cell))).result is Result.ACCEPTED
     await cell.lead()

@@ -1,4 +1,4 @@
-"""Races and lost answers: one effect, one owner, and refusals that rest on nothing that can still be undone."""
+"""Races and unanswered commits: one effect, one owner, and refusals only on committed state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.store.contract import Committed, Txn
 
 
 class SlowStore:
-    """Holds commits back until they are let go, so that several are in flight at once."""
+    """Delays commits until `let_go`, so that several are in flight at once."""
 
     def __init__(self, cell: Cell) -> None:
         self._commit = cell.store.commit
@@ -47,7 +47,7 @@ class SlowStore:
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "late"])
-async def test_a_reserve_without_an_answer_has_exactly_one_effect(cell: Cell, fault: str) -> None:
+async def test_unanswered_reserve_commit_has_one_effect(cell: Cell, fault: str) -> None:
     replica = await cell.replica()
     cell.store.faults = [fault]
     answer = await cell.place(replica)
@@ -61,7 +61,7 @@ async def test_a_reserve_without_an_answer_has_exactly_one_effect(cell: Cell, fa
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "late"])
-async def test_a_release_without_an_answer_has_exactly_one_effect(cell: Cell, fault: str) -> None:
+async def test_unanswered_release_commit_has_one_effect(cell: Cell, fault: str) -> None:
     replica = await cell.replica()
     await cell.place(replica)
     await cell.acknowledge("web-0.1")
@@ -72,7 +72,7 @@ async def test_a_release_without_an_answer_has_exactly_one_effect(cell: Cell, fa
     cell.check_ledger()
 
 
-async def test_nothing_is_committed_while_an_outcome_is_unknown(cell: Cell) -> None:
+async def test_no_commit_starts_while_an_outcome_is_unknown(cell: Cell) -> None:
     await cell.lead(run=True)
     one, two = await cell.replica("one"), await cell.replica("two")
     cell.store.faults = ["before", "before", "after"]
@@ -88,7 +88,7 @@ async def test_nothing_is_committed_while_an_outcome_is_unknown(cell: Cell) -> N
     cell.check_ledger()
 
 
-async def test_an_outcome_that_stays_unknown_ends_the_leadership(cell: Cell) -> None:
+async def test_authority_with_unresolved_commit_steps_down(cell: Cell) -> None:
     replica = await cell.replica()
     token = cell.authority._commits.token
     assert token is not None
@@ -105,7 +105,7 @@ async def test_an_outcome_that_stays_unknown_ends_the_leadership(cell: Cell) -> 
     assert (await cell.place(replica)).result is Result.ACCEPTED
 
 
-async def test_a_caller_that_goes_away_leaves_no_half_claim(cell: Cell) -> None:
+async def test_cancelled_caller_leaves_complete_claim(cell: Cell) -> None:
     replica = await cell.replica()
     slow = SlowStore(cell)
     asking = asyncio.create_task(cell.place(replica))
@@ -119,7 +119,7 @@ async def test_a_caller_that_goes_away_leaves_no_half_claim(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_batches_in_flight_count_each_others_claims(cell: Cell) -> None:
+async def test_commits_in_flight_count_each_others_claims(cell: Cell) -> None:
     replicas = [await cell.replica(f"w-{i}", template={"resources": {"cpu": "3"}}) for i in range(3)]
     slow = SlowStore(cell)
     asking = []
@@ -127,7 +127,7 @@ async def test_batches_in_flight_count_each_others_claims(cell: Cell) -> None:
         asking.append(asyncio.create_task(cell.place(replica)))
         await turns()
     assert len(slow.waiting) == 2
-    assert not asking[2].done()  # its refusal rests on commits that could still fail
+    assert not asking[2].done()  # its refusal depends on commits that could still fail
     slow.let_go()
     answers = await asyncio.gather(*asking)
     assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"]
@@ -135,7 +135,7 @@ async def test_batches_in_flight_count_each_others_claims(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_what_is_asked_at_the_same_moment_is_one_commit_and_one_record(cell: Cell) -> None:
+async def test_concurrent_reserves_are_one_commit_and_one_audit_record(cell: Cell) -> None:
     replicas = [await cell.replica(f"w-{i}", template={"resources": {"cpu": "3"}}) for i in range(3)]
     before = len(await audit.read(cell.store.inner))
     slow = SlowStore(cell)
@@ -144,17 +144,19 @@ async def test_what_is_asked_at_the_same_moment_is_one_commit_and_one_record(cel
     assert len(slow.waiting) == 1
     slow.let_go()
     answers = [own[0] for own in await asyncio.gather(*asking)]
-    assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"], "each is judged by itself"
+    assert [a.result.value for a in answers] == ["Accepted", "Accepted", "Rejected"], "each item is checked alone"
     recorded = [record for _, record in (await audit.read(cell.store.inner))[before:]]
     assert [len(record["entries"]) for record in recorded if record["verb"] == "bind"] == [2]
     told = {d.metadata.name: [entry.result for entry in d.spec.entries] for d in cell.every(Decision)}
-    assert told == {"d-w-0": ["Accepted"], "d-w-1": ["Accepted"], "d-w-2": ["Rejected"]}, "each keeps its decision"
+    assert told == {"d-w-0": ["Accepted"], "d-w-1": ["Accepted"], "d-w-2": ["Rejected"]}, (
+        "each request has its own Decision"
+    )
     for replica, name in ((replicas[0], "d-w-0"), (replicas[1], "d-w-1")):
         assert cell.get_replica(replica.metadata.name).status.placement.decision == name
     cell.check_ledger()
 
 
-async def test_one_that_moved_does_not_spoil_the_others_of_its_moment(cell: Cell) -> None:
+async def test_changed_replica_does_not_fail_other_reserves_of_batch(cell: Cell) -> None:
     first, second = await cell.replica("one"), await cell.replica("two")
     slow = SlowStore(cell)
     asking = [asyncio.create_task(cell.reserve(cell.item(r), decision=_decision(r))) for r in (first, second)]
@@ -174,8 +176,8 @@ def _decision(replica: Replica) -> Decision:
     return Decision(meta, DecisionSpec(replica.metadata.name, "web", entries=(entry,)))
 
 
-async def test_a_refusal_that_rested_on_a_failed_commit_is_checked_again(cell: Cell) -> None:
-    """The first taker's replica goes away while its commit is in flight: the second gets the place."""
+async def test_refusal_caused_by_failed_commit_is_rechecked(cell: Cell) -> None:
+    """The first replica is deleted while its commit is in flight: the second replica gets the node."""
     big = {"resources": {"cpu": "8"}}
     first, second = await cell.replica("one", template=big), await cell.replica("two", template=big)
     slow = SlowStore(cell)
@@ -190,8 +192,8 @@ async def test_a_refusal_that_rested_on_a_failed_commit_is_checked_again(cell: C
     cell.check_ledger()
 
 
-async def test_a_cordon_never_races_a_bind(cell: Cell) -> None:
-    """The operator's write lands between check and commit: the bind sees it, the others in its batch do not suffer."""
+async def test_cordon_during_bind_refuses_only_that_item(cell: Cell) -> None:
+    """The cordon is committed between check and commit: only the item on that node is refused."""
     await cell.node("n2")
     one, two = await cell.replica("one"), await cell.replica("two")
     slow = SlowStore(cell)
@@ -205,7 +207,7 @@ async def test_a_cordon_never_races_a_bind(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_a_lower_limit_never_races_a_bind(cell: Cell) -> None:
+async def test_limit_lowered_during_bind_refuses_item(cell: Cell) -> None:
     replica = await cell.replica()
     slow = SlowStore(cell)
     asking = asyncio.create_task(cell.place(replica))
@@ -217,8 +219,8 @@ async def test_a_lower_limit_never_races_a_bind(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_objects_that_keep_changing_end_in_an_answer(cell: Cell) -> None:
-    """Every commit finds the replica changed once more: bounded work, then a refusal that says so."""
+async def test_reserve_with_constantly_changing_replica_ends_in_waiting(cell: Cell) -> None:
+    """Every commit finds the replica changed: after a bounded number of rounds the item is refused."""
     replica = await cell.replica()
     commit = cell.store.commit
 
@@ -243,7 +245,7 @@ def _put(item: Any) -> Any:
     return put(kind_of(item), msgspec.structs.replace(item, metadata=unstored(item.metadata)))
 
 
-async def test_losing_the_lead_in_flight_leaves_nothing(cell: Cell) -> None:
+async def test_leadership_lost_during_commit_leaves_no_claim(cell: Cell) -> None:
     replica = await cell.replica()
     slow = SlowStore(cell)
     asking = asyncio.create_task(cell.place(replica))
@@ -257,7 +259,7 @@ async def test_losing_the_lead_in_flight_leaves_nothing(cell: Cell) -> None:
 
 
 async def _race(cell: Cell, rounds: int, clients: int) -> None:
-    """`clients` proposals for one GPU, `rounds` times; the winner's place is given back in between."""
+    """`clients` proposals for one GPU, `rounds` times; the winner is released in between."""
     await cell.node("g", gpus=1, capacity={"cpu": "64"})
     await cell.grant()
     await cell.lead()
@@ -279,11 +281,11 @@ async def _race(cell: Cell, rounds: int, clients: int) -> None:
         assert (await cell.release(winner, ReleaseAction.FREE)).result is Result.ACCEPTED
         if number % 100 == 0:
             cell.check_ledger()
-        if number % 25 == 0:  # the node's agent is alive all the while
+        if number % 25 == 0:  # the node's agent keeps its lease
             assert (await cell.renew("g", 1)).result is Result.ACCEPTED
 
 
-async def test_a_restart_on_disk_finds_every_claim(tmp_path: Path) -> None:
+async def test_restarted_authority_on_disk_restores_all_claims(tmp_path: Path) -> None:
     cell = await Cell.open(tmp_path / "cell.db", clock=SystemClock())
     await cell.node("g", gpus=2)
     await cell.grant()
@@ -304,7 +306,7 @@ async def test_a_restart_on_disk_finds_every_claim(tmp_path: Path) -> None:
         await cell.close()
 
 
-async def test_32_clients_race_for_one_gpu() -> None:
+async def test_32_clients_racing_for_one_gpu_have_one_winner() -> None:
     cell = await Cell.open(clock=SystemClock())
     try:
         await _race(cell, 30, 32)
@@ -314,7 +316,7 @@ async def test_32_clients_race_for_one_gpu() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])
-async def test_32_clients_race_for_one_gpu_a_thousand_times(tmp_path: Path, backend: str) -> None:
+async def test_32_clients_racing_for_one_gpu_1000_times_have_one_winner(tmp_path: Path, backend: str) -> None:
     cell = await Cell.open(tmp_path / "cell.db" if backend == "sqlite" else None, clock=SystemClock())
     try:
         await _race(cell, 1000, 32)

@@ -1,4 +1,4 @@
-"""Stop and free: what counts as proof, which leg goes when, and that nothing comes back from the dead."""
+"""Stop and free: proof of the stop, release of quota and node leg, and refusal of old attempts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOP, FREE = ReleaseAction.STOP, ReleaseAction.FREE
 NORMAL = (TENANT, GrantClass.NORMAL)
 
 
-async def test_stop_then_acknowledge_then_free(cell: Cell) -> None:
+async def test_free_after_acknowledged_stop_releases_claim(cell: Cell) -> None:
     replica = await cell.replica()
     await cell.place(replica)
     assert (await cell.release(replica, STOP)).result is Result.ACCEPTED
@@ -52,7 +52,7 @@ async def test_stop_then_acknowledge_then_free(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED, Phase.STOPPED])
-async def test_work_that_ended_is_free_without_a_stop(cell: Cell, phase: Phase) -> None:
+async def test_free_of_ended_task_needs_no_stop(cell: Cell, phase: Phase) -> None:
     replica = await cell.replica()
     await cell.place(replica)
     await cell.acknowledge("web-0.1", phase)
@@ -60,14 +60,14 @@ async def test_work_that_ended_is_free_without_a_stop(cell: Cell, phase: Phase) 
 
 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STARTING, Phase.STOPPING, Phase.BACKING_OFF])
-async def test_work_that_may_still_run_is_not(cell: Cell, phase: Phase) -> None:
+async def test_free_of_possibly_running_task_is_refused(cell: Cell, phase: Phase) -> None:
     replica = await cell.replica(exclusive=Exclusivity())
     await cell.place(replica)
     await cell.acknowledge("web-0.1", phase)
     assert (await cell.release(replica, FREE)).reason == "NotProven"
 
 
-async def test_a_delayed_duplicate_is_refused_and_not_revived(cell: Cell) -> None:
+async def test_delayed_duplicate_of_old_attempt_is_refused(cell: Cell) -> None:
     replica = await cell.replica()
     old = cell.item(replica)
     await cell.place(replica)
@@ -83,7 +83,7 @@ async def test_a_delayed_duplicate_is_refused_and_not_revived(cell: Cell) -> Non
     assert (await cell.release(other, FREE)).reason == "ReplicaGone"
 
 
-async def test_a_fence_frees_the_quota_and_keeps_the_node(cell: Cell) -> None:
+async def test_free_after_fence_releases_quota_and_keeps_node_leg(cell: Cell) -> None:
     await cell.node("g", gpus=1)
     replica = await cell.replica(template={"resources": {"gpu": "1", "cpu": "2"}}, exclusive=Exclusivity())
     await cell.place(replica, "g")
@@ -97,7 +97,7 @@ async def test_a_fence_frees_the_quota_and_keeps_the_node(cell: Cell) -> None:
     ledger = cell.authority.ledger
     assert NORMAL not in ledger.used and ledger.nodes["g"].device_use == {"gpu-0": {f"{TENANT}/web-0.1": 1000}}
     cell.check_ledger()
-    # The node comes back under a new epoch; until it says that the work is gone its device stays taken.
+    # The node registers with a new epoch; until it reports the stop, the device stays in use.
     assert (await cell.renew("g", 1)).reason == "NodeFenced"
     assert (await cell.renew("g", 0)).epoch == 2
     node = cell.get_node("g")
@@ -113,7 +113,7 @@ async def test_a_fence_frees_the_quota_and_keeps_the_node(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_a_removed_node_frees_once_its_lease_cannot_be_live(cell: Cell) -> None:
+async def test_free_on_removed_node_waits_for_lease_expiry(cell: Cell) -> None:
     replica = await cell.replica()
     await cell.place(replica)
     await cell.remove(cell.get_node())
@@ -123,12 +123,12 @@ async def test_a_removed_node_frees_once_its_lease_cannot_be_live(cell: Cell) ->
     assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
     await cell.authority.tick()
     assert not cell.every(Binding) and not cell.authority.ledger.claims
-    # The old agent's lease is over for good; a new node of that name gets another epoch.
+    # The old lease has ended; a new node of that name gets another epoch.
     assert (await cell.renew("n1", 1)).reason == "NodeFenced"
     assert (await cell.renew("n1", 0)).epoch == 2
 
 
-async def test_reserve_then_bind(cell: Cell) -> None:
+async def test_bind_consumes_reservation(cell: Cell) -> None:
     replica = await cell.replica()
     item = cell.item(replica)
     (held,) = await cell.reserve(item, bind=False)
@@ -147,7 +147,7 @@ async def test_reserve_then_bind(cell: Cell) -> None:
     assert cell.binding("web-0.1") is not None  # consumed reservations do not expire
 
 
-async def test_a_reservation_expires(cell: Cell) -> None:
+async def test_bind_after_expiry_is_refused(cell: Cell) -> None:
     replica = await cell.replica()
     item = cell.item(replica)
     bind = BindRequest((BindItem(TENANT, "web-0", item.intent),))
@@ -163,14 +163,14 @@ async def test_a_reservation_expires(cell: Cell) -> None:
     assert (await cell.authority.bind(WHO, bind)).answers[0].reason == "StaleAttempt"
 
 
-async def test_a_reservation_is_freed_without_proof(cell: Cell) -> None:
+async def test_free_of_unbound_reservation_needs_no_proof(cell: Cell) -> None:
     replica = await cell.replica()
     await cell.reserve(cell.item(replica), bind=False)
     assert (await cell.release(replica, FREE)).result is Result.ACCEPTED
     assert not cell.authority.ledger.claims
 
 
-async def test_commit_time_never_goes_back(cell: Cell) -> None:
+async def test_reservation_expires_although_wall_clock_is_set_back(cell: Cell) -> None:
     replica = await cell.replica()
     await cell.reserve(cell.item(replica), bind=False)
     cell.clock.wall_s -= 3600
@@ -179,7 +179,7 @@ async def test_commit_time_never_goes_back(cell: Cell) -> None:
     assert not cell.every(Reservation)
 
 
-async def test_a_nominated_claim_becomes_firm_when_its_victims_are_gone(cell: Cell) -> None:
+async def test_nominated_reservation_is_promoted_after_victims_are_released(cell: Cell) -> None:
     victim = await cell.replica("low", template={"resources": {"cpu": "6"}})
     await cell.place(victim)
     peer = await cell.replica("peer", template={"resources": {"cpu": "6"}})
@@ -191,7 +191,7 @@ async def test_a_nominated_claim_becomes_firm_when_its_victims_are_gone(cell: Ce
     (held,) = await cell.reserve(item, bind=False)
     assert held.result is Result.ACCEPTED
     cell.check_ledger()
-    # Nobody else may slip into what the victim gives back.
+    # No other claim may take the capacity that the victim releases.
     third = await cell.replica("third", template={"resources": {"cpu": "3"}})
     assert (await cell.place(third)).reason == "InsufficientCpu"
     bind = BindRequest((BindItem(TENANT, "high", item.intent),))
@@ -207,41 +207,41 @@ async def test_a_nominated_claim_becomes_firm_when_its_victims_are_gone(cell: Ce
 
 
 async def keep(cell: Cell, name: str, cpu: str, node: str = "n1") -> None:
-    """A recovery place that was found to fit, of a budget that everyone may draw on."""
+    """Creates an admitted recovery slot of a budget that all tenants may use."""
     await cell.put(RecoveryBudget(ObjectMeta(name="b"), RecoveryBudgetSpec(region="east")))
     kept = HoldStatus(kept=KeptBlock(kept=True))
     await cell.put(Hold(ObjectMeta(name=name), HoldSpec("b", node, resources={"cpu": cpu}), kept))
 
 
-async def test_held_capacity_is_for_recovery_and_reclaimable_work(cell: Cell) -> None:
+async def test_recovery_slot_capacity_is_refused_to_firm_work(cell: Cell) -> None:
     await keep(cell, "h1", "4")
     await cell.lead()
     firm = await cell.replica("firm", template={"resources": {"cpu": "6"}})
     refused = await cell.place(firm)
     assert refused.reason == "InsufficientCpu" and refused.facts["held"] == {"cpu": "4"}
-    # Naming the hold does not help work that is not recovery.
+    # Naming the slot does not help work that is not recovery.
     assert (await cell.place(firm, holds=("h1",))).reason == "InsufficientCpu"
     loose = await cell.replica("loose", template={"resources": {"cpu": "6"}}, reclaimable=True)
     assert (await cell.place(loose)).result is Result.ACCEPTED
     cell.check_ledger()
 
 
-async def test_recovery_draws_on_what_is_held(cell: Cell) -> None:
+async def test_recovery_claim_consumes_matching_slot_once(cell: Cell) -> None:
     await keep(cell, "h1", "6")
     await cell.grant(grant_class=GrantClass.RECOVERY)
     await cell.lead()
     shape = {"resources": {"cpu": "6"}}
     one, two = [await cell.replica(f"r-{i}", template=shape, purpose=Purpose.RECOVERY) for i in range(2)]
-    # It need not name the place: the closest fit on its node is drawn.
+    # It need not name a slot: the closest fit on its node is consumed.
     assert (await cell.place(one)).result is Result.ACCEPTED
     assert cell.every(Reservation)[0].spec.holds == ("h1",)
     cell.check_ledger()
-    assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"  # one slot is drawn once
+    assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"  # a slot is consumed once
     await cell.lead()
     assert (await cell.place(two, holds=("h1",))).reason == "InsufficientCpu"
 
 
-async def test_bindings_that_someone_else_removed_leave_the_ledger(cell: Cell) -> None:
+async def test_binding_removed_by_other_writer_leaves_ledger(cell: Cell) -> None:
     await cell.lead(run=True)
     await cell.place(await cell.replica())
     binding = cell.binding("web-0.1")
@@ -252,7 +252,7 @@ async def test_bindings_that_someone_else_removed_leave_the_ledger(cell: Cell) -
     cell.check_ledger()
 
 
-async def test_use_is_reported_beside_the_limit(cell: Cell) -> None:
+async def test_usage_is_reported_with_limit_generation(cell: Cell) -> None:
     await cell.place(await cell.replica())
     await cell.authority.tick()
     (copy,) = cell.every(GrantCopy)
@@ -262,7 +262,7 @@ async def test_use_is_reported_beside_the_limit(cell: Cell) -> None:
     assert cell.store.commits == before
 
 
-async def test_old_decisions_are_pruned(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decisions_beyond_limit_are_pruned(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DECISIONS_KEPT", 3)
     for number in range(5):
         await cell.put(Decision(ObjectMeta(name=f"d{number}", namespace=TENANT), DecisionSpec("r", "w")))
@@ -270,7 +270,7 @@ async def test_old_decisions_are_pruned(cell: Cell, monkeypatch: pytest.MonkeyPa
     assert [d.metadata.name for d in cell.every(Decision)] == ["d2", "d3", "d4"]
 
 
-async def test_nothing_is_accepted_before_start_after_stop_or_on_a_stale_token(cell: Cell) -> None:
+async def test_authority_without_current_term_refuses_requests(cell: Cell) -> None:
     replica = await cell.replica()
     cell.authority.stop()
     with pytest.raises(Unavailable) as not_leading:
@@ -278,7 +278,7 @@ async def test_nothing_is_accepted_before_start_after_stop_or_on_a_stale_token(c
     assert not_leading.value.facts["reason"] == "NotLeader"
     old = await cell.lead()
     item = cell.item(replica)
-    token = await cell.elect()  # someone else wins; this one does not know yet
+    token = await cell.elect()  # another authority wins; this one does not know yet
     with pytest.raises(Unavailable):
         await cell.reserve(item)
     assert not old.leading and not cell.every(Binding) and not old.ledger.claims
@@ -287,7 +287,7 @@ async def test_nothing_is_accepted_before_start_after_stop_or_on_a_stale_token(c
         await old.start(token)
 
 
-async def test_a_release_under_a_stale_token_changes_nothing(cell: Cell) -> None:
+async def test_release_with_stale_token_is_refused(cell: Cell) -> None:
     replica = await cell.replica()
     await cell.place(replica)
     stale = await cell.elect()
@@ -299,7 +299,7 @@ async def test_a_release_under_a_stale_token_changes_nothing(cell: Cell) -> None
     assert binding is not None and binding.spec.desired is Desired.RUN
 
 
-async def test_a_new_authority_rebuilds_the_same_ledger(cell: Cell) -> None:
+async def test_new_authority_rebuilds_equal_ledger(cell: Cell) -> None:
     await cell.node("g", gpus=2)
     for index in range(3):
         await cell.place(await cell.replica(f"w-{index}"))
@@ -315,7 +315,7 @@ async def test_a_new_authority_rebuilds_the_same_ledger(cell: Cell) -> None:
     assert cell.authority.ledger.lingering and cell.authority.ledger.unbound
 
 
-async def test_a_nomination_lasts_while_its_victims_leave_and_ends_otherwise(cell: Cell) -> None:
+async def test_nomination_is_extended_while_victims_stop_up_to_maximum(cell: Cell) -> None:
     low = await cell.replica("low", template={"resources": {"cpu": "6"}})
     await cell.place(low)
     high = await cell.replica("high", rank=10, template={"resources": {"cpu": "6"}})
@@ -327,16 +327,16 @@ async def test_a_nomination_lasts_while_its_victims_leave_and_ends_otherwise(cel
         await cell.renew("n1", 1)
         await cell.authority.tick()
     (nomination,) = [r for r in cell.every(Reservation) if r.spec.victims]
-    assert nomination.status.phase is ReservationPhase.NOMINATED, "its victim was told to go: it waits on"
+    assert nomination.status.phase is ReservationPhase.NOMINATED, "its victim is stopping"
     await cell.clock.advance(limits.RESERVATION_MAX_S)
     await cell.authority.tick()
     await cell.authority.tick()
-    assert not [r for r in cell.every(Reservation) if r.spec.victims], "but not for ever"
+    assert not [r for r in cell.every(Reservation) if r.spec.victims], "the nomination has a maximum age"
     assert cell.get_replica("high").status.placement.attempt == 2
     cell.check_ledger()
 
 
-async def test_a_place_whose_victims_are_gone_is_bound_by_itself(cell: Cell) -> None:
+async def test_reservation_is_bound_after_victims_are_released(cell: Cell) -> None:
     low = await cell.replica("low", template={"resources": {"cpu": "6"}})
     await cell.place(low)
     high = await cell.replica("high", rank=10, template={"resources": {"cpu": "6"}})

@@ -1,4 +1,4 @@
-"""Reserve and bind on the ordinary path: what is written, what is refused and why, and what repeating does."""
+"""Reserve and bind on the ordinary path: writes, refusals with reasons, and repeated intents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(answer: Answer, reason: str) -> dict[str, Any]:
     return answer.facts
 
 
-async def test_an_accepted_item_is_reserved_and_bound_in_one_transaction(cell: Cell) -> None:
+async def test_accepted_item_is_bound_in_one_transaction(cell: Cell) -> None:
     await cell.node("n2", gpus=2)
     replica = await cell.replica(template={"resources": {"cpu": "1", "gpu": "1"}, "ports": ()})
     before = cell.store.commits
@@ -45,7 +45,7 @@ async def test_an_accepted_item_is_reserved_and_bound_in_one_transaction(cell: C
     assert binding is not None and binding.spec.node_epoch == 1 and binding.spec.epoch == 1
     assert binding.metadata.owner_references == ()
     assert binding.metadata.labels == {"holdfast.dev/node": "n2", "holdfast.dev/workload": "web"}
-    assert not cell.every(Reservation), "it was never held without being bound"
+    assert not cell.every(Reservation), "a claim that is bound at once needs no Reservation"
     placed = cell.get_replica().status.placement
     assert (placed.node, placed.zone, placed.binding, placed.attempt) == ("n2", "z1", "web-0.1", 1)
     assert placed.reservation == ""
@@ -55,7 +55,7 @@ async def test_an_accepted_item_is_reserved_and_bound_in_one_transaction(cell: C
     cell.check_ledger()
 
 
-async def test_the_decision_is_stored_with_what_became_of_each_replica(cell: Cell) -> None:
+async def test_decision_is_stored_with_result_of_each_replica(cell: Cell) -> None:
     one, two = await cell.replica("web-0"), await cell.replica("web-1")
     entries = tuple(DecisionEntry(r.metadata.name, r.uid) for r in (one, two))
     decision = Decision(ObjectMeta(name="d1", namespace=TENANT), DecisionSpec("web", "web", entries=entries))
@@ -66,12 +66,12 @@ async def test_the_decision_is_stored_with_what_became_of_each_replica(cell: Cel
         ("", "Rejected", "NodeGone"),
     ]
     assert cell.get_replica("web-0").status.placement.decision == "d1"
-    # A later part of the same decision gets a name of its own.
+    # A later part of the same Decision gets a numbered name.
     await cell.reserve(cell.item(two), decision=decision)
     assert sorted(d.metadata.name for d in cell.every(Decision)) == ["d1", "d1.2"]
 
 
-async def test_one_rejected_item_does_not_spoil_the_others(cell: Cell) -> None:
+async def test_rejected_item_does_not_fail_other_items(cell: Cell) -> None:
     replicas = [await cell.replica(f"web-{i}") for i in range(4)]
     answers = await cell.reserve(
         cell.item(replicas[0]), cell.item(replicas[1], "gone"), cell.item(replicas[2]), cell.item(replicas[3])
@@ -80,7 +80,7 @@ async def test_one_rejected_item_does_not_spoil_the_others(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_repeating_an_intent_finds_the_first_claim(cell: Cell) -> None:
+async def test_repeated_intent_returns_first_claim(cell: Cell) -> None:
     await cell.node("n2", gpus=2)
     replica = await cell.replica(template={"resources": {"gpu": "1"}, "ports": ()})
     first = await cell.place(replica, "n2")
@@ -93,7 +93,7 @@ async def test_repeating_an_intent_finds_the_first_claim(cell: Cell) -> None:
     assert len(cell.every(Binding)) == 1
 
 
-async def test_the_same_replica_twice_in_one_request_and_in_two_at_once(cell: Cell) -> None:
+async def test_duplicate_replica_in_requests_is_accepted_once(cell: Cell) -> None:
     replica = await cell.replica()
     results = [a.result.value for a in await cell.reserve(cell.item(replica), cell.item(replica))]
     assert results == ["Accepted", "Already"]
@@ -103,7 +103,7 @@ async def test_the_same_replica_twice_in_one_request_and_in_two_at_once(cell: Ce
     cell.check_ledger()
 
 
-async def test_replica_gone_terminating_changed_and_stale(cell: Cell) -> None:
+async def test_reserve_of_gone_changed_or_stale_replica_is_refused(cell: Cell) -> None:
     replica = await cell.replica()
     item = cell.item(replica)
     wrong = msgspec.structs.replace(item.intent, replica_uid="other")
@@ -131,14 +131,14 @@ async def test_replica_gone_terminating_changed_and_stale(cell: Cell) -> None:
         ({"tenant": "team-b"}, "TenancyViolated"),
     ],
 )
-async def test_what_the_node_forbids(cell: Cell, change: dict[str, Any], reason: str) -> None:
+async def test_reserve_on_unsuitable_node_is_refused(cell: Cell, change: dict[str, Any], reason: str) -> None:
     replica = await cell.replica()
     await cell.change_node(**change)
     assert refused(await cell.place(replica), reason)["node"] == "n1"
     assert not cell.every(Binding) and not cell.authority.ledger.claims
 
 
-async def test_a_node_that_is_not_heard_or_not_reconciled(cell: Cell) -> None:
+async def test_reserve_on_missing_lapsed_or_reconciling_node_is_refused(cell: Cell) -> None:
     replica = await cell.replica()
     refused(await cell.place(replica, "n9"), "NodeGone")
     node = cell.get_node()
@@ -148,11 +148,11 @@ async def test_a_node_that_is_not_heard_or_not_reconciled(cell: Cell) -> None:
     running = msgspec.structs.replace(node.status.execution, reconciled=False)
     await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=running)))
     refused(await cell.place(replica), "NodeReconciling")
-    # The agent registered anew and has not yet said so: the book's epoch is ahead of the node's.
+    # The agent registered again and has not reported yet: the lease book's epoch is newer than the Node's.
     await cell.put(node)
     assert (await cell.renew("n1", 0)).epoch == 2
     assert refused(await cell.place(replica), "NodeReconciling")["leaseEpoch"] == 2
-    # The book's own clock decides, whatever node-health last wrote.
+    # The lease book decides, whatever node-health last wrote.
     ahead = msgspec.structs.replace(node.status.execution, epoch=2)
     await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=ahead)))
     assert (await cell.place(replica)).result is Result.ACCEPTED
@@ -161,7 +161,7 @@ async def test_a_node_that_is_not_heard_or_not_reconciled(cell: Cell) -> None:
     refused(await cell.place(other), "NodeUnreachable")
 
 
-async def test_overrides_keep_work_away_until_they_expire(cell: Cell) -> None:
+async def test_avoid_override_refuses_reserve_until_expiry(cell: Cell) -> None:
     replica = await cell.replica()
     scope = OverrideScope(region="us-east", zone="z1")
     ends = micro_text(cell.clock.now() + 10)
@@ -199,7 +199,7 @@ async def test_overrides_keep_work_away_until_they_expire(cell: Cell) -> None:
         (Placement(pools=("gpu",)), "pool default"),
     ],
 )
-async def test_placement_rules_hold_at_commit(cell: Cell, rules: Placement, forbidden: str) -> None:
+async def test_reserve_against_placement_rules_is_refused(cell: Cell, rules: Placement, forbidden: str) -> None:
     await cell.put(Region(ObjectMeta(name="us-east"), RegionSpec(("z1",), ("us",))))
     facts = refused(await cell.place(await cell.replica(placement=rules)), "ResidencyViolated")
     assert facts["forbidden"].startswith(forbidden)
@@ -207,11 +207,11 @@ async def test_placement_rules_hold_at_commit(cell: Cell, rules: Placement, forb
     assert (await cell.place(await cell.replica("ok", placement=allowed))).result is Result.ACCEPTED
 
 
-async def test_residency_is_refused_where_the_region_is_unknown(cell: Cell) -> None:
+async def test_residency_in_unknown_region_is_refused(cell: Cell) -> None:
     refused(await cell.place(await cell.replica(placement=Placement(residency=("us",)))), "ResidencyViolated")
 
 
-async def test_dedicated_tenants_and_shared_nodes_do_not_mix(cell: Cell) -> None:
+async def test_reserve_across_tenant_isolation_is_refused(cell: Cell) -> None:
     await cell.node("own", tenant=TENANT)
     await cell.put(Tenant(ObjectMeta(name=TENANT), TenantSpec(Isolation.DEDICATED)))
     refused(await cell.place(await cell.replica()), "TenancyViolated")
@@ -220,7 +220,7 @@ async def test_dedicated_tenants_and_shared_nodes_do_not_mix(cell: Cell) -> None
     refused(await cell.place(await cell.replica("b", tenant="team-b"), "own"), "TenancyViolated")
 
 
-async def test_capacity_is_refused_with_the_shortfall(cell: Cell) -> None:
+async def test_reserve_beyond_capacity_is_refused_with_shortfall(cell: Cell) -> None:
     big = await cell.replica(template={"resources": {"cpu": "6", "memory": "1Gi"}})
     assert (await cell.place(big)).result is Result.ACCEPTED
     facts = refused(await cell.place(await cell.replica("a", template={"resources": {"cpu": "3"}})), "InsufficientCpu")
@@ -230,7 +230,7 @@ async def test_capacity_is_refused_with_the_shortfall(cell: Cell) -> None:
     assert refused(await cell.place(odd), "InsufficientResource")["shortfall"] == {"example.com/dongle": "1"}
 
 
-async def test_an_overcommitted_node_keeps_its_claims_and_takes_no_more(cell: Cell) -> None:
+async def test_overcommitted_node_keeps_claims_and_refuses_new_ones(cell: Cell) -> None:
     await cell.place(await cell.replica(template={"resources": {"cpu": "6"}}))
     await cell.change_node(capacity={"cpu": "4", "memory": "16Gi"})
     small = await cell.replica("a", template={"resources": {"memory": "1Mi"}})
@@ -239,7 +239,7 @@ async def test_an_overcommitted_node_keeps_its_claims_and_takes_no_more(cell: Ce
     cell.check_ledger()
 
 
-async def test_devices_name_their_owner(cell: Cell) -> None:
+async def test_refused_device_names_its_owner(cell: Cell) -> None:
     await cell.node("g", gpus=2, model="a100")
     gpu = {"resources": {"gpu": "1"}}
     assert (await cell.place(await cell.replica("a", template=gpu), "g", devices=devices("gpu-1"))).devices == devices(
@@ -260,7 +260,7 @@ async def test_devices_name_their_owner(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_shares_fill_one_device_before_the_next(cell: Cell) -> None:
+async def test_gpu_shares_fill_one_device_first(cell: Cell) -> None:
     await cell.node("g", gpus=2)
     got = []
     for index, share in enumerate(("300m", "600m", "300m", "100m")):
@@ -271,7 +271,7 @@ async def test_shares_fill_one_device_before_the_next(cell: Cell) -> None:
     cell.check_ledger()
 
 
-async def test_ports_are_fixed_or_handed_out_in_rotation(cell: Cell) -> None:
+async def test_dynamic_ports_are_allocated_in_rotation(cell: Cell) -> None:
     await cell.node("p", port_range=(20000, 20002))
     web = {"ports": (Port("http"), Port("admin", 9000))}
     first = await cell.place(await cell.replica("a", template=web), "p")
@@ -283,14 +283,14 @@ async def test_ports_are_fixed_or_handed_out_in_rotation(cell: Cell) -> None:
     assert (await cell.place(second, "p")).ports == {"http": 20001}
     await cell.acknowledge("c.1")
     await cell.release(second, ReleaseAction.FREE)
-    # The port just given back is not the next one to be used.
+    # A released port is not reused at once.
     assert (await cell.place(await cell.replica("d", template=free), "p")).ports == {"http": 20002}
     assert (await cell.place(await cell.replica("e", template=free), "p")).ports == {"http": 20001}
     refused(await cell.place(await cell.replica("f", template=free), "p"), "PortsExhausted")
     cell.check_ledger()
 
 
-async def test_quota_limits_grants_and_their_lease(cell: Cell) -> None:
+async def test_reserve_without_grant_beyond_quota_or_after_lease_is_refused(cell: Cell) -> None:
     other = await cell.replica("b", tenant="team-b")
     assert refused(await cell.place(other), "NoGrant") == {"tenant": "team-b", "class": "Normal"}
     await cell.grant("team-b", limit={"cpu": "1500m", "memory": "8Gi"}, spend_until=micro_text(cell.clock.now() + 10))
@@ -303,7 +303,7 @@ async def test_quota_limits_grants_and_their_lease(cell: Cell) -> None:
     assert refused(await cell.place(small), "GrantExpired")["ended"] == ["us-east.normal"]
 
 
-async def test_recovery_work_spends_the_recovery_grant(cell: Cell) -> None:
+async def test_recovery_claim_spends_recovery_grant(cell: Cell) -> None:
     replica = await cell.replica("r", purpose=Purpose.RECOVERY)
     assert refused(await cell.place(replica), "NoGrant")["class"] == "Recovery"
     await cell.grant(grant_class=GrantClass.RECOVERY, limit={"cpu": "1", "memory": "1Gi"})
@@ -314,7 +314,7 @@ async def test_recovery_work_spends_the_recovery_grant(cell: Cell) -> None:
     assert (await cell.place(await cell.replica("n"))).result is Result.ACCEPTED
 
 
-async def test_a_recreated_replica_waits_for_the_old_ones_claim(cell: Cell) -> None:
+async def test_recreated_replica_waits_for_release_of_old_claim(cell: Cell) -> None:
     old = await cell.replica()
     await cell.place(old)
     await cell.remove(old)
@@ -322,14 +322,14 @@ async def test_a_recreated_replica_waits_for_the_old_ones_claim(cell: Cell) -> N
     assert new.uid != old.uid
     facts = refused(await cell.place(new), "AlreadyClaimed")
     assert facts["winner"]["replicaUid"] == old.uid
-    await cell.authority.tick()  # the orphan is told to stop
+    await cell.authority.tick()  # requests the stop of the orphan
     await cell.acknowledge("web-0.1")
     await cell.authority.tick()
     assert (await cell.place(new)).result is Result.ACCEPTED
     cell.check_ledger()
 
 
-async def test_a_large_request_is_committed_in_batches(cell: Cell) -> None:
+async def test_300_items_are_committed_in_two_batches(cell: Cell) -> None:
     await cell.node("big", capacity={"cpu": "1000", "memory": "1000Gi"})
     replicas: list[Replica] = [await cell.replica(f"m-{i}") for i in range(300)]
     before = cell.store.commits

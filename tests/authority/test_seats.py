@@ -1,4 +1,4 @@
-"""Seats: so many items at once, in the order they came, and none lost to someone who gave up waiting."""
+"""The item semaphore: FIFO order, bounded size, and cancelled waiters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from holdfast.authority.seats import Seats
 
 
-async def test_first_come_first_served_and_never_more_than_there_are() -> None:
+async def test_semaphore_serves_in_order_within_its_size() -> None:
     seats, order = Seats(4), []
     taken = most = 0
 
@@ -25,7 +25,7 @@ async def test_first_come_first_served_and_never_more_than_there_are() -> None:
     assert most == 4
 
 
-async def test_who_gives_up_blocks_nobody() -> None:
+async def test_semaphore_cancelled_waiter_does_not_block_others() -> None:
     seats = Seats(2)
     done: list[str] = []
 

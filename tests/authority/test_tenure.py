@@ -1,4 +1,4 @@
-"""A renewal tells the node how long exclusive work of scope Global may run: what is left of a tenure that names it."""
+"""A renewal carries the remaining run time of exclusive work of scope Global, from the tenure that lists it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ async def bound(cell: Cell, exclusive: Exclusivity = GLOBAL) -> str:
     return binding.uid
 
 
-async def test_without_a_tenure_nothing_may_run(cell: Cell) -> None:
+async def test_renewal_without_tenure_grants_no_run_time(cell: Cell) -> None:
     await bound(cell)
     answer = await cell.renew("n1", 1)
     assert answer.result is Result.ACCEPTED and answer.tenures == {}
 
 
-async def test_what_is_left_of_it_is_what_the_node_gets(cell: Cell) -> None:
+async def test_renewal_grants_remaining_tenure_time(cell: Cell) -> None:
     uid = await bound(cell)
     asked_s = cell.clock.now() - 15.0
     await cell.put(tenure.tenure_lease("us-east", asked_s, {ASSIGNMENT: (0,)}))
@@ -37,29 +37,29 @@ async def test_what_is_left_of_it_is_what_the_node_gets(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("covered", [{}, {ASSIGNMENT: (1,)}, {"team-b/web.us-east.normal": (0,)}])
-async def test_what_it_does_not_name_gets_none(cell: Cell, covered: tenure.Covered) -> None:
+async def test_renewal_grants_no_time_to_claims_outside_tenure(cell: Cell, covered: tenure.Covered) -> None:
     await bound(cell)
     await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), covered))
     assert (await cell.renew("n1", 1)).tenures == {}
 
 
-async def test_scope_region_needs_none(cell: Cell) -> None:
+async def test_exclusive_claim_of_scope_region_needs_no_tenure(cell: Cell) -> None:
     await bound(cell, Exclusivity())
     await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), {ASSIGNMENT: (0,)}))
     assert (await cell.renew("n1", 1)).tenures == {}
 
 
-async def test_a_new_authority_knows_which_claims_need_it(cell: Cell) -> None:
+async def test_new_authority_waits_for_fresh_tenure(cell: Cell) -> None:
     uid = await bound(cell)
     await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), {ASSIGNMENT: (0,)}))
     await cell.lead()
-    assert (await cell.renew("n1", 1)).tenures == {}, "how old that tenure is, a new authority cannot know"
+    assert (await cell.renew("n1", 1)).tenures == {}, "the age of an inherited tenure is unknown"
     await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), {ASSIGNMENT: (0,)}))
     assert list((await cell.renew("n1", 1)).tenures) == [uid]
     cell.check_ledger()
 
 
-async def test_a_clock_set_back_while_nothing_ran_prolongs_no_tenure(cell: Cell) -> None:
+async def test_wall_clock_set_back_does_not_extend_tenure(cell: Cell) -> None:
     await bound(cell)
     await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), {ASSIGNMENT: (0,)}))
     assert (await cell.renew("n1", 1)).tenures

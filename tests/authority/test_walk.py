@@ -1,6 +1,6 @@
-"""A random walk over the whole authority, with lost answers, cordons, fences, resizes and takeovers in between.
+"""A random walk over the authority, with unanswered commits, cordons, fences, resizes and takeovers.
 
-After every step the promises are checked on the records themselves, not on what the authority believes.
+After every step the invariants are checked on the stored objects, not on the authority's memory.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Walk:
         await self.cell.lead(run=True)
 
     async def heartbeat(self) -> None:
-        """The agent renews; where it was fenced it registers anew and says so."""
+        """The agents renew; a fenced one registers again and reports its new epoch."""
         for name in ("n1", "n2"):
             node = self.cell.get_node(name)
             answer = await self.cell.renew(name, node.status.execution.epoch)
@@ -195,11 +195,11 @@ async def _walk(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_the_promises_hold_on_a_random_walk(seed: int) -> None:
+async def test_invariants_hold_on_random_walk(seed: int) -> None:
     await _walk(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 120))
-async def test_the_promises_hold_on_more_random_walks(seed: int) -> None:
+async def test_invariants_hold_on_more_random_walks(seed: int) -> None:
     await _walk(seed)

@@ -70,8 +70,8 @@ def test_the_first_to_act_is_neither_a_report_nor_a_sum_nor_a_pulse():
     ]
     (line,) = answers.acted_first(steps)
     assert line.startswith("+0.3 s region-health (east) changed Region acme/east") and "Healthy → Lost" in line
-    assert answers.acted_first(steps[:2]) == ["no controller wrote anything"]
-    assert answers.desired_state(steps) == ["nothing: no spec changed in any cell"]
+    assert answers.acted_first(steps[:2]) == ["none: no controller wrote"]
+    assert answers.desired_state(steps) == ["none: no spec changed in any cell"]
 
 
 def test_counters_of_a_process_that_was_started_anew_count_from_zero():

@@ -14,6 +14,6 @@ def test_a_wait_and_a_move_are_told_with_their_reason_and_their_time():
     )  # fmt: skip
     waits, moved = moves_told(MovesBlock(waits=(wait,), left=(left,)))
     assert "east" in waits and "InsufficientCpu" in waits and "60 s" in waits
-    assert "2 moved on from north to west" in moved and "NoNodes: none at all" in moved
-    assert "not back before 2026-01-01T00:10:00Z" in moved
+    assert "2 replicas moved from north to west" in moved and "NoNodes: none at all" in moved
+    assert "north is avoided until 2026-01-01T00:10:00Z" in moved
     assert moves_told(MovesBlock()) == []

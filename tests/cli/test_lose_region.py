@@ -38,7 +38,7 @@ def test_what_the_planner_would_do_is_told_place_by_place() -> None:
     [
         ({}, "if region east is lost:"),
         ({"lost": {"region": "east", "zone": "east-a"}}, "if zone east-a of region east is lost:"),
-        ({"safe": [{"tenant": "pay", "workload": "risk"}]}, "pay/risk still serves enough elsewhere"),
+        ({"safe": [{"tenant": "pay", "workload": "risk"}]}, "pay/risk: still serves minServing in another region"),
         (
             {"short": [{"tenant": "pay", "workload": "risk", "why": "west: 0 of 4 recovery places"}]},
             "STAYS SHORT: pay/risk: west: 0 of 4 recovery places",
@@ -46,10 +46,10 @@ def test_what_the_planner_would_do_is_told_place_by_place() -> None:
         (_placed([TAKES]), "fill-west-3"),
         (
             _placed([WAITS]),
-            "WOULD WAIT: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)",
+            "PENDING: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)",
         ),
-        ({"decided": False}, "the search was cut short"),
-        ({"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 2}]}, "NO PROMISE"),
+        ({"decided": False}, "the search reached its limit"),
+        ({"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 2}]}, "NO OBJECTIVE"),
     ],
 )
 def test_every_part_of_the_picture_is_said(given: dict[str, Any], said: str) -> None:

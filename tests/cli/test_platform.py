@@ -41,7 +41,7 @@ def test_the_default_platform_has_what_was_promised() -> None:
 
 
 def test_a_port_base_without_room_is_refused() -> None:
-    with pytest.raises(Stop, match="no room"):
+    with pytest.raises(Stop, match="not enough ports"):
         design(THREE, agents_per_region=50, port_base=60000, samples=False)
     with pytest.raises(Stop):
         design(THREE, agents_per_region=1, port_base=80, samples=False)
@@ -107,7 +107,7 @@ def test_samples_are_fitted_to_fewer_regions() -> None:
     risk = next(m for m in manifests if m["metadata"]["name"] == "risk-api")
     assert risk["spec"]["placement"]["spreadRegions"] == 1
     assert not [m for m in manifests if m["kind"] == "RecoveryBudget"]
-    assert any("billing-api left out" in remark for remark in remarks)
+    assert any("billing-api omitted" in remark for remark in remarks)
 
 
 def test_regions_are_valid_objects() -> None:

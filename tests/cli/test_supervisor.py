@@ -70,8 +70,8 @@ def test_a_crashed_process_is_started_again_and_it_says_so(prepared: Layout) -> 
     assert pid_of(prepared, "b") == other
     record = next(r for r in load_records(prepared) if r.program.name == "a")
     assert record.restarts == 1
-    assert record.last_exit == "was ended by SIGKILL"
-    assert "a: was ended by SIGKILL" in prepared.log("supervisor").read_text()
+    assert record.last_exit == "was killed by SIGKILL"
+    assert "a: was killed by SIGKILL" in prepared.log("supervisor").read_text()
     supervisor.terminate()
     assert supervisor.wait(20) == 0
     assert list(marked(prepared.root)) == []
@@ -157,7 +157,7 @@ def test_down_stops_what_a_killed_supervisor_left(prepared: Layout, tmp_path: Pa
         [sys.executable, "-m", "holdfast.cli", "down", "--state", str(prepared.root)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "left over" in done.stderr
+    assert "orphaned process" in done.stderr
     assert list(marked(prepared.root)) == []
 
 

@@ -70,7 +70,7 @@ def test_a_batch_is_done_once_it_runs_or_ended() -> None:
     assert not workload_view(item, []).done
     view = workload_view(item, [("us-east", running)])
     assert view.done
-    assert how_far(view) == "1 running, 0 of 4 done"
+    assert how_far(view) == "1 running, 0 of 4 succeeded"
     assert workload_view(with_status(item, summary=Summary(succeeded=4)), []).done
 
 
@@ -93,7 +93,7 @@ def test_text_shows_everything_that_is_wrong() -> None:
         workloads=(workload_view(making.workload(), []),),
     )
     text = as_text(survey)
-    for expected in ("no supervisor", "refused", "NodeUnreachable", "cell-global is not running", "g.log", "0/3"):
+    for expected in ("no supervisor", "refused", "NodeUnreachable", "cell-global: not running", "g.log", "0/3"):
         assert expected in text
     platform = design(("us-east",), agents_per_region=1, port_base=7400, samples=True)
     rows = {what: (how, there) for what, how, there in facts(platform, survey)}

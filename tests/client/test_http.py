@@ -53,7 +53,7 @@ async def client(server: SmallServer) -> AsyncIterator[HttpClient]:
     await made.close()
 
 
-async def test_reads_are_typed(server: SmallServer, client: HttpClient) -> None:
+async def test_get_returns_typed_object_or_none(server: SmallServer, client: HttpClient) -> None:
     stored = server.cell.put(endpoint())
     assert await client.get(Endpoint, "a", "t") == stored
     assert await client.get(Endpoint, "b", "t") is None
@@ -62,14 +62,14 @@ async def test_reads_are_typed(server: SmallServer, client: HttpClient) -> None:
     assert client.cell == "west"
 
 
-async def test_a_list_is_all_its_pages_at_one_revision(server: SmallServer, client: HttpClient) -> None:
+async def test_list_returns_all_pages_of_one_revision(server: SmallServer, client: HttpClient) -> None:
     stored = [server.cell.put(endpoint(f"e{n}")) for n in range(5)]
     listing = await client.list(Endpoint, fields={"workload": "t/w"})
     assert list(listing.items) == stored and listing.revision == 5
     assert len(server.requests) == 3
 
 
-async def test_a_list_that_expires_between_pages_starts_over(server: SmallServer, client: HttpClient) -> None:
+async def test_list_compacted_between_pages_starts_over(server: SmallServer, client: HttpClient) -> None:
     for n in range(5):
         server.cell.put(endpoint(f"e{n}"))
 
@@ -83,7 +83,7 @@ async def test_a_list_that_expires_between_pages_starts_over(server: SmallServer
     assert list(listing.items) == server.cell.all(Endpoint) and listing.revision == 6
 
 
-async def test_commit_and_its_refusals(server: SmallServer, client: HttpClient) -> None:
+async def test_commit_returns_objects_or_raises_server_fault(server: SmallServer, client: HttpClient) -> None:
     done = await client.commit([Create(endpoint())])
     assert done.revision == 1 and done.objects[0] == server.cell.all(Endpoint)[0]
     with pytest.raises(AlreadyExists):
@@ -97,20 +97,20 @@ async def test_commit_and_its_refusals(server: SmallServer, client: HttpClient) 
 
 
 @pytest.mark.parametrize("how", ["silent_after_commit", "cut_after_commit", "silent_before_commit"])
-async def test_a_commit_without_an_answer_has_one_effect(server: SmallServer, client: HttpClient, how: str) -> None:
+async def test_commit_without_response_takes_effect_once(server: SmallServer, client: HttpClient, how: str) -> None:
     setattr(server, how, 2)
     done = await client.commit([Create(endpoint())])
     assert isinstance(done.objects[0], Endpoint) and len(server.cell.commits) == 1
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])
-async def test_an_unclear_answer_is_read_back(server: SmallServer, client: HttpClient, status: int) -> None:
+async def test_ambiguous_commit_response_is_read_back(server: SmallServer, client: HttpClient, status: int) -> None:
     server.commit_answers = [(status, "Bad gateway")]
     await client.commit([Create(endpoint())])
     assert len(server.cell.commits) == 1
 
 
-async def test_nobody_there_is_unavailable_and_nothing_happened() -> None:
+async def test_http_client_connection_refused_raises_unavailable() -> None:
     client = HttpClient("http://127.0.0.1:1", SystemPorts(), cell="west")
     with pytest.raises(Unavailable, match="cannot connect"):
         await client.commit([Create(endpoint())])
@@ -119,7 +119,7 @@ async def test_nobody_there_is_unavailable_and_nothing_happened() -> None:
     await client.close()
 
 
-async def test_an_overloaded_server_is_left_alone_as_long_as_it_asks(server: SmallServer, client: HttpClient) -> None:
+async def test_http_client_waits_retry_after_of_overloaded_server(server: SmallServer, client: HttpClient) -> None:
     server.cell.put(endpoint())
     server.answers = [(429, "TooManyRequests", {"Retry-After": "0.4"})]
     began = asyncio.get_running_loop().time()
@@ -132,7 +132,7 @@ async def test_an_overloaded_server_is_left_alone_as_long_as_it_asks(server: Sma
     assert len(server.cell.commits) == 0
 
 
-async def test_reads_are_repeated_a_bounded_number_of_times(server: SmallServer, client: HttpClient) -> None:
+async def test_read_retries_are_bounded_by_budget(server: SmallServer, client: HttpClient) -> None:
     server.answers = [(503, "ServiceUnavailable", {})] * 100
     with pytest.raises(Unavailable):
         await client.get(Endpoint, "a", "t")
@@ -146,7 +146,7 @@ async def test_reads_are_repeated_a_bounded_number_of_times(server: SmallServer,
     assert len(server.requests) < 100 + limits.RETRY_BUDGET_BURST * 1.5
 
 
-async def test_a_watch_is_typed_and_ends_as_unavailable(server: SmallServer, client: HttpClient) -> None:
+async def test_watch_yields_typed_events_and_ends_with_unavailable(server: SmallServer, client: HttpClient) -> None:
     stored = server.cell.put(endpoint())
     line = b'{"type":"MODIFIED","object":' + wire_object(stored) + b"}\n"
     bookmark = b'{"type":"BOOKMARK","object":{"kind":"Endpoint","metadata":{"resourceVersion":"17"}}}\n'
@@ -162,7 +162,7 @@ async def test_a_watch_is_typed_and_ends_as_unavailable(server: SmallServer, cli
     }  # fmt: skip
 
 
-async def test_a_compacted_watch_expires_either_way(server: SmallServer, client: HttpClient) -> None:
+async def test_compacted_watch_raises_expired(server: SmallServer, client: HttpClient) -> None:
     status = b'{"kind":"Status","status":"Failure","code":410,"reason":"Expired","message":"too old"}'
     server.lines = [b'{"type":"ERROR","object":' + status + b"}\n"]
     with pytest.raises(Expired):
@@ -172,13 +172,13 @@ async def test_a_compacted_watch_expires_either_way(server: SmallServer, client:
         await drain(client, [], after=1)
 
 
-async def test_rubbish_on_a_watch_is_unavailable(server: SmallServer, client: HttpClient) -> None:
+async def test_watch_with_invalid_line_raises_unavailable(server: SmallServer, client: HttpClient) -> None:
     server.lines = [b"<html>\n"]
-    with pytest.raises(Unavailable, match="broke off"):
+    with pytest.raises(Unavailable, match="interrupted"):
         await drain(client, [], after=1)
 
 
-async def test_placement_and_notices(server: SmallServer, client: HttpClient) -> None:
+async def test_placement_calls_and_notices_reach_server(server: SmallServer, client: HttpClient) -> None:
     answers = await client.renew(RenewRequest(items=(RenewItem(node="n1"), RenewItem(node="n2"))))
     assert [answer.node for answer in answers.answers] == ["n1", "n2"]
     tenant = server.cell.put(Tenant(metadata=meta("t", "")))
@@ -189,7 +189,7 @@ async def test_placement_and_notices(server: SmallServer, client: HttpClient) ->
         await client.renew(RenewRequest(items=(RenewItem(node="n1"),)))
 
 
-async def test_an_informer_runs_on_it(server: SmallServer, client: HttpClient) -> None:
+async def test_informer_syncs_over_http(server: SmallServer, client: HttpClient) -> None:
     for n in range(5):
         server.cell.put(endpoint(f"e{n}"))
     informers = Informers(client, SystemPorts())
@@ -200,7 +200,7 @@ async def test_an_informer_runs_on_it(server: SmallServer, client: HttpClient) -
     await informers.stop()
 
 
-async def test_certificates_are_checked_both_ways(tmp_path: Path) -> None:
+async def test_client_and_server_verify_each_others_certificate(tmp_path: Path) -> None:
     ports = SystemPorts()
     now_s = ports.clock.now()
     certificates.make_ca(tmp_path / "a", now_s=now_s)

@@ -26,19 +26,19 @@ def commit(**more: Any) -> bytes:
     return msgspec.json.encode({**tree, "tomorrow": {"a": [None]}})
 
 
-def test_a_status_block_that_is_unknown_is_left_out_and_told() -> None:
+def test_unknown_status_block_is_dropped_with_warning() -> None:
     blocks = {"execution": {"epoch": 3, "running": 2, "tomorrow": [1]}, "thermal": {"celsius": 40}, "gone": None}
     asked = wire.decode_commit(commit(blocks=blocks, tomorrow="x"))
     assert asked.writes == wire.decode_commit(commit()).writes
     assert asked.unknown == (
-        "Node n1: unknown status block 'thermal' was left out",
-        "Node n1: unknown status block 'gone' was left out",
+        "Node n1: unknown status block thermal was dropped",
+        "Node n1: unknown status block gone was dropped",
     )
     assert wire.decode_commit(commit()).unknown == ()
 
 
 @pytest.mark.parametrize("wrong", [{"op": "merge"}, {"kind": "Tomorrow"}, {"blocks": {"execution": {"epoch": "x"}}}])
-def test_what_decides_is_refused_and_not_left_out(wrong: dict[str, Any]) -> None:
+def test_unknown_kind_or_op_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         wire.decode_commit(commit(**wrong))
 
@@ -48,13 +48,13 @@ def test_what_decides_is_refused_and_not_left_out(wrong: dict[str, Any]) -> None
     [(403, Forbidden), (404, NotFound), (409, Conflict), (410, Expired), (422, BadRequest), (418, BadRequest),
      (500, Unavailable), (503, Unavailable)],
 )  # fmt: skip
-def test_a_fault_with_an_unknown_reason_is_known_by_its_code(code: int, kind: type[Fault]) -> None:
+def test_fault_with_unknown_reason_is_mapped_by_code(code: int, kind: type[Fault]) -> None:
     body = msgspec.json.encode({"reason": "NotBeforeTomorrow", "message": "m", "code": code, "tomorrow": {}})
     fault = wire.fault_of(code, body)
     assert type(fault) is kind and fault.message == "m"
 
 
-def test_the_lines_of_a_watch_may_say_more_than_is_known() -> None:
+def test_watch_line_with_unknown_fields_is_decoded() -> None:
     line = (
         b'{"tomorrow":1,"type":"MODIFIED","object":{"apiVersion":"holdfast.dev/v1","kind":"Node","tomorrow":null,'
         b'"metadata":{"name":"n1","resourceVersion":"7","tomorrow":{}},"spec":{"zone":"a","tomorrow":[{}]}}}'

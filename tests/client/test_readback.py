@@ -37,7 +37,7 @@ def setup() -> tuple[ScriptedCell, ScriptedClient]:
     return cell, ScriptedClient(cell, VirtualPorts())
 
 
-def test_a_create_that_happened_is_found() -> None:
+def test_create_without_response_that_happened_is_found() -> None:
     async def main() -> None:
         cell, client = setup()
         client.after_commit = [no_answer()]
@@ -48,7 +48,7 @@ def test_a_create_that_happened_is_found() -> None:
     run(main)
 
 
-def test_a_create_that_did_not_happen_is_repeated() -> None:
+def test_create_without_response_that_did_not_happen_is_repeated() -> None:
     async def main() -> None:
         cell, client = setup()
         client.before_commit = [no_answer(), no_answer(), no_answer()]
@@ -58,7 +58,7 @@ def test_a_create_that_did_not_happen_is_repeated() -> None:
     run(main)
 
 
-def test_anothers_namesake_is_not_taken_for_ours() -> None:
+def test_create_without_response_is_not_confused_with_other_object() -> None:
     async def main() -> None:
         cell, client = setup()
         client.before_commit = [no_answer()]
@@ -69,7 +69,7 @@ def test_anothers_namesake_is_not_taken_for_ours() -> None:
     run(main)
 
 
-def test_an_update_is_told_from_anothers_by_what_it_says() -> None:
+def test_update_without_response_is_recognised_by_content() -> None:
     async def main() -> None:
         cell, client = setup()
         held = cell.put(endpoint())
@@ -86,7 +86,7 @@ def test_an_update_is_told_from_anothers_by_what_it_says() -> None:
     run(main)
 
 
-def test_an_update_lost_on_the_way_is_repeated_and_may_lose_the_race() -> None:
+def test_lost_update_is_repeated() -> None:
     async def main() -> None:
         cell, client = setup()
         held = cell.put(endpoint())
@@ -97,7 +97,7 @@ def test_an_update_lost_on_the_way_is_repeated_and_may_lose_the_race() -> None:
     run(main)
 
 
-def test_a_status_is_repeated_tied_to_what_was_read() -> None:
+def test_lost_status_write_is_repeated_with_read_revision() -> None:
     async def main() -> None:
         cell, client = setup()
         region = cell.put(Region(metadata=meta("r", ""), spec=RegionSpec()))
@@ -113,7 +113,7 @@ def test_a_status_is_repeated_tied_to_what_was_read() -> None:
     run(main)
 
 
-def test_a_deletion_is_done_when_the_identity_is_gone() -> None:
+def test_deletion_without_response_is_done_when_uid_is_gone() -> None:
     async def main() -> None:
         cell, client = setup()
         held = cell.put(endpoint())
@@ -128,7 +128,7 @@ def test_a_deletion_is_done_when_the_identity_is_gone() -> None:
     run(main)
 
 
-def test_one_write_of_a_transaction_tells_for_all() -> None:
+def test_one_missing_write_shows_that_commit_did_not_happen() -> None:
     async def main() -> None:
         cell, client = setup()
         held = cell.put(endpoint("old"))
@@ -140,7 +140,7 @@ def test_one_write_of_a_transaction_tells_for_all() -> None:
     run(main)
 
 
-def test_a_nameless_create_is_never_repeated() -> None:
+def test_create_with_generated_name_is_never_repeated() -> None:
     async def main() -> None:
         cell, client = setup()
         client.before_commit = [no_answer()]
@@ -152,7 +152,7 @@ def test_a_nameless_create_is_never_repeated() -> None:
     run(main)
 
 
-def test_a_stale_token_after_doubt_is_told() -> None:
+def test_read_back_with_stale_token_raises_stale_token() -> None:
     async def main() -> None:
         cell, client = setup()
         term = cell.put(Term(metadata=meta("boss", ""), spec=TermSpec(holder="me")))
@@ -165,7 +165,7 @@ def test_a_stale_token_after_doubt_is_told() -> None:
     run(main)
 
 
-def test_reads_that_fail_are_bounded() -> None:
+def test_failing_read_backs_are_bounded() -> None:
     async def main() -> None:
         _, client = setup()
         client.after_commit = [no_answer()]
@@ -177,7 +177,7 @@ def test_reads_that_fail_are_bounded() -> None:
     run(main)
 
 
-def test_conditions_are_compared_without_their_times() -> None:
+def test_read_back_compares_conditions_without_times() -> None:
     region = Region(metadata=meta("r", ""), spec=RegionSpec())
     said = Condition(type="Ready", status="True", reason="Because", last_transition_time="2026-01-01T00:00:00Z")
     held = msgspec.structs.replace(region, status=msgspec.structs.replace(region.status, conditions=(said,)))
@@ -219,7 +219,7 @@ class LateClient(ScriptedClient):
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_counting_through_lost_and_late_answers_counts_each_once(seed: int) -> None:
+def test_counter_with_lost_responses_counts_each_commit_once(seed: int) -> None:
     """A counter raised by compare-and-swap: what was acknowledged is there, and nothing counts twice."""
 
     async def main() -> None:

@@ -83,7 +83,7 @@ def endpoint(name: str, region: str = "west") -> Endpoint:
     return Endpoint(metadata=ObjectMeta(name=name, namespace="t"), spec=EndpointSpec(workload="w", region=region))
 
 
-async def test_a_brief_commit_is_answered_with_its_revision_alone(cell: Running) -> None:
+async def test_brief_commit_returns_only_revision(cell: Running) -> None:
     client = cell.client("serve")
     done = await client.commit([Create(endpoint("brief"))], brief=True)
     assert done.objects == ()
@@ -91,7 +91,7 @@ async def test_a_brief_commit_is_answered_with_its_revision_alone(cell: Running)
     assert held is not None and held.revision == done.revision
 
 
-async def test_objects_go_in_and_come_out(cell: Running) -> None:
+async def test_objects_are_created_updated_and_deleted_over_http(cell: Running) -> None:
     client = cell.client("serve")
     done = await client.commit([Create(endpoint("a")), Create(endpoint("b"))])
     first = done.objects[0]
@@ -112,7 +112,7 @@ async def test_objects_go_in_and_come_out(cell: Running) -> None:
     await client.notify([Notice(first, "Gone", "it is gone")], component="test")
 
 
-async def test_strangers_and_trespassers_are_told_apart(cell: Running) -> None:
+async def test_unknown_and_unauthorized_callers_get_different_faults(cell: Running) -> None:
     with pytest.raises(Forbidden):
         await cell.client("scheduler").commit([Create(endpoint("a"))])
     stranger = HttpClient(cell.url, cell.ports, cell="west", token="wrong")
@@ -121,7 +121,7 @@ async def test_strangers_and_trespassers_are_told_apart(cell: Running) -> None:
     await stranger.close()
 
 
-async def test_pages_show_one_state(cell: Running) -> None:
+async def test_pages_show_state_of_first_page(cell: Running) -> None:
     client = cell.client("serve")
     for start in range(0, 1200, 400):
         await client.commit([Create(endpoint(f"e{n:04}")) for n in range(start, start + 400)])
@@ -129,7 +129,7 @@ async def test_pages_show_one_state(cell: Running) -> None:
     assert [item.metadata.name for item in listing.items] == [f"e{n:04}" for n in range(1200)]
 
 
-async def test_a_watch_follows_and_expires(cell: Running) -> None:
+async def test_watch_over_http_follows_and_expires(cell: Running) -> None:
     client = cell.client("serve")
     start = (await client.list(Endpoint)).revision
     watching = client.watch(Endpoint, after=start, fields={"region": "west"})
@@ -146,7 +146,7 @@ async def test_a_watch_follows_and_expires(cell: Running) -> None:
         await anext(client.watch(Endpoint, after=10**6))
 
 
-async def test_a_controller_runs_over_http(cell: Running) -> None:
+async def test_controller_runs_over_http(cell: Running) -> None:
     def wake(new: Endpoint | None, old: Endpoint | None, view: View) -> Iterable[Key]:
         item = new or old
         return (item.key,) if item is not None else ()

@@ -34,7 +34,7 @@ def test_a_command_runs_in_the_replicas_environment(platform: Up) -> None:
     assert (done.stdout.strip(), done.returncode) == (name, 7)
     slow = holdfast("exec", f"payments/{name}", "--timeout", "1", "--state", str(platform.state), "--", "sleep", "30",
                     check=False)  # fmt: skip
-    assert slow.returncode == 1 and "did not end within 1 s" in slow.stderr
+    assert slow.returncode == 1 and "did not finish within 1 s" in slow.stderr
     missing = holdfast("exec", f"payments/{name}", "--state", str(platform.state), "--", "no-such-program", check=False)
     assert missing.returncode == 127
 
@@ -69,7 +69,7 @@ def test_use_is_shown_beside_what_was_asked_for(platform: Up) -> None:
 def test_an_agent_that_is_away_is_named_and_comes_back(platform: Up) -> None:
     node = platform.status()["nodes"][0]["name"]
     os.kill(platform.pid(f"agent-{node}"), signal.SIGKILL)
-    until(lambda: not told(platform)["silent"], within_s=60, what="every agent answers again")
+    until(lambda: not told(platform)["unreachable"], within_s=60, what="every agent answers again")
     assert any(row["name"] == node for row in told(platform)["rows"])
 
 

@@ -69,7 +69,7 @@ def test_a_spent_token_is_refused_with_the_reason(platform: Up) -> None:
         command(platform, "us-east", "us-east-7", token), capture_output=True, text=True, timeout=60
     )
     assert refused.returncode == Exit.DENIED
-    assert "join token spent is for node us-east-8, and us-east-7 asked" in refused.stderr
+    assert "join token spent is for another node (expected us-east-8, found us-east-7)" in refused.stderr
     assert "next: holdfast token create NAME --join us-east --node us-east-7" in refused.stderr
     holdfast("token", "revoke", "spent", "--join", "us-east", "--state", str(platform.state))
     refused = subprocess.run(

@@ -97,5 +97,5 @@ def test_what_a_budget_keeps_is_named(platform: Up) -> None:
     done = kubectl(platform, programs()[-1], "drain", NODE, "--timeout=6s", check=False)
     assert done.returncode != 0
     assert time.monotonic() - asked_s < 20, "kubectl keeps to its own deadline"
-    assert "acme/stays-us-east-0: its budget lets none be away" in done.stderr
+    assert "acme/stays-us-east-0: disruption budget: disruption.maxUnavailable is 0" in done.stderr
     kubectl(platform, programs()[-1], "uncordon", NODE)

@@ -97,7 +97,7 @@ def test_work_on_loan_makes_way_when_a_region_is_killed(state: str) -> None:
     )  # fmt: skip
     assert ran.stdout, ran.stderr
     report = json.loads(ran.stdout)
-    assert report["seconds_to_four_serving"] < 60, ran.stdout
+    assert report["secondsToMinServing"] < 60, ran.stdout
     assert report["violations"] == []
     decided = watcher.list("decisions", other)
     victims = {v for d in decided for e in d["spec"]["entries"] for v in e.get("victims", ())}

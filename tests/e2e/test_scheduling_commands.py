@@ -41,7 +41,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_explain_tells_the_story_of_a_replica_in_order(state: Path) -> None:
     told = json.loads(holdfast("explain", "payments/risk-api-us-east-0", "--state", str(state), "-o", "json").stdout)
-    (story,) = told["stories"]
+    (story,) = told["timelines"]
     stages = [event["stage"] for event in story["events"]]
     assert stages[:3] == ["Queued", "Decided", "Bound"]
     assert story["stands"] == "Serving"
@@ -56,9 +56,9 @@ def test_every_decision_of_a_fresh_platform_replays(state: Path) -> None:
     compared = json.loads(done.stdout)
     assert compared["differences"] and done.returncode == 3
     replica = json.loads(holdfast("explain", "payments/risk-api-us-east-0", "--state", str(state), "-o", "json").stdout)
-    decided = next(e for e in replica["stories"][0]["events"] if e["stage"] == "Decided")
+    decided = next(e for e in replica["timelines"][0]["events"] if e["stage"] == "Decided")
     name = "payments/" + decided["text"].rsplit("decision ", 1)[1]
-    assert "the same outcome, bit for bit" in holdfast("replay", name, "--state", str(state)).stdout
+    assert "identical outcome" in holdfast("replay", name, "--state", str(state)).stdout
 
 
 def test_why_not_names_what_is_in_the_way(state: Path) -> None:
@@ -115,7 +115,7 @@ def test_explain_says_why_a_workload_that_crashes_does_not_serve(state: Path) ->
         return holdfast("explain", "search/crashes", "--state", str(state)).stdout
 
     until(lambda: "failing: 1 in us-east: Exited (exit code 3)" in told(), within_s=60, what="the condition says why")
-    until(lambda: "help:    see what it wrote: holdfast logs search/crashes-us-east-0" in told(), within_s=60,
+    until(lambda: "fix:     see what it wrote: holdfast logs search/crashes-us-east-0" in told(), within_s=60,
           what="the story of its replica is told")  # fmt: skip
     pod = [*kubectl, "--context", "us-east", "-n", "search", "logs", "crashes-us-east-0.1"]
     assert "boo" in subprocess.run(pod, check=True, timeout=60, capture_output=True, text=True).stdout

@@ -176,7 +176,7 @@ def test_in_the_foreground_an_interrupt_stops_everything(tmp_path: Path) -> None
             stdout=out, stderr=out, env={**os.environ, "CI": "true"}, start_new_session=True,
         )  # fmt: skip
     try:
-        until(lambda: "Ctrl-C stops it" in log.read_text(), within_s=60, what="the platform is up")
+        until(lambda: "Ctrl-C stops the platform" in log.read_text(), within_s=60, what="the platform is up")
         command.send_signal(signal.SIGINT)
         assert command.wait(60) == 0
     finally:

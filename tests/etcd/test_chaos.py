@@ -296,7 +296,7 @@ async def check_history(store: EtcdStore, folder: Path) -> str:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900 * ROUNDS)
-async def test_a_region_survives_every_fault_of_its_parts(own_cluster, tmp_path):
+async def test_region_survives_faults_of_all_components(own_cluster, tmp_path):
     fleet = Fleet(tmp_path, own_cluster)
     ended = asyncio.Event()
     clients: list[Client] = []

@@ -62,7 +62,7 @@ async def follow(store: EtcdStore, seen: list[tuple[str, int]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("_", range(ROUNDS))
-async def test_members_die_and_stall_under_load(own_cluster, tmp_path, _):
+async def test_member_failures_under_load_lose_no_acknowledged_write(own_cluster, tmp_path, _):
     target = Target(endpoints=own_cluster.endpoints)
     store, other = await open_store("here", target, tmp_path), await open_store("here", target)
     seen: list[tuple[str, int]] = []

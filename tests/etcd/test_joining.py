@@ -93,7 +93,7 @@ async def is_refused(client: HttpClient) -> bool:
     return False
 
 
-async def test_what_one_server_gave_or_took_holds_at_the_other(shared_cluster: Any, tmp_path: Path) -> None:
+async def test_join_and_revocation_at_one_server_hold_at_the_other(shared_cluster: Any, tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, shared_cluster)
     door = Door(fleet)
     agent: subprocess.Popen[bytes] | None = None

@@ -43,7 +43,7 @@ def answered_truly(seed: int, calls: int) -> tuple[list[Call], str]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 30))
-def test_what_a_register_answers_is_taken(seed, calls):
+def test_history_of_register_is_linearizable(seed, calls):
     history, value = answered_truly(seed, calls)
     assert linearizable(history, "", register)
     assert linearizable([*history, Call(Read(), value, 100.0, 101.0)], "", register) or any(
@@ -53,7 +53,7 @@ def test_what_a_register_answers_is_taken(seed, calls):
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**9), st.integers(4, 30), st.data())
-def test_an_answer_that_no_register_gives_is_refused(seed, calls, data):
+def test_history_impossible_for_register_is_rejected(seed, calls, data):
     """A lost write, a value from nowhere, a value from before: each breaks a history that was whole."""
     history, _ = answered_truly(seed, calls)
     known = [Call(c.asked, c.told, c.sent, c.answered) for c in history if c.told is not UNKNOWN]
@@ -72,7 +72,7 @@ def test_an_answer_that_no_register_gives_is_refused(seed, calls, data):
     assert not linearizable(broken, "", register)
 
 
-def test_an_unknown_write_may_happen_late_once_or_never():
+def test_unknown_write_may_happen_late_or_never_but_once():
     late = Call(Write("a", ""), UNKNOWN, 0.0, NEVER)
     assert linearizable([late, Call(Read(), "", 5, 6), Call(Read(), "a", 7, 8)], "", register)
     assert linearizable([late, Call(Read(), "", 5, 6)], "", register)
@@ -100,7 +100,7 @@ def test_an_unknown_write_may_happen_late_once_or_never():
         ([Call(Place("", reserve=False), ("Accepted", "n1"), 0, 1)], False),
     ],
 )
-def test_a_replica_has_one_place(calls, possible):
+def test_replica_history_with_two_nodes_is_rejected(calls, possible):
     assert linearizable(calls, ("", ""), replica) is possible
 
 
@@ -113,5 +113,5 @@ def test_a_replica_has_one_place(calls, possible):
         ([Call(Take("b"), "Rejected", 2, 3)], False),
     ],
 )
-def test_a_device_has_one_owner(calls, possible):
+def test_device_history_with_two_owners_is_rejected(calls, possible):
     assert linearizable(calls, "", device) is possible

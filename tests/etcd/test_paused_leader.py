@@ -29,7 +29,7 @@ async def until(true: Callable[[], object], within_s: float = 10.0) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_bind_on_its_way_when_another_took_over_is_refused(shared_cluster, tmp_path):
+async def test_bind_in_flight_after_leader_change_is_refused(shared_cluster, tmp_path):
     """The transaction itself is held back on the wire, beyond the reach of the process that sent it."""
     member = int(shared_cluster.endpoints[0].rpartition(":")[2])
     wire = await Proxy(member).start()
@@ -66,7 +66,7 @@ async def test_a_bind_on_its_way_when_another_took_over_is_refused(shared_cluste
         wire.end()
 
 
-async def test_a_new_leader_waits_a_full_ttl_before_it_fences(shared_cluster):
+async def test_new_leader_waits_full_ttl_before_fencing(shared_cluster):
     """On etcd: the nodes were silent for long before the takeover, and only the time since it counts."""
     clock = ManualClock()
     target = Target(endpoints=shared_cluster.endpoints)
@@ -93,7 +93,7 @@ async def test_a_new_leader_waits_a_full_ttl_before_it_fences(shared_cluster):
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_a_stopped_process_that_led_has_its_writes_refused(own_cluster, tmp_path):
+async def test_writes_of_suspended_former_leader_are_refused(own_cluster, tmp_path):
     """SIGSTOP with a write on the wire, past the lease; another leads; then both the process and the wire go on."""
     fleet = Fleet(tmp_path, own_cluster)
     try:

@@ -28,7 +28,7 @@ async def opened(prefix: str, cluster: etcd_cluster.Cluster) -> Cell:
     return cell
 
 
-def test_decisions_replay_from_etcd_and_after_a_restart(shared_cluster: etcd_cluster.Cluster) -> None:
+def test_decisions_replay_from_etcd_after_restart(shared_cluster: etcd_cluster.Cluster) -> None:
     async def main() -> None:
         await day_in(await opened("replayed", shared_cluster), DECISIONS)
         again = await opened("replayed", shared_cluster)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("store", ["etcd", "global=etcd"])
-def test_the_whole_thread_on_etcd(store: str, tmp_path: Path) -> None:
+def test_platform_on_etcd_starts_serves_and_stops(store: str, tmp_path: Path) -> None:
     etcd_cluster.etcd_binary()
     state = tmp_path / "platform"
     with running(state, "--store", store, "--regions", "us-east") as up:
@@ -27,7 +27,7 @@ def test_the_whole_thread_on_etcd(store: str, tmp_path: Path) -> None:
         holdfast("down", "--state", str(state))
 
 
-def test_a_store_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+def test_unknown_store_option_is_refused(tmp_path: Path) -> None:
     for wrong in ("mysql", "nowhere=etcd", "global=mysql"):
         done = holdfast("up", "--store", wrong, "--state", str(tmp_path / "none"), check=False)
         assert done.returncode == 2, done.stderr

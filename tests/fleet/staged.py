@@ -1,4 +1,4 @@
-"""A simulated platform that is brought up with one service in peace; what happens then is the story of each test."""
+"""A simulated platform with one healthy service. Each test adds its own events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLICAS = 6
 
 
 class Staged(World):
-    """`work` says what is brought: in it pay/risk, of REPLICAS."""
+    """`work` returns the objects to create, among them workload pay/risk with REPLICAS replicas."""
 
     async def bring_up(self) -> None:
         for host in self.cells():
@@ -55,7 +55,7 @@ class Staged(World):
         raise AssertionError(f"{true.__name__} did not come true within {most_s} s: {await self.standing()}")
 
     async def standing(self):
-        """What to tell when something did not come true."""
+        """State to print when a wait fails."""
         return [w.status for w in (await self.operator.list(Workload)).items if w.metadata.name == "risk"]
 
     async def all_healthy(self):

@@ -1,4 +1,4 @@
-"""Alert rules name metrics that exist and runbooks that can be opened, and are heard when they should be."""
+"""Alert rules use existing metrics and runbooks, and fire when expected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 RULES = yaml.safe_load((ROOT / "deploy/alerts/holdfast.rules.yaml").read_text())
 
 
-def test_every_rule_is_about_something_that_is_measured_and_says_what_to_do():
+def test_every_alert_uses_a_known_metric_and_names_a_runbook():
     collectors = [item for item in vars(metrics).values() if isinstance(item, MetricWrapperBase)]
     known = {family.name for item in collectors for family in item.describe()}
     rules = [rule for group in RULES["groups"] for rule in group["rules"]]
@@ -35,12 +35,12 @@ def promtool(*words: str, where: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *words], cwd=where, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_promtool_accepts_the_rules():
+def test_promtool_accepts_the_alert_rules():
     ran = promtool("check", "rules", "--lint=all", "--lint-fatal", "holdfast.rules.yaml", where=ROOT / "deploy/alerts")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_alerts_are_heard_when_they_should_be_and_quiet_when_not(tmp_path):
+def test_alerts_fire_only_when_expected(tmp_path):
     for source in (ROOT / "deploy/alerts/holdfast.rules.yaml", Path(__file__).parent / "alerts.test.yaml"):
         shutil.copy(source, tmp_path)
     ran = promtool("test", "rules", "alerts.test.yaml", where=tmp_path)

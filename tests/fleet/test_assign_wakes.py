@@ -1,4 +1,4 @@
-"""Which changes wake assign and backing: progress alone decides nothing, and everything else must be looked at."""
+"""Which changes wake assign and backing: mere progress does not, everything else does."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _told(held: Assignment, **status: Any) -> Assignment:
     return found
 
 
-def test_a_share_that_assign_has_just_made_is_no_news() -> None:
+def test_assignment_created_by_assign_does_not_wake_it() -> None:
     assert assign.woken_by_assignment(assignment(), None, view(WORKLOAD)) == ()
     assert assign.woken_by_assignment(assignment(purpose=Purpose.RECOVERY), None, view(WORKLOAD)) == KEY
     heard = assignment(status=AssignmentStatus(observed_epoch=1, replicas=3))
     assert assign.woken_by_assignment(heard, None, view(WORKLOAD)) == KEY
 
 
-def test_a_region_that_is_avoided_no_more_is_news_to_everyone() -> None:
+def test_end_of_region_avoidance_wakes_all_workloads() -> None:
     def avoided(phase: str, kind: OverrideKind = OverrideKind.AVOID_REGION) -> Override:
         spec = OverrideSpec(kind=kind, scope=OverrideScope(region="us-east"), reason="x")
         return Override(meta("o"), spec, OverrideStatus(phase=phase))
@@ -46,26 +46,26 @@ def test_a_region_that_is_avoided_no_more_is_news_to_everyone() -> None:
     assert assign.woken_by_override(avoided("Expired", zone), avoided("Active", zone), cache) == ()
 
 
-def test_progress_of_the_only_region_is_no_news() -> None:
+def test_progress_in_the_only_region_does_not_wake_assign() -> None:
     held = assignment()
     new = _told(held, observed_epoch=1, replicas=3, bound=2)
     assert assign.woken_by_assignment(new, held, view(WORKLOAD, new)) == ()
 
 
 @pytest.mark.parametrize("told", [{"serving": 3}, {"observed_epoch": 1}, {"replicas": 3}, {"held_back": 1}])
-def test_progress_beside_another_region_is(told: dict[str, int]) -> None:
+def test_progress_in_one_of_two_regions_wakes_assign(told: dict[str, int]) -> None:
     held = assignment()
     new = _told(held, **told)
     assert assign.woken_by_assignment(new, held, view(WORKLOAD, new, assignment(where="eu-west"))) == KEY
 
 
-def test_how_far_replicas_are_is_no_news_anywhere() -> None:
+def test_replica_stage_progress_does_not_wake_assign() -> None:
     held = assignment()
     new = _told(held, bound=1, queued=2, ready=1)
     assert assign.woken_by_assignment(new, held, view(WORKLOAD, new, assignment(where="eu-west"))) == ()
 
 
-def test_ends_and_changes_of_a_share_are_news() -> None:
+def test_changed_or_deleted_assignment_wakes_assign() -> None:
     held = assignment()
     changed = again(held, spec=msgspec.structs.replace(held.spec, epoch=2))
     assert assign.woken_by_assignment(changed, held, view(WORKLOAD, changed)) == KEY
@@ -84,12 +84,12 @@ def _rolling(phase: RolloutPhase, revision: str = template_hash(TEMPLATE)) -> Wo
     return found
 
 
-def test_a_rollout_that_changes_no_template_is_no_news() -> None:
+def test_rollout_without_template_change_does_not_wake_assign() -> None:
     for phase in (RolloutPhase.PROGRESSING, RolloutPhase.COMPLETE):
         assert assign.woken_by_workload(_rolling(phase), WORKLOAD, view(assignment())) == ()
 
 
-def test_a_rollout_that_goes_on_or_back_is_news() -> None:
+def test_rollout_progress_or_rollback_wakes_assign() -> None:
     other = msgspec.structs.replace(TEMPLATE, command=("another",))
     assert assign.woken_by_workload(_rolling(RolloutPhase.ROLLING_BACK), WORKLOAD, view(assignment())) == KEY
     assert assign.woken_by_workload(_rolling(RolloutPhase.PROGRESSING), WORKLOAD, view()) == KEY
@@ -97,7 +97,7 @@ def test_a_rollout_that_goes_on_or_back_is_news() -> None:
     assert assign.woken_by_workload(_rolling(RolloutPhase.PROGRESSING), WORKLOAD, behind) == KEY
 
 
-def test_backing_looks_at_promises_alone() -> None:
+def test_only_critical_workloads_wake_backing() -> None:
     plain, promised = workload(), workload(recovery=RecoveryPromise(min_serving=1))
     assert backing.woken_by_workload(plain, None, view()) == ()
     assert backing.woken_by_workload(promised, None, view()) == (backing.PROMISES,)

@@ -1,4 +1,4 @@
-"""Replicas follow the load: within limits, not on every peak, and never when more of them would not help."""
+"""Autoscale: rate limits, stabilization windows, and no scale-up that cannot help."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class World:
         (0, 2, "ScaledByLoad"),
     ],
 )
-def test_the_load_of_a_replica_is_brought_to_its_target(load: float, replicas: int, reason: str) -> None:
+def test_autoscale_moves_load_to_its_target(load: float, replicas: int, reason: str) -> None:
     world = World()
     world.push(load)
     block = world.look()
@@ -93,7 +93,7 @@ def test_the_load_of_a_replica_is_brought_to_its_target(load: float, replicas: i
     assert wanted_replicas(world.workload) == replicas
 
 
-def test_a_metric_of_ones_own() -> None:
+def test_autoscale_follows_a_custom_metric() -> None:
     rules = msgspec.structs.replace(RULES, metric="queueLength", target=5.0)
     world = World(rules)
     world.push(500, name="cpuPercent")
@@ -103,41 +103,41 @@ def test_a_metric_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("age_s", [limits.LOAD_MAX_AGE_S + 1, -limits.LOAD_MAX_AGE_S - 1])
-def test_a_load_that_is_too_old_or_from_the_future_changes_nothing(age_s: float) -> None:
+def test_stale_or_future_load_changes_nothing(age_s: float) -> None:
     world = World()
     world.push(900, age_s=age_s)
     assert (world.look().replicas, world.look().reason) == (4, "LoadUnknown")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -5.0])
-def test_a_load_that_is_no_number_changes_nothing(value: float) -> None:
+def test_non_finite_load_changes_nothing(value: float) -> None:
     world = World()
     world.push(value)
     assert world.look().replicas == 4
 
 
-def test_replicas_that_wait_for_a_place_are_no_reason_for_more() -> None:
+def test_pending_replicas_block_scale_up() -> None:
     world = World(replicas=8)
     world.regions(ready=5, queued=3, reason="InsufficientCpu")
     world.push(140)
     block = world.look()
     assert (block.replicas, block.reason) == (8, "ScaleHeld")
-    assert "3 of 8 wait for a place (InsufficientCpu)" in block.message
+    assert "3 of 8 replicas are pending (InsufficientCpu)" in block.message
     world.push(20)
-    assert world.look().replicas < 8, "fewer is always possible"
+    assert world.look().replicas < 8, "scaling down is always possible"
 
 
-def test_replicas_that_do_not_get_ready_are_no_reason_for_more() -> None:
+def test_unready_replicas_block_scale_up() -> None:
     world = World(replicas=8)
     world.regions(ready=3)
     world.push(300)
     block = world.look()
-    assert (block.replicas, block.reason) == (8, "ScaleHeld") and "only 3 of 8 are ready" in block.message
+    assert (block.replicas, block.reason) == (8, "ScaleHeld") and "only 3 of 8 replicas are ready" in block.message
     world.regions(ready=8)
     assert world.look(after_s=15).replicas == 20
 
 
-def test_a_dip_within_the_window_moves_nothing_and_a_lasting_one_does() -> None:
+def test_scale_down_waits_for_the_stabilization_window() -> None:
     down = msgspec.structs.replace(FAST, stabilization_seconds=60.0)
     world = World(msgspec.structs.replace(RULES, scale_down=down), replicas=8)
     world.push(70)
@@ -151,7 +151,7 @@ def test_a_dip_within_the_window_moves_nothing_and_a_lasting_one_does() -> None:
     assert world.look().replicas == 2
 
 
-def test_a_peak_within_the_window_moves_nothing() -> None:
+def test_scale_up_waits_for_the_stabilization_window() -> None:
     up = msgspec.structs.replace(FAST, stabilization_seconds=30.0)
     world = World(msgspec.structs.replace(RULES, scale_up=up))
     world.push(70)
@@ -161,22 +161,22 @@ def test_a_peak_within_the_window_moves_nothing() -> None:
     assert (world.look().replicas, world.look().reason) == (4, "ScaleLimited")
 
 
-def test_at_rest_nothing_is_written_and_the_window_is_remembered_all_the_same() -> None:
+def test_steady_load_writes_nothing_and_keeps_the_window() -> None:
     world = World(msgspec.structs.replace(RULES, scale_down=ScaleLimits(1000, 1000, stabilization_seconds=120)))
     written = 0
-    for _ in range(20):  # five minutes of looks at the same load
+    for _ in range(20):  # five minutes of checks with the same load
         before = world.workload.status.scale
         world.push(70.0)
         written += world.look(15.0) != before
     assert written <= 2
     for _ in range(7):
         world.push(10.0)
-        assert world.look(15.0).replicas == 4, "what stood when the window began still counts"
+        assert world.look(15.0).replicas == 4, "the recommendation valid at the start of the window counts"
     world.push(10.0)
     assert world.look(35.0).replicas < 4
 
 
-def test_an_override_pauses_it() -> None:
+def test_pause_override_keeps_the_replica_count() -> None:
     world = World()
     spec = OverrideSpec(kind=OverrideKind.PAUSE_AUTOSCALER, scope=OverrideScope(tenant="acme"), reason="incident")
     status = OverrideStatus(phase="Active", expires_at=micro_text(NOW + 100))
@@ -184,10 +184,10 @@ def test_an_override_pauses_it() -> None:
     world.push(700)
     assert (world.look().replicas, world.look().reason) == (4, "AutoscalerPaused")
     world.push(700)
-    assert world.look(after_s=101).replicas == 20, "its end needs no message"
+    assert world.look(after_s=101).replicas == 20, "it ends without a message"
 
 
-def test_without_rules_the_block_goes_and_the_spec_decides() -> None:
+def test_removing_autoscale_restores_spec_replicas() -> None:
     world = World()
     spec = msgspec.structs.replace(world.workload.spec, autoscale=None)
     world.cache.put(again(world.workload, spec=spec))
@@ -205,12 +205,12 @@ def test_without_rules_the_block_goes_and_the_spec_decides() -> None:
         ({"scale_up": ScaleLimits(replicas_per_minute=-1)}, "spec.autoscale.scaleUp.replicasPerMinute"),
     ],
 )
-def test_bad_rules_are_refused(rules: dict[str, Any], field: str) -> None:
+def test_invalid_autoscale_rules_are_refused(rules: dict[str, Any], field: str) -> None:
     made = workload(autoscale=Autoscale(**{"max_replicas": 5, **rules}))
     assert field in {cause.field for cause in validate_workload(made, None)}
 
 
-def test_batch_work_is_not_autoscaled() -> None:
+def test_autoscale_of_a_batch_is_refused() -> None:
     made = workload(type=WorkloadType.BATCH, autoscale=Autoscale(max_replicas=5))
     assert any(c.field == "spec.autoscale" for c in validate_workload(made, None))
 
@@ -220,7 +220,7 @@ looks = st.lists(st.tuples(st.floats(0, 500), st.integers(1, 40), st.integers(0,
 
 @settings(max_examples=150, deadline=None)
 @given(looks, st.integers(1, 12), st.integers(0, 100), st.integers(0, 90))
-def test_no_minute_moves_more_than_its_limits_and_nothing_leaves_the_bounds(story, per_minute, percent, window_s):
+def test_scaling_respects_rate_limits_and_bounds(story, per_minute, percent, window_s):
     side = ScaleLimits(replicas_per_minute=per_minute, percent_per_minute=percent, stabilization_seconds=window_s)
     rules = Autoscale(max_replicas=30, min_replicas=2, scale_up=side, scale_down=side)
     world = World(rules)
@@ -233,7 +233,7 @@ def test_no_minute_moves_more_than_its_limits_and_nothing_leaves_the_bounds(stor
         block = world.look()
         assert 2 <= block.replicas <= 30
         if missing and waits:
-            assert block.replicas <= before, "nothing is added beside replicas that wait"
+            assert block.replicas <= before, "no replica is added while others are pending"
         if block.replicas != before:
             moves.append((world.now, before, block.replicas))
             assert parse_time(block.scaled_at) == pytest.approx(world.now, abs=1e-5)
@@ -243,7 +243,7 @@ def test_no_minute_moves_more_than_its_limits_and_nothing_leaves_the_bounds(stor
 
 
 @pytest.mark.parametrize("name", ["workload.yaml", "node-pool.yaml"])
-def test_the_examples_are_valid(name: str) -> None:
+def test_autoscale_examples_are_valid(name: str) -> None:
     folder = Path(__file__).resolve().parents[2] / "examples" / "autoscaling"
     for manifest in load_manifests(folder / name):
         kind = kinds.BY_NAME[manifest["kind"]]

@@ -1,5 +1,4 @@
-"""One budget over regions that act late and on their own, in peace and through recoveries: never more away than it
-allows, and everyone gets a turn."""
+"""Disruption shares with regions that act late: the budget is never exceeded, and every region gets a share in time."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ WORKLOAD = Key("acme", "api")
 replace = msgspec.structs.replace
 
 
-class Far:
-    """A region: knows the Assignments it last received, lets replicas go while its budget allows it, reports late."""
+class ScriptedRegion:
+    """A region: acts on the Assignments it last received, evicts within its share, and reports late."""
 
     def __init__(self) -> None:
         self.copies: dict[Purpose, Assignment] = {}
@@ -51,7 +50,7 @@ class Far:
             self.copies.pop(purpose, None)
         else:
             self.copies[purpose] = newest
-        # What is away goes first when fewer are wanted.
+        # Unavailable replicas are removed first when scaling down.
         self.let_go[purpose] = min(self.let_go[purpose], self.held(purpose))
         self.failed[purpose] = min(self.failed[purpose], self.held(purpose) - self.let_go[purpose])
 
@@ -76,7 +75,7 @@ class Far:
 
 
 class Fleet:
-    """The real decisions of `assign` and `recover` on one cell's objects, and three regions far away."""
+    """The real decisions of `assign` and `recover`, with three scripted regions."""
 
     def __init__(self, budget: int, replicas: int = 9) -> None:
         wl = workload(
@@ -84,7 +83,7 @@ class Fleet:
             recovery=RecoveryPromise(min_serving=4),
         )  # fmt: skip
         self.cache = view(tenant(), priority("critical", 1000), wl, *(region(name) for name in NAMES))
-        self.far = {name: Far() for name in NAMES}
+        self.far = {name: ScriptedRegion() for name in NAMES}
         self.now = 1_800_000_000.0
         self.recoveries = 0
 
@@ -153,7 +152,7 @@ class Fleet:
             case "find":
                 self.health(where, HealthState.HEALTHY)
             case "budget":
-                # Only upwards: what a smaller budget finds away already, no decision can undo.
+                # Only upwards: no decision can undo evictions that a smaller budget would not allow.
                 more = self.workload.spec.disruption.max_unavailable + 1
                 changed = replace(self.workload.spec, disruption=Disruption(max_unavailable=more))
                 self.cache.put(again(self.workload, spec=changed))
@@ -175,19 +174,19 @@ SELDOM = ("drain", "drain", "return", "return", "fail", "lose", "find", "find", 
 KINDS = (Purpose.NORMAL, Purpose.NORMAL, Purpose.RECOVERY)
 
 
-class Walked(msgspec.Struct):
+class WalkResult(msgspec.Struct):
     over: int = 0
     most: int = 0
     recoveries: int = 0
 
 
-def walk(seeds: range) -> Walked:
-    """How far beyond its budget any of these random walks got, and how much happened in them."""
-    found = Walked()
+def walk(seeds: range) -> WalkResult:
+    """The largest excess over the budget in these random walks, and how much happened in them."""
+    found = WalkResult()
     for seed in seeds:
         chance = random.Random(seed)
         fleet = Fleet(chance.randint(0, 4))
-        for _ in range(60):  # a fleet at work, with some of the budget in use
+        for _ in range(60):  # a working fleet with some of the budget in use
             fleet.step(chance.choice(("assign", "deliver", "act", "say", "hear", "drain")), chance.choice(NAMES),
                        Purpose.NORMAL)  # fmt: skip
         for _ in range(400):
@@ -199,31 +198,31 @@ def walk(seeds: range) -> Walked:
 
 
 def overrun() -> bool:
-    """Whether one of the walks gets beyond its budget; it ends with the first that does."""
+    """Whether one of the walks exceeds its budget; stops at the first that does."""
     return any(walk(range(seed, seed + 1)).over > 0 for seed in range(120))
 
 
-def test_no_more_are_away_than_the_budget_allows_through_recoveries_and_back() -> None:
+def test_unavailable_replicas_never_exceed_the_budget_during_recoveries() -> None:
     found = walk(range(120))
     assert found.over == 0
-    assert found.most >= 3 and found.recoveries > 100, "the walks did not use the budget, or lost nothing"
+    assert found.most >= 3 and found.recoveries > 100, "the walks did not use the budget, or lost no region"
 
 
 @pytest.mark.slow
-def test_the_walks_find_a_part_that_is_given_on_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_walks_detect_a_share_reassigned_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "_acknowledged", lambda assignment: True)
     assert overrun()
 
 
 @pytest.mark.slow
-def test_the_walks_find_replicas_that_are_away_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "_away", lambda items: 0)
+def test_random_walks_detect_uncounted_unavailable_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "_unavailable", lambda items: 0)
     assert overrun()
 
 
 @pytest.mark.slow
-def test_the_walks_find_a_recovery_with_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was: recovery Assignments came with all of the budget, and assign did not look at them."""
+def test_random_walks_detect_a_recovery_with_a_separate_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: recovery Assignments get the whole budget and assign ignores them."""
     plain = recover.spec_for
     monkeypatch.setattr(recover, "spec_for", lambda *a, **given: plain(*a, **{**given, "away_share": None}))
     monkeypatch.setattr(assign, "_follow", lambda *given: ())
@@ -231,7 +230,7 @@ def test_the_walks_find_a_recovery_with_a_budget_of_its_own(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("budget", [1, 2, 4])
-def test_every_region_that_drains_gets_its_turn(budget: int) -> None:
+def test_every_draining_region_gets_a_share(budget: int) -> None:
     fleet = Fleet(budget)
     turns = dict.fromkeys(NAMES, 0)
     for name in NAMES:
@@ -251,7 +250,7 @@ def test_every_region_that_drains_gets_its_turn(budget: int) -> None:
 
 
 def lost(fleet: Fleet, where: str) -> None:
-    """A region dies in a fleet at rest, and another one has recovered what it had."""
+    """A region is lost in an idle fleet, and another one has recovered its workload."""
     for _ in range(4):
         fleet.decide()
         for name in NAMES:
@@ -266,8 +265,8 @@ def lost(fleet: Fleet, where: str) -> None:
 
 
 @pytest.mark.parametrize("gone", NAMES)
-def test_while_a_region_is_lost_the_others_share_what_it_does_not_have(gone: str) -> None:
-    """Both regions that are left drain: each gets its turn, for ordinary and for recovery replicas."""
+def test_other_regions_divide_what_a_lost_region_does_not_hold(gone: str) -> None:
+    """Both remaining regions drain: each gets a share, for ordinary and recovery replicas."""
     fleet = Fleet(2)
     lost(fleet, gone)
     left = [name for name in NAMES if name != gone]
@@ -291,8 +290,8 @@ def test_while_a_region_is_lost_the_others_share_what_it_does_not_have(gone: str
 
 
 @pytest.mark.parametrize("gone", NAMES)
-def test_a_region_that_is_lost_at_rest_takes_nothing_of_a_small_budget_with_it(gone: str) -> None:
-    """One may be away, of three regions: it drained once, and drains no more when it is lost. The others go on."""
+def test_region_lost_while_idle_takes_no_share_of_a_small_budget(gone: str) -> None:
+    """maxUnavailable 1 and three regions: the lost one had drained before. The others continue to drain."""
     fleet = Fleet(1)
     fleet.far[gone].draining = True
     for _ in range(8):
@@ -300,7 +299,7 @@ def test_a_region_that_is_lost_at_rest_takes_nothing_of_a_small_budget_with_it(g
         for name in NAMES:
             fleet.sync(name)
     far = fleet.far[gone]
-    assert far.let_go[Purpose.NORMAL] == 1, "it had all of the budget"
+    assert far.let_go[Purpose.NORMAL] == 1, "it held the whole budget"
     far.draining, far.let_go[Purpose.NORMAL] = False, 0
     lost(fleet, gone)
     left = [name for name in NAMES if name != gone]
@@ -320,13 +319,13 @@ def test_a_region_that_is_lost_at_rest_takes_nothing_of_a_small_budget_with_it(g
     assert all(count >= EACH for count in turns.values()), turns
 
 
-def test_it_would_take_it_if_parts_were_kept_where_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "_wants", lambda items: True)
+def test_idle_share_would_be_lost_if_remainders_were_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deciding, "_has_pending_evictions", lambda items: True)
     with pytest.raises(AssertionError):
-        test_a_region_that_is_lost_at_rest_takes_nothing_of_a_small_budget_with_it("east")
+        test_region_lost_while_idle_takes_no_share_of_a_small_budget("east")
 
 
-def test_a_part_that_nobody_needs_is_nobodys() -> None:
+def test_remainder_without_pending_evictions_is_unassigned() -> None:
     fleet = Fleet(1)
     for _ in range(4):
         fleet.decide()
@@ -336,11 +335,11 @@ def test_a_part_that_nobody_needs_is_nobodys() -> None:
     fleet.decide()
     before = [a.spec.epoch for a in fleet.cache.list(Assignment)]
     fleet.decide()
-    assert [a.spec.epoch for a in fleet.cache.list(Assignment)] == before, "and nothing moves while nobody drains"
+    assert [a.spec.epoch for a in fleet.cache.list(Assignment)] == before, "no share changes while no region drains"
 
 
-def test_who_gets_its_part_keeps_it_until_it_has_let_go_what_is_to_leave() -> None:
-    """It is not held back any more in the moment in which it gets its part, and has not used it yet."""
+def test_share_is_kept_until_pending_evictions_are_released() -> None:
+    """A region that just received its share is not blocked any more, but has not used the share yet."""
     wl = workload(replicas=9, disruption=Disruption(max_unavailable=1))
 
     def stored(where: str, share: int, **status: int) -> Assignment:
@@ -356,8 +355,8 @@ def test_who_gets_its_part_keeps_it_until_it_has_let_go_what_is_to_leave() -> No
     assert away_shares(wl, ("east", "west"), done) == {"east": 0, "west": 0}
 
 
-def test_a_lost_region_that_used_all_of_the_budget_keeps_it_and_a_larger_budget_goes_to_the_others() -> None:
-    """What it let go may still be away: nobody can tell, and the others wait."""
+def test_lost_region_keeps_its_share_and_a_raised_budget_goes_to_others() -> None:
+    """Its evicted replicas may still be unavailable, so the other regions wait."""
     fleet = Fleet(1)
     fleet.far["east"].draining = True
     lost(fleet, "east")
@@ -368,7 +367,7 @@ def test_a_lost_region_that_used_all_of_the_budget_keeps_it_and_a_larger_budget_
     for _ in range(8):
         fleet.decide()
         fleet.sync("north")
-    assert fleet.away == fleet.far["east"].away() == 1, "it waits"
+    assert fleet.away == fleet.far["east"].away() == 1, "it has no share"
     fleet.step("budget", "east", Purpose.NORMAL)
     fleet.decide()
     parts = {a.metadata.name: part_of(a) for a in fleet.cache.list(Assignment) if a.spec.region != "east"}
@@ -376,7 +375,7 @@ def test_a_lost_region_that_used_all_of_the_budget_keeps_it_and_a_larger_budget_
     assert max(parts.values()) == 1, parts
 
 
-def test_the_recovery_replicas_of_a_region_share_its_part() -> None:
+def test_recovery_replicas_use_the_share_of_their_region() -> None:
     fleet = Fleet(3)
     lost(fleet, "west")
     (borrowed,) = [a for a in fleet.cache.list(Assignment) if a.spec.purpose is Purpose.RECOVERY]
@@ -384,7 +383,7 @@ def test_the_recovery_replicas_of_a_region_share_its_part() -> None:
     assert there is not None and part_of(there) == part_of(borrowed) == 1
 
 
-def test_a_region_alone_has_the_whole_budget_and_batch_has_none() -> None:
+def test_single_region_has_the_whole_budget_and_batch_has_none() -> None:
     alone = workload(replicas=3)
     assert away_shares(alone, ["east"], []) == {"east": None}
     assert away_shares(alone, ["east"], [assignment(where="east")]) == {"east": None}
@@ -392,7 +391,7 @@ def test_a_region_alone_has_the_whole_budget_and_batch_has_none() -> None:
     assert set(away_shares(batch, NAMES, []).values()) == {None}
 
 
-def test_a_second_region_starts_with_nothing_until_the_first_has_given_some() -> None:
+def test_new_region_has_no_share_until_another_has_acknowledged_less() -> None:
     wl = workload(replicas=9, disruption=Disruption(max_unavailable=2))
     stored = assignment(where="east", replicas=EACH, disruption=Disruption(max_unavailable=2))
     assert away_shares(wl, ("east", "west"), [stored]) == {"east": 1, "west": 0}

@@ -1,4 +1,4 @@
-"""Promises are proven by an exact matching, against a slow and obvious search."""
+"""Slot matching compared with a slow, exhaustive search."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ def world(*more, allowance="8", kept=4, tenants=("acme",)):
     )
 
 
-def test_enough_places_back_the_promise():
+def test_objective_is_backed_by_enough_slots():
     assert backing.unbacked(world()) == {}
     (write,) = backing.decide(backing.PROMISES, world(), 1.0).writes
     assert write.blocks["backing"].backed
 
 
-def test_the_bottleneck_is_named():
+def test_unbacked_objective_names_the_bottleneck():
     short = backing.unbacked(world(kept=0))
-    assert "0 of 1 recovery places" in short[Key("acme", "api")]
+    assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
     short = backing.unbacked(world(allowance="100m"))
-    assert "allowance of acme is short of cpu" in short[Key("acme", "api")]
+    assert "the recovery allowance has too little cpu" in short[Key("acme", "api")]
     short = backing.unbacked(world(tenants=("other",)))
-    assert "0 of 1 recovery places that suit it" in short[Key("acme", "api")]
+    assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
 
 
-def test_losing_a_zone_loses_its_places_too():
+def test_zone_loss_removes_its_slots():
     seen = backing.foresee(Loss("z", "z-a"), world(), world().list(RecoveryBudget))
     assert [
         g.count for g in backing.places_left(world().list(backing.Region)[2], world().list(RecoveryBudget), seen.loss)
@@ -101,7 +101,7 @@ def items(draw):
 
 
 def possible(chosen, places):
-    """Every replica in a place of its own, tried one by one."""
+    """Exhaustive search: every replica in its own slot."""
     units = [(item, region) for item, region, count in chosen for _ in range(count)]
 
     def place(at, left):
@@ -120,7 +120,7 @@ def possible(chosen, places):
 
 @settings(max_examples=150, deadline=None)
 @given(items(), groups)
-def test_the_answer_is_exact(wanted, places):
+def test_slot_matching_is_exact(wanted, places):
     plenty = {tenant: {"cpu": 10**6, "memory": 10**6} for tenant in ("s", "t")}
     found = fit(wanted, places, plenty)
     assert possible(found.chosen, places)
@@ -133,7 +133,7 @@ def test_the_answer_is_exact(wanted, places):
 
 @settings(max_examples=100, deadline=None)
 @given(items(), groups, st.integers(1, 12), st.integers(1, 12))
-def test_the_answer_is_exact_under_allowances_too(wanted, places, cpu, memory):
+def test_slot_matching_is_exact_with_allowances(wanted, places, cpu, memory):
     allowed = {tenant: {"cpu": cpu, "memory": memory} for tenant in ("s", "t")}
     found = fit(wanted, places, allowed)
 
@@ -159,15 +159,15 @@ def many(count, options, shape=SMALL, name="w"):
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_hundreds_that_are_alike_are_decided(spare):
-    """Greedy fills the first region with those that could go to either, and finds none for those that cannot."""
+def test_slot_matching_handles_hundreds_of_identical_workloads(spare):
+    """The greedy choice fills region a with workloads that could use either region."""
     either = many(250, (("a", 4), ("b", 4)), name="either")
     only = many(250, (("a", 4),), name="only")
     places = [Group("a", SMALL, (), 1000 + spare), Group("b", SMALL, (), 1000)]
     found = fit([*either, *only], places, PLENTY)
     assert found.decided and (not found.short) == (spare == 0)
     if found.short:
-        assert "recovery places that suit it are left" in found.short[0].message
+        assert "matching recovery slots are free" in found.short[0].message
     else:
         assert len(found.chosen) == 500 and possible_by_count(found, places)
 
@@ -176,15 +176,15 @@ def possible_by_count(found, places):
     return all(sum(n for _, where, n in found.chosen if where == g.region) <= g.count for g in places)
 
 
-def test_a_greedy_choice_that_fails_is_not_the_last_word():
-    """Small work takes the large places first where it may; the search finds the way round."""
+def test_slot_matching_searches_after_the_greedy_choice_fails():
+    """Small workloads take the large slots first; the search finds another placement."""
     wanted = [*many(1, (("a", 2), ("b", 2)), name="small"), *many(1, (("a", 2),), LARGE, name="large")]
     places = [Group("a", LARGE, (), 2), Group("b", SMALL, (), 2)]
     found = fit(wanted, places, PLENTY)
     assert not found.short and {(i.name, where) for i, where, _ in found.chosen} == {("small0", "b"), ("large0", "a")}
 
 
-def test_an_answer_that_was_not_reached_says_so(monkeypatch):
+def test_slot_matching_beyond_its_bound_is_marked_inexact(monkeypatch):
     monkeypatch.setattr(limits, "BACKING_STEPS", 3)
     wanted = [item for n in range(6) for item in many(1, (("a", n + 1), ("b", n + 1)), name=f"k{n}-")]
     found = fit(wanted, [Group("a", SMALL, (), 10), Group("b", SMALL, (), 10)], PLENTY)

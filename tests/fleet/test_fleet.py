@@ -1,4 +1,4 @@
-"""The global decisions, as tables: where work goes, what regions may spend, and what is said about it."""
+"""Global decisions: assign, grant, policy, region-health and workload-status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def assigned(outcome):
     }
 
 
-def test_replicas_spread_evenly_over_allowed_regions():
+def test_assign_spreads_replicas_evenly_over_allowed_regions():
     wl = workload(replicas=6)
     assert assigned(assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0)) == {
         "eu-central": 2,
@@ -52,13 +52,13 @@ def test_replicas_spread_evenly_over_allowed_regions():
         (Placement(zones=("us-east-b",)), {"us-east"}),
     ],
 )
-def test_rules_decide_where(rules, expected):
+def test_assign_respects_placement_rules(rules, expected):
     wl = workload(replicas=4, placement=rules)
     got = assigned(assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0))
     assert set(got) == expected and sum(got.values()) == (4 if expected else 0)
 
 
-def test_unhealthy_and_full_regions_get_nothing_new():
+def test_unhealthy_and_full_regions_get_no_new_replicas():
     sick = region("eu-west", residency=("eu",), state=HealthState.SUSPECT)
     full = region("us-east", cpu="500m")
     wl = workload(replicas=4)
@@ -66,21 +66,21 @@ def test_unhealthy_and_full_regions_get_nothing_new():
     assert got == {"eu-central": 3, "us-east": 1}
 
 
-def test_what_was_just_assigned_counts_before_the_next_decision():
+def test_fresh_assignments_count_in_the_next_decision():
     small = [region("a", cpu="2"), region("b", cpu="2")]
     first = assignment("other", "a", replicas=4)
     wl = workload(replicas=2)
     assert assigned(assign.decide(wl.key, view(wl, first, *small, *COMMON), 1.0)) == {"b": 2}
 
 
-def test_scaling_changes_as_little_as_possible():
+def test_scaling_changes_as_few_assignments_as_possible():
     wl = workload(replicas=4)
     there = [assignment(where="eu-west", replicas=2), assignment(where="us-east", replicas=3)]
     got = assigned(assign.decide(wl.key, view(wl, *there, *THREE, *COMMON), 1.0))
     assert got["us-east"] == 2 and got.get("eu-west", 2) == 2
 
 
-def test_a_region_no_longer_allowed_is_emptied_only_after_the_others_serve():
+def test_disallowed_region_is_emptied_after_the_others_serve():
     wl = workload(replicas=2, placement=Placement(regions=("eu-west",)))
     leaving = assignment(where="us-east", replicas=2)
     first = assign.decide(wl.key, view(wl, leaving, *THREE, *COMMON), 1.0)
@@ -90,7 +90,7 @@ def test_a_region_no_longer_allowed_is_emptied_only_after_the_others_serve():
     assert assigned(second)["us-east"] == 0
 
 
-def test_deleting_drains_every_region_then_lets_go():
+def test_deleted_workload_is_drained_everywhere_before_removal():
     wl = workload(replicas=2)
     wl = again(wl, metadata=msgspec.structs.replace(wl.metadata, deletion_timestamp="2026-01-01T00:00:00Z"))
     there = assignment(replicas=2)
@@ -105,13 +105,13 @@ def test_deleting_drains_every_region_then_lets_go():
     assert isinstance(free, Update) and free.object.metadata.finalizers == ()
 
 
-def test_batch_work_is_shared_out_by_completions():
+def test_batch_is_divided_by_completions():
     wl = workload(type=WorkloadType.BATCH, batch=Batch(completions=5, parallelism=2), replicas=1)
     (write,) = [w for w in assign.decide(wl.key, view(wl, *THREE, *COMMON), 1.0).writes]
     assert write.object.spec.batch.completions == 5 and write.object.spec.replicas == 2
 
 
-def test_status_says_serving_only_for_the_newest_generation():
+def test_serving_condition_needs_the_newest_generation():
     wl = workload(replicas=2)
     good = AssignmentStatus(observed_epoch=1, replicas=2, bound=2, ready=2, serving=2)
     (write,) = workload_status.decide(wl.key, view(wl, assignment(replicas=2, status=good)), 1.0).writes
@@ -123,14 +123,14 @@ def test_status_says_serving_only_for_the_newest_generation():
 
 
 def served(count: int, **more: Any) -> AssignmentStatus:
-    """What a region says that has so many of the usual template, and all of them serve."""
+    """Report of a region in which `count` replicas of the default template exist and serve."""
     counts = dict.fromkeys(("replicas", "bound", "started", "ready", "serving", "updated", "updated_serving"), count)
     revision = assignment().spec.revision
     return AssignmentStatus(**{"observed_epoch": 1, "revision": revision, **counts, **more})
 
 
 class Shrinking:
-    """A workload that served five in one region, while it is to have three."""
+    """A workload with five serving replicas in one region, scaled down to three."""
 
     def __init__(self) -> None:
         made = workload(replicas=5, template=assignment().spec.template)
@@ -162,21 +162,21 @@ class Shrinking:
         self.here = again(self.here, status=msgspec.structs.replace(self.here.status, **status))
 
 
-def test_it_serves_all_along_while_it_shrinks():
+def test_serving_condition_stays_true_while_scaling_down():
     there = Shrinking()
     assert there.look() == "True"
     there.ask(3)
-    assert there.look() == "True", "nobody has acted on it yet"
+    assert there.look() == "True", "assign has not acted yet"
     there.assign(replicas=3)
-    assert there.look() == "True", "the region has not heard of it"
+    assert there.look() == "True", "the region has not received it"
     there.says(observed_epoch=2, serving=3, updated_serving=3, ready=3)
-    assert there.look() == "True", "two of them are leaving"
+    assert there.look() == "True", "two of them are stopping"
     there.says(**{name: getattr(served(3), name) for name in ("replicas", "bound", "started", "updated")})
     assert there.look() == "True"
     assert {c.type: c.message for c in there.workload.status.conditions}["Serving"] == "3 of 3 replicas serve"
 
 
-def test_a_shrink_below_which_too_few_serve_does_not():
+def test_serving_condition_is_false_if_too_few_serve_while_scaling_down():
     there = Shrinking()
     there.ask(3)
     there.assign(replicas=3)
@@ -185,7 +185,7 @@ def test_a_shrink_below_which_too_few_serve_does_not():
 
 
 @pytest.mark.parametrize("acted", [False, True])
-def test_a_new_template_is_served_when_it_is_though_fewer_are_wanted(acted: bool):
+def test_serving_condition_waits_for_a_new_template_while_scaling_down(acted: bool):
     there = Shrinking()
     other = msgspec.structs.replace(there.workload.spec.template, command=("another",))
     there.ask(3, template=other)
@@ -194,7 +194,7 @@ def test_a_new_template_is_served_when_it_is_though_fewer_are_wanted(acted: bool
     assert there.look() == "False"
 
 
-def test_who_did_not_serve_does_not_by_shrinking_before_the_region_has_acted():
+def test_serving_condition_stays_false_until_the_region_has_scaled_down():
     there = Shrinking()
     there.says(serving=4, updated_serving=4, ready=4)
     assert there.look() == "False"
@@ -205,7 +205,7 @@ def test_who_did_not_serve_does_not_by_shrinking_before_the_region_has_acted():
     assert there.look() == "True"
 
 
-def test_status_names_what_it_waits_for():
+def test_serving_condition_names_pending_reasons():
     wl = workload(replicas=1)
     waiting = AssignmentStatus(
         observed_epoch=1, replicas=1, queued=1, pending=(PendingReason(reason="InsufficientCpu", count=1),)
@@ -214,7 +214,7 @@ def test_status_names_what_it_waits_for():
     assert "InsufficientCpu" in {c.type: c.message for c in write.conditions}["Serving"]
 
 
-def test_status_says_why_a_workload_has_no_region():
+def test_assigned_condition_says_why_there_is_no_region():
     nowhere = workload(replicas=2, placement=Placement(regions=("moon",)))
     silent = region("eu-west", state=HealthState.LOST)
     for wl, there, reason, named in (
@@ -233,8 +233,8 @@ tables = st.dictionaries(regions, st.fixed_dictionaries({"cpu": amounts}), max_s
 
 
 @given(hard=amounts, wanted=tables, shrinks=st.lists(st.tuples(regions, amounts), max_size=6))
-def test_grants_never_exceed_the_quota_whatever_regions_acknowledge(hard, wanted, shrinks):
-    """Regions move towards their grant at their own pace; the sum of what they may spend never exceeds the quota."""
+def test_grants_never_exceed_the_quota_for_any_acknowledgement(hard, wanted, shrinks):
+    """Regions apply their grants at different times; the sum of enforced limits never exceeds the quota."""
     names = ("a", "b", "c")
     full = {n: wanted.get(n, {}) for n in names}
     current: dict[str, dict[str, int]] = {}
@@ -244,11 +244,11 @@ def test_grants_never_exceed_the_quota_whatever_regions_acknowledge(hard, wanted
         current = grants.share_out({"cpu": hard}, {}, full, current, enforced)
         spendable = sum(max(current.get(n, {}).get("cpu", 0), enforced.get(n, {}).get("cpu", 0)) for n in names)
         assert spendable <= hard
-        enforced = {**enforced, where: dict(current.get(where, {}))}  # only one region has caught up
+        enforced = {**enforced, where: dict(current.get(where, {}))}  # only one region has applied its grant
         assert sum(e.get("cpu", 0) for e in enforced.values()) <= hard
 
 
-def test_a_raise_waits_until_the_other_region_has_acknowledged_its_shrink():
+def test_grant_is_raised_only_after_another_region_acknowledges_less():
     hard, wanted = {"cpu": 10}, {"a": {"cpu": 2}, "b": {"cpu": 8}}
     new = grants.share_out(hard, {}, wanted, {"a": {"cpu": 10}}, {"a": {"cpu": 10}})
     assert new == {"a": {"cpu": 2}, "b": {}}
@@ -256,7 +256,7 @@ def test_a_raise_waits_until_the_other_region_has_acknowledged_its_shrink():
     assert later == {"a": {"cpu": 2}, "b": {"cpu": 8}}
 
 
-def test_going_back_to_old_rules_raises_the_sequence():
+def test_returning_to_old_rules_increases_the_sequence():
     first = SchedulerPolicy(metadata=meta("default"))
     created = [w.object for w in policy.decide(first.key, view(first), 1.0).writes if isinstance(w, Create)]
     (one,) = created
@@ -269,7 +269,7 @@ def test_going_back_to_old_rules_raises_the_sequence():
     assert [w.object.spec.sequence for w in writes if isinstance(w, Update)] == [3]
 
 
-def test_region_health_uses_only_its_own_clock():
+def test_region_health_uses_only_the_global_clock():
     there = region("us-east")
     skewed = again(
         there, status=msgspec.structs.replace(there.status, report=RegionReport(at="1999-01-01T00:00:00Z", sequence=7))

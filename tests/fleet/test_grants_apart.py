@@ -1,8 +1,7 @@
-"""S3 under partitions: grants, limits and acknowledgements arrive late, in any order, or never; crashes lose nothing.
+"""S3 under partitions: grants and acknowledgements arrive late, in any order, or never; processes crash.
 
-Every class: normal quota, the recovery allowance and emergency quota, which an override gives and takes. The global
-decision, both halves of grant-sync and the limit that the authority spends under are the real ones; the network is a
-few random choices. Planted mistakes show that the search would find one.
+All classes take part: normal, recovery and emergency quota. The grant controller, both directions of grant-sync and the
+authority's limit are real; the network is random. Planted bugs show that the search detects violations.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ SPENT = (GrantClass.NORMAL, GrantClass.RECOVERY)
 
 
 class Apart:
-    """`seen` is what each region last got of its grant: it may be old."""
+    """`seen` is each region's last received state of its grants; it may be old."""
 
     def __init__(self) -> None:
         self.home = Cache()
@@ -76,11 +75,11 @@ class Apart:
         return self.now + self.skew_s[where]
 
     def crash(self, where: str) -> None:
-        """The region's process begins anew: what it had seen of its grants is gone, what is on its disk is not."""
+        """The region's process restarts: its cache of grants is lost, its store is not."""
         self.seen[where] = Cache()
 
     def fetch(self, where: str) -> None:
-        """The region's watch catches up, and its lease counts from here."""
+        """The region's watch catches up; its grant lease counts from now."""
         self.heard_s[where] = self.clock(where)
         for item in self.home.list(Grant):
             if item.spec.region == where:
@@ -97,7 +96,7 @@ class Apart:
                 self.here[where].put(msgspec.structs.replace(item, metadata=stored))
 
     def spend(self, where: str, wanted: int) -> None:
-        """The authority: use moves within what may be spent, and is then counted under it, class by class."""
+        """The authority: usage changes within the limit and is then reported per class."""
         copies = self.here[where].list(GrantCopy, "acme")
         for cls in SPENT:
             limit = limit_of(copies, cls, self.clock(where))
@@ -107,14 +106,14 @@ class Apart:
         normal = any(copy.spec.grant_class is GrantClass.NORMAL for copy in copies)
         for copy in copies:
             alone = copy.spec.grant_class is GrantClass.EMERGENCY and not normal
-            told_as = GrantClass.NORMAL if alone else copy.spec.grant_class  # use is told once, on the normal copy
+            told_as = GrantClass.NORMAL if alone else copy.spec.grant_class  # usage is counted once, on the normal copy
             count = self.used.get((where, told_as), 0)
             used = {"cpu": str(count)} if count else {}
             status = msgspec.structs.replace(copy.status, used=used, observed_generation=copy.metadata.generation)
             self.here[where].put(again(copy, status=status))
 
     def declare(self, number: int) -> None:
-        """Emergency quota, for a while; what another one gave before is over."""
+        """Grants emergency quota for a while; an earlier one ends."""
         spec = OverrideSpec(
             kind=OverrideKind.EMERGENCY_QUOTA, scope=OverrideScope(tenant="acme"), reason="a test", requester="ann",
             quota={"cpu": str(EMERGENCY)},
@@ -123,7 +122,7 @@ class Apart:
         self.home.put(Override(metadata=meta("more"), spec=spec, status=status))
 
     def say(self, where: str) -> None:
-        """An acknowledgement is sent; when it arrives is another matter."""
+        """Sends an acknowledgement, which may arrive later."""
         for cls in GrantClass:
             key = Key("acme", grant_sync.copy_name(cls))
             if grant_sync_ready(self.seen[where], where, cls):
@@ -131,7 +130,7 @@ class Apart:
                 self.on_the_way += [(grant_name(where, cls), write) for write in told if isinstance(write, SetStatus)]
 
     def arrive(self, number: int) -> None:
-        """One of those on the way lands, in any order. The gate refuses what speaks of an older generation."""
+        """Delivers one acknowledgement in flight, in any order. The gate refuses older generations."""
         if not self.on_the_way:
             return
         name, write = self.on_the_way.pop(number % len(self.on_the_way))
@@ -159,10 +158,10 @@ class Apart:
         held = {(w, c): self._limit(w, c) for w in REGIONS for c in GrantClass}
         for cls, total in totals.items():
             enforced = sum(held[where, cls] for where in REGIONS)
-            assert enforced <= total, f"regions may spend {enforced} of {total} of class {cls.value}"
+            assert enforced <= total, f"regions may enforce {enforced} of {total} of class {cls.value}"
         for where in REGIONS:
             ordinary = held[where, GrantClass.NORMAL] + max(held[where, GrantClass.EMERGENCY], EMERGENCY)
-            assert self.used[where, GrantClass.NORMAL] <= ordinary, f"{where} uses more than it ever held"
+            assert self.used[where, GrantClass.NORMAL] <= ordinary, f"{where} uses more than it was ever granted"
             recovery = self.used[where, GrantClass.RECOVERY], held[where, GrantClass.RECOVERY]
             assert recovery[0] <= recovery[1], f"{where} uses {recovery[0]} of {recovery[1]} for recovery"
         everything = sum(self.used[where, GrantClass.NORMAL] for where in REGIONS)
@@ -215,7 +214,7 @@ def live(story: list[tuple[str, str, int]]) -> Apart:
                 world.acknowledge(where)
             case "declare":
                 world.declare(number)
-            case "incident":  # recovery and emergency quota go to two regions after each other, one of them silent
+            case "incident":  # recovery and emergency quota go to two regions in turn, one of them out of contact
                 world.declare(number)
                 for there in (where, other):
                     world.want(there, 12, Purpose.RECOVERY)
@@ -227,13 +226,13 @@ def live(story: list[tuple[str, str, int]]) -> Apart:
                     world.spend(there, number)
                     world.want(there, 0, Purpose.RECOVERY)
                     world.want(there, 0, Purpose.NORMAL)
-            case "quiet":  # it gets a limit, and is cut off before it can say so
+            case "quiet":  # it receives a limit and is partitioned before it acknowledges
                 world.want(where, number, Purpose.NORMAL)
                 world.decide()
                 world.fetch(where)
                 world.enforce(where)
                 world.spend(where, number)
-            case "shift":  # the need moves to another region
+            case "shift":  # the demand moves to another region
                 world.want(where, 0, Purpose.NORMAL)
                 world.want(other, number, Purpose.NORMAL)
                 for _ in range(2):
@@ -253,7 +252,7 @@ def live(story: list[tuple[str, str, int]]) -> Apart:
 
 @settings(max_examples=300, deadline=None)
 @given(steps)
-def test_what_regions_may_spend_never_exceeds_the_quota(story):
+def test_enforced_limits_never_exceed_the_quota(story):
     live(story)
 
 
@@ -266,13 +265,13 @@ def test_what_regions_may_spend_never_exceeds_the_quota(story):
     ],
     ids=["given on as normal", "given to two", "told by nobody"],
 )
-def test_use_of_an_emergency_counts_as_that_when_its_limit_is_gone(story):
+def test_emergency_usage_counts_as_emergency_after_its_limit_ended(story):
     live(story)
 
 
 @pytest.mark.slow
-def test_the_search_finds_a_peak_that_is_forgotten(monkeypatch):
-    """Between two epochs a region may enforce the higher one; a grant that forgets that gives it away twice."""
+def test_search_detects_a_forgotten_peak(monkeypatch):
+    """Between two epochs a region may enforce the higher limit; forgetting that grants it twice."""
 
     def forgetful(stored, limit):
         text = dict(amounts_text(limit))
@@ -285,14 +284,14 @@ def test_the_search_finds_a_peak_that_is_forgotten(monkeypatch):
     def search(story):
         live(story)
 
-    with pytest.raises(AssertionError, match="regions may spend"):
+    with pytest.raises(AssertionError, match="regions may enforce"):
         search()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [GrantClass.RECOVERY, GrantClass.EMERGENCY])
-def test_the_search_finds_a_class_that_is_given_away_twice(monkeypatch, cls):
-    """What a region of that class still enforces is not counted."""
+def test_search_detects_a_grant_class_granted_twice(monkeypatch, cls):
+    """Planted bug: enforced limits of that class are not counted."""
     honest = grants.may_enforce
     monkeypatch.setattr(grants, "may_enforce", lambda g: {} if g.spec.grant_class is cls else honest(g))
 
@@ -306,7 +305,7 @@ def test_the_search_finds_a_class_that_is_given_away_twice(monkeypatch, cls):
 
 
 @pytest.mark.slow
-def test_the_search_finds_recovery_that_is_spent_past_its_limit(monkeypatch):
+def test_search_detects_recovery_quota_spent_beyond_its_limit(monkeypatch):
     def careless(wanted, current, used):
         return dict(wanted)
 
@@ -321,15 +320,15 @@ def test_the_search_finds_recovery_that_is_spent_past_its_limit(monkeypatch):
         search()
 
 
-def test_an_incident_spends_every_class():
+def test_incident_uses_every_grant_class():
     world = live([("want", "a", 12), ("incident", "a", 6), ("sync", "b", 12)])
     assert world.most[GrantClass.RECOVERY] > 0 and world.most[GrantClass.NORMAL] > 0
     copies = world.here["a"].list(GrantCopy, "acme")
     assert {c.spec.grant_class for c in copies} == set(GrantClass)
 
 
-def test_a_raise_that_was_lost_on_the_way_still_counts_after_it_was_taken_back():
-    """The region may have got the higher limit although it never said so."""
+def test_unacknowledged_raise_counts_after_it_was_lowered():
+    """The region may enforce the higher limit although it did not acknowledge it."""
     world = Apart()
     world.want("a", 8, Purpose.NORMAL)
     world.decide()
@@ -346,14 +345,14 @@ def test_a_raise_that_was_lost_on_the_way_still_counts_after_it_was_taken_back()
 
 
 def heard(world: Apart, name: str) -> None:
-    """A report of this region has come, by the global cell's clock."""
+    """Records a report of this region at the global cell's current time."""
     known = region(name)
     health = msgspec.structs.replace(known.status.health, heard_at=micro_text(world.now))
     world.home.put(again(known, status=msgspec.structs.replace(known.status, health=health)))
 
 
 def spent_in(world: Apart, name: str, cpus: int) -> None:
-    """Wanted, granted, spent and told of, with nothing in between."""
+    """Requests, grants, spends and acknowledges in one step."""
     world.want(name, cpus, Purpose.NORMAL)
     world.decide()
     world.fetch(name)
@@ -362,7 +361,7 @@ def spent_in(world: Apart, name: str, cpus: int) -> None:
     world.acknowledge(name)
 
 
-def test_a_region_that_stops_renewing_is_frozen_and_keeps_counting():
+def test_expired_grant_lease_still_counts_in_full():
     world = Apart()
     spent_in(world, "a", 8)
     heard(world, "a")
@@ -378,8 +377,8 @@ def test_a_region_that_stops_renewing_is_frozen_and_keeps_counting():
 
 
 @pytest.mark.parametrize("skew_s", [-600.0, 600.0])
-def test_a_region_whose_clock_is_off_is_not_frozen_while_it_is_heard(skew_s: float):
-    """What it says of when it renewed is of its own clock; only its reports tell whether it is in touch."""
+def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float):
+    """`renewedAt` is a time of the region's clock; only arriving reports show contact."""
     world = Apart()
     world.skew_s["a"] = skew_s
     spent_in(world, "a", 8)
@@ -391,7 +390,7 @@ def test_a_region_whose_clock_is_off_is_not_frozen_while_it_is_heard(skew_s: flo
     assert grants.is_frozen(grant, known, world.now + grant.spec.lease_seconds + 1)
 
 
-def test_a_tenant_s_quota_is_looked_at_again_when_a_region_falls_silent_and_when_it_is_back():
+def test_region_contact_changes_wake_the_grant_controller():
     world = Apart()
     well, silent = region("a"), region("a", state=HealthState.SUSPECT)
     for new, old in ((silent, well), (well, silent)):

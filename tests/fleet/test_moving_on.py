@@ -1,4 +1,4 @@
-"""What waits in a full region goes to one with room: who, how many, where to, when, and when not."""
+"""Spillover: which replicas move, how many, where, when, and when not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("east", "north", "west")
 
 
 class Fleet:
-    """assign over and over, on regions that place so many of what they are given, and say what keeps the others."""
+    """Repeats assign with regions that place a limited number of replicas and report why others are pending."""
 
     def __init__(self, *more, cpu="16", **spec) -> None:
         self.now = T0
@@ -91,7 +91,7 @@ def full(name: str = "east", room: int = 0, **given) -> Fleet:
     return fleet
 
 
-def test_what_waits_too_long_moves_on_and_what_runs_stays():
+def test_spillover_moves_pending_replicas_and_keeps_running_ones():
     fleet = full(room=1)
     assert fleet.shares() == {"east": 2, "north": 2}
     fleet.live(limits.MOVE_ON_AFTER_S - 5)
@@ -104,10 +104,10 @@ def test_what_waits_too_long_moves_on_and_what_runs_stays():
     assert "moved on from east" in said["north"] and "moved on to north" in said["east"]
     before = list(fleet.seen)
     fleet.live(6000)
-    assert fleet.seen == before and not fleet.moves.left, "it stays, and in time is forgotten"
+    assert fleet.seen == before and not fleet.moves.left, "the record stays, and expires in time"
 
 
-def test_it_is_told_and_looked_at_again():
+def test_spillover_is_reported_and_rechecked():
     fleet = full(room=1)
     outcome = fleet.decide()
     assert outcome.again_in_s is not None and outcome.again_in_s <= limits.MOVE_ON_LOOK_S
@@ -116,7 +116,7 @@ def test_it_is_told_and_looked_at_again():
     assert "east" in notice.message and "north" in notice.message
 
 
-def test_a_wait_that_ends_is_forgotten():
+def test_pending_time_restarts_after_placement():
     fleet = full(room=1)
     fleet.live(30)
     assert fleet.moves.waits
@@ -127,10 +127,10 @@ def test_a_wait_that_ends_is_forgotten():
     fleet.room["east"] = 1
     fleet.say()
     fleet.live(40)
-    assert fleet.shares() == {"east": 2, "north": 2}, "its time counts from when it waited again"
+    assert fleet.shares() == {"east": 2, "north": 2}, "its pending time restarts"
 
 
-def test_nothing_moves_to_where_there_is_no_room():
+def test_spillover_needs_room_in_the_target():
     fleet = full(room=1)
     for name in ("north", "west"):
         item = fleet.cache.get(Region, name)
@@ -140,7 +140,7 @@ def test_nothing_moves_to_where_there_is_no_room():
     assert fleet.shares() == {"east": 2, "north": 2} and fleet.moves == MovesBlock()
 
 
-def test_no_more_move_than_there_is_room_for():
+def test_spillover_moves_no_more_replicas_than_fit():
     fleet = full(replicas=8, placement=Placement(regions=("east", "west")))
     item = fleet.cache.get(Region, "west")
     report = msgspec.structs.replace(item.status.report, used={"cpu": "14500m"})
@@ -156,8 +156,8 @@ def test_no_more_move_than_there_is_room_for():
     assert fleet.shares() == {"east": 4 - fits, "west": 4 + fits}
 
 
-def test_of_many_that_wait_only_as_many_go_as_fit():
-    """Each counts what went before it, as the decisions of a pass do: no herd."""
+def test_spillover_of_many_pending_replicas_moves_only_those_that_fit():
+    """Each decision counts the earlier ones, so that the target is not overfilled."""
     cache = view(tenant(), priority(), region("east"), region("west", cpu="4"))
     for n in range(20):
         cache.put(workload(f"w{n}", replicas=1, placement=Placement(spread_regions=1)))
@@ -183,10 +183,10 @@ def test_of_many_that_wait_only_as_many_go_as_fit():
                         cache.put(again(stored, status=status))
     went = sum(a.spec.replicas for a in cache.list(Assignment) if a.spec.region == "west")
     fits = {n: v for (p, where, n), v in need(cache.list(Assignment)[0]).items()}
-    assert 0 < went <= 4000 // max(1, fits["cpu"] // 2), "the other region is full, and nobody crowds it"
+    assert 0 < went <= 4000 // max(1, fits["cpu"] // 2), "the other region is full and gets nothing"
 
 
-def test_between_regions_that_are_all_full_nothing_goes_to_and_fro():
+def test_spillover_does_not_oscillate_between_full_regions():
     fleet = full(room=1, replicas=6, placement=Placement())
     fleet.room = dict.fromkeys(NAMES, 1)
     fleet.say()
@@ -195,7 +195,7 @@ def test_between_regions_that_are_all_full_nothing_goes_to_and_fro():
     assert flips <= 3 and len(fleet.seen) < 30, fleet.seen
 
 
-def test_a_region_that_was_left_is_avoided_and_taken_if_there_is_no_other():
+def test_avoided_region_is_used_only_as_the_last_choice():
     fleet = full(room=1)
     fleet.live(90)
     item = fleet.cache.get(Workload, "api", "acme")
@@ -226,29 +226,29 @@ def test_a_region_that_was_left_is_avoided_and_taken_if_there_is_no_other():
         ({"gang": Gang(min_available=4), "placement": Placement(spread_regions=1)}, 0, {"north": 4}),
     ],
     ids=[
-        "a hard spread is kept", "all of it may go", "only where it may be", "residency", "exclusive in part",
+        "spreadRegions is respected", "whole share may move", "allowed regions", "residency", "exclusive in part",
         "exclusive as a whole", "gang in part", "gang as a whole",
     ],
 )  # fmt: skip
-def test_rules_are_kept(spec, room, expected):
+def test_spillover_respects_placement_rules(spec, room, expected):
     fleet = full(room=room, **spec)
     fleet.live(200)
     assert fleet.shares() == expected
 
 
-def test_an_ordinal_moves_only_when_it_was_let_go():
+def test_exclusive_ordinal_spills_over_only_after_release():
     fleet = full(exclusive=Exclusivity(), placement=Placement(spread_regions=1))
     fleet.decide()
     fleet.now += limits.MOVE_ON_AFTER_S
     fleet.decide()
     assert {a.spec.region: a.spec.ordinals for a in fleet.cache.list(Assignment)} == {"east": ()}
     fleet.decide()
-    assert {a.spec.region: a.spec.ordinals for a in fleet.cache.list(Assignment)} == {"east": ()}, "not yet let go"
+    assert {a.spec.region: a.spec.ordinals for a in fleet.cache.list(Assignment)} == {"east": ()}, "not released yet"
     fleet.live(20)
     assert {a.spec.region: a.spec.ordinals for a in fleet.cache.list(Assignment)} == {"north": (0, 1, 2, 3)}
 
 
-def test_batch_work_goes_as_a_whole_and_only_before_it_began():
+def test_batch_spills_over_whole_and_only_before_it_starts():
     shape = Batch(completions=6, parallelism=2)
     fleet = full(type=WorkloadType.BATCH, batch=shape, placement=Placement())
     fleet.live(100)
@@ -276,7 +276,7 @@ def quota(**caps: str) -> Quota:
     ],
     ids=["capped here", "short as a whole", "capped everywhere", "others capped", "cut off", "never", "no nodes"],
 )
-def test_quota_moves_only_what_a_cap_keeps_and_no_cap_is_exceeded(reason, given, goes):
+def test_spillover_for_quota_needs_a_region_cap_and_respects_caps(reason, given, goes):
     fleet = Fleet(given)
     fleet.reason = reason
     fleet.decide()
@@ -286,7 +286,7 @@ def test_quota_moves_only_what_a_cap_keeps_and_no_cap_is_exceeded(reason, given,
     assert (fleet.shares() != {"east": 2, "north": 2}) is goes
 
 
-def test_a_rollout_beside_what_runs_is_no_reason_to_move():
+def test_rollout_surge_does_not_spill_over():
     fleet = full(room=2)
     item = next(a for a in fleet.cache.list(Assignment) if a.spec.region == "east")
     beside = msgspec.structs.replace(
@@ -300,7 +300,7 @@ def test_a_rollout_beside_what_runs_is_no_reason_to_move():
     assert fleet.shares() == {"east": 2, "north": 2}
 
 
-def test_a_region_that_is_not_heard_is_not_believed():
+def test_region_out_of_contact_does_not_spill_over():
     fleet = full(room=1)
     item = fleet.cache.get(Region, "east")
     health = msgspec.structs.replace(item.status.health, state=HealthState.SUSPECT)

@@ -1,5 +1,7 @@
-"""The whole platform on virtual time: a region that is full of drained nodes, and work that does not wait there for
-ever. The checkers of every world look on: nothing goes to and fro."""
+"""Simulated platform: all nodes of a region are drained, and its pending replicas spill over.
+
+The checkers of the simulation fail if replicas oscillate.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ REGIONS = ("east", "north", "west")
 
 
 class Full(Staged):
-    """Work in two of three regions; every node of one of them is drained for ten minutes."""
+    """A workload in two of three regions. All nodes of one of them are drained for ten minutes."""
 
     full = ""
     seconds = 0.0
@@ -72,12 +74,12 @@ class Full(Staged):
 
 
 @pytest.mark.slow
-def test_what_waits_in_a_drained_region_serves_elsewhere_and_stays_there():
+def test_pending_replicas_of_a_drained_region_serve_elsewhere():
     world = Full(1, Shape(regions=REGIONS, nodes_per_region=3), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
     assert outcome.unsettled == ()
     assert len(world.before) == 2 and sum(world.after.values()) == REPLICAS
-    assert world.full not in world.after and len(world.after) <= 2, "a hard spread is kept"
+    assert world.full not in world.after and len(world.after) <= 2, "spreadRegions is respected"
     assert 60 <= world.seconds < 240
-    assert world.at_last == world.after, "what has its place does not go back"
+    assert world.at_last == world.after, "placed replicas do not move back"

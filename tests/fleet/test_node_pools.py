@@ -1,4 +1,4 @@
-"""Node pools grow for what a node cures, shrink when nodes hold nothing, and never take a recovery place away."""
+"""Node pools grow for pending work that a node fixes, shrink when nodes are empty, and keep recovery slots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNIT = Template(command=("x",), resources={"cpu": "2"})
 
 
 class World:
-    """A region with one pool. The provider is as slow as a test says."""
+    """A region with one pool. Nodes appear only when the test calls `provide`."""
 
     def __init__(self, **spec: Any) -> None:
         given = {"zones": ("a", "b"), "capacity": {"cpu": "4"}, "max_nodes": 5, "idle_seconds": 60.0, **spec}
@@ -67,14 +67,14 @@ class World:
                 self.cache.put(again(write.object))
 
     def provide(self) -> None:
-        """Nodes that should exist come; those that should not, and hold nothing, go."""
+        """Creates nodes that should exist and removes the others."""
         bound = {b.spec.node for b in self.cache.list(Binding)}
         for wanted in self.pool.status.nodes:
             if self.cache.get(Node, wanted.name) is None:
                 self.cache.put(node(wanted.name, zone=wanted.zone, pool="burst", capacity={"cpu": "4"}))
         for item in list(self.cache.list(Node)):
             if item.metadata.name not in self.names:
-                assert item.metadata.name not in bound, "a node with work on it was to go"
+                assert item.metadata.name not in bound, "a node with work must not be removed"
                 self.drop(item)
 
     def drop(self, item: Any) -> None:
@@ -90,7 +90,7 @@ class World:
             self.drop(item)
 
 
-def test_what_waits_for_room_brings_as_many_nodes_as_it_needs_and_no_more():
+def test_pending_work_adds_exactly_the_needed_nodes():
     world = World()
     world.waits(5)
     world.look()
@@ -98,11 +98,11 @@ def test_what_waits_for_room_brings_as_many_nodes_as_it_needs_and_no_more():
     assert {n.zone for n in world.pool.status.nodes} == {"a", "b"}
     for _ in range(5):
         world.look(after_s=5)
-    assert len(world.names) == 3, "those on their way count"
+    assert len(world.names) == 3, "starting nodes count"
     assert world.pool.status.reason == "PoolGrowing"
 
 
-def test_reasons_that_no_node_cures_bring_none():
+def test_pending_reasons_that_nodes_cannot_fix_add_none():
     for reason in ("QuotaExceeded", "GrantExpired", "TaintNotTolerated", "NodeAvoided", "AntiAffinityViolated"):
         world = World()
         world.waits(5, reason)
@@ -110,18 +110,18 @@ def test_reasons_that_no_node_cures_bring_none():
         assert not world.names, reason
 
 
-def test_work_that_insists_on_an_empty_pool_brings_its_first_node_and_no_more_for_that_reason():
+def test_work_bound_to_an_empty_pool_adds_one_node():
     world = World()
     world.waits(2, "PoolNotAllowed", placement=Placement(pools=("burst",)))
     world.look()
     assert world.names == ["burst-1"]
     world.provide()
     world.look(after_s=5)
-    assert world.names == ["burst-1"], "from then on the pool has a node, and what that lacks is what counts"
+    assert world.names == ["burst-1"], "the pool has a node now, so PoolNotAllowed no longer counts"
 
 
-def test_the_first_node_stays_while_the_work_that_brought_it_is_kept_off_it():
-    """Its other nodes still say PoolNotAllowed: a node that went would be brought back at once, for ever."""
+def test_first_pool_node_stays_while_its_work_is_pending():
+    """Other nodes still report PoolNotAllowed, so a removed node would be added again at once."""
     world = World()
     seen = []
     for _ in range(60):
@@ -140,24 +140,24 @@ def test_the_first_node_stays_while_the_work_that_brought_it_is_kept_off_it():
     for _ in range(4):
         world.look(after_s=5)
         world.provide()
-    assert not world.names, "what no node of any pool would help brings none back"
+    assert not world.names, "work that no node would fix adds none"
 
 
-def test_work_that_does_not_take_the_nodes_it_brought_brings_no_more_of_them():
-    """It needs a label that the pool's nodes do not have, say, and is told that those which have it are full."""
+def test_unused_new_nodes_stop_further_growth():
+    """For example, it needs a label that the pool's nodes lack, and the nodes with the label are full."""
     world = World()
     world.waits(1)
     for _ in range(40):
         world.look(after_s=5)
         world.provide()
-    assert [n.zone for n in world.pool.status.nodes] == ["a", "b"], "one in every zone is proof enough"
-    assert world.pool.status.reason == "PoolSteady" and "2 node(s) of the pool stay empty" in world.pool.status.message
+    assert [n.zone for n in world.pool.status.nodes] == ["a", "b"], "one empty node per zone is enough evidence"
+    assert world.pool.status.reason == "PoolSteady" and "2 node(s) of the pool are empty" in world.pool.status.message
     world.waits(7)
     world.look(after_s=5)
-    assert len(world.names) == 4, "as many as more would need, beside the empty ones"
+    assert len(world.names) == 4, "the additional need, minus the empty nodes"
 
 
-def test_a_node_that_cannot_be_taken_is_no_proof():
+def test_unschedulable_empty_node_does_not_stop_growth():
     world = World()
     world.waits(1)
     for _ in range(40):
@@ -169,7 +169,7 @@ def test_a_node_that_cannot_be_taken_is_no_proof():
     assert len(world.names) == 5
 
 
-def test_a_node_that_has_just_come_is_about_to_be_taken():
+def test_new_empty_node_counts_as_coming_capacity():
     world = World()
     world.waits(1)
     world.look()
@@ -179,7 +179,7 @@ def test_a_node_that_has_just_come_is_about_to_be_taken():
     assert world.names == ["burst-1"]
 
 
-def test_work_that_would_not_fit_or_may_not_use_the_pool_brings_none():
+def test_work_that_does_not_fit_the_pool_adds_no_node():
     for case in (
         {"template": Template(command=("x",), resources={"cpu": "8"})},
         {"template": Template(command=("x",), resources={"cpu": "1", "gpu": "1"})},
@@ -192,14 +192,14 @@ def test_work_that_would_not_fit_or_may_not_use_the_pool_brings_none():
         assert not world.names, case
 
 
-def test_a_full_pool_says_so():
+def test_pool_at_max_nodes_reports_it():
     world = World(max_nodes=2)
     world.waits(50)
     world.look()
     assert len(world.names) == 2 and world.pool.status.reason == "PoolFull"
 
 
-def test_an_idle_node_is_closed_then_given_up_and_a_busy_one_stays():
+def test_idle_node_is_cordoned_then_removed():
     world = World()
     world.waits(4)
     world.look()
@@ -220,7 +220,7 @@ def test_an_idle_node_is_closed_then_given_up_and_a_busy_one_stays():
     assert world.names == ["burst-1"]
 
 
-def test_work_that_comes_while_a_node_is_closed_opens_it_again():
+def test_new_pending_work_uncordons_a_node_being_removed():
     world = World()
     world.waits(2)
     world.look()
@@ -234,7 +234,7 @@ def test_work_that_comes_while_a_node_is_closed_opens_it_again():
     assert not world.cache.get(Node, "burst-1").spec.unschedulable and world.names == ["burst-1"]
 
 
-def test_an_operators_own_cordon_is_left_alone():
+def test_operator_cordon_is_left_alone():
     world = World(min_nodes=1)
     world.look()
     world.provide()
@@ -244,7 +244,7 @@ def test_an_operators_own_cordon_is_left_alone():
     assert world.cache.get(Node, "burst-1").spec.unschedulable
 
 
-def test_a_node_that_never_comes_is_asked_for_again():
+def test_node_that_never_registers_is_requested_again():
     world = World()
     world.waits(2)
     world.look()
@@ -252,12 +252,12 @@ def test_a_node_that_never_comes_is_asked_for_again():
     assert world.pool.status.nodes[0].since != "" and len(world.names) == 1
 
 
-def test_recovery_places_bring_nodes_and_keep_them():
+def test_recovery_slots_add_nodes_and_keep_them():
     world = World()
     slot = Slot(resources={"cpu": "2"}, count=4)
     world.cache.put(RecoveryBudget(metadata=meta("kept"), spec=RecoveryBudgetSpec(region="us-east", slots=(slot,))))
     world.look()
-    assert len(world.names) == 2, "four places of two CPUs need two nodes of four"
+    assert len(world.names) == 2, "four slots of two CPUs need two nodes of four CPUs"
     world.provide()
     for n in range(4):
         spec = HoldSpec(budget="kept", node=f"burst-{n // 2 + 1}", resources={"cpu": "2"})
@@ -267,7 +267,7 @@ def test_recovery_places_bring_nodes_and_keep_them():
     assert len(world.names) == 2
 
 
-def test_bad_pools_are_refused():
+def test_invalid_node_pools_are_refused():
     made = NodePool(metadata=meta("burst"), spec=NodePoolSpec(min_nodes=5, max_nodes=2))
     fields = {cause.field for cause in validate_node_pool(made, None)}
     assert {"spec.zones", "spec.capacity", "spec.maxNodes"} <= fields
@@ -281,7 +281,7 @@ acts = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(acts, st.integers(0, 2))
-def test_whatever_happens_bounds_hold_and_no_node_with_work_goes(story, least):
+def test_pool_bounds_hold_and_occupied_nodes_stay(story, least):
     world = World(min_nodes=least)
     for act, number in story:
         match act:
@@ -307,4 +307,4 @@ def test_whatever_happens_bounds_hold_and_no_node_with_work_goes(story, least):
     for _ in range(40):
         world.look(after_s=61)
         world.provide()
-    assert len(world.names) == least, "idle pools come down to their least"
+    assert len(world.names) == least, "idle pools shrink to minNodes"

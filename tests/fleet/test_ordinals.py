@@ -1,6 +1,6 @@
-"""Exclusive work that changes region: break before make. Never more instances than wanted, never an ordinal twice.
+"""Exclusive workloads that change region: never more instances than desired, never an ordinal twice.
 
-The global decision is the real one; regions hear of it late, start and stop in their own time, and report late.
+The global decision is real. Regions receive it late, start and stop with delay, and report late.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class World:
         return self.home.get(Assignment, f"one.{where}.normal", "acme")
 
     def fetch(self, where: str) -> None:
-        """`replicate` makes what it is told of at once; what is to go takes its time."""
+        """`replicate` creates assigned replicas at once; removal takes time."""
         self.mirror[where] = self.at_home(where)
         known = self.mirror[where]
         if known is not None and not known.spec.suspended:
             self.there[where] |= set(known.spec.ordinals)
 
     def hold(self, where: str) -> None:
-        """A recovery keeps the region from making and removing anything; or lets it go on."""
+        """Suspends or resumes the region's Assignment, as a recovery does."""
         stored = self.at_home(where)
         if stored is not None:
             spec = msgspec.structs.replace(
@@ -75,7 +75,7 @@ class World:
             self.home.put(again(stored, spec=spec))
 
     def lose(self, where: str, number: int) -> None:
-        """Someone deletes a replica; the next one comes when the region looks again."""
+        """A replica is deleted; the region creates it again at its next pass."""
         self.there[where].discard(number % WANTED)
 
     def stop(self, where: str) -> None:
@@ -93,8 +93,8 @@ class World:
 
     def check(self) -> None:
         every = [n for name in REGIONS for n in self.there[name]]
-        assert len(every) == len(set(every)), f"an ordinal twice: {self.there}"
-        assert len(every) <= WANTED, f"more than wanted: {self.there}"
+        assert len(every) == len(set(every)), f"ordinal runs twice: {self.there}"
+        assert len(every) <= WANTED, f"more replicas than desired: {self.there}"
 
 
 ACTS = (
@@ -147,7 +147,7 @@ def settle(world: World, names: tuple[str, ...]) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(stories)
-def test_never_more_than_wanted_and_no_ordinal_twice(story: list[tuple[str, str, int]]) -> None:
+def test_ordinals_are_unique_and_within_the_replica_count(story: list[tuple[str, str, int]]) -> None:
     world = live(story)
     world.scale(WANTED)
     for name in REGIONS:
@@ -157,11 +157,11 @@ def test_never_more_than_wanted_and_no_ordinal_twice(story: list[tuple[str, str,
             world.hold(name)
     settle(world, REGIONS)
     settle(world, REGIONS)
-    assert sorted(n for name in REGIONS for n in world.there[name]) == list(range(WANTED)), "and all of them in the end"
+    assert sorted(n for name in REGIONS for n in world.there[name]) == list(range(WANTED)), "all run in the end"
 
 
 def beside_it(shares: dict[str, int], stored: list[Assignment]) -> ordinals.Ordinals:
-    """The mistake: a new ordinal is made beside the one that is only on its way out."""
+    """Planted bug: a new ordinal is created while the withdrawn one may still run."""
     held = {a.spec.region: a.spec.ordinals for a in stored}
     taken = {n for found in held.values() for n in found}
     given: ordinals.Ordinals = {}
@@ -173,7 +173,7 @@ def beside_it(shares: dict[str, int], stored: list[Assignment]) -> ordinals.Ordi
     return given
 
 
-def test_the_search_finds_a_planted_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_detects_a_planted_ordinal_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assign, "share_ordinals", beside_it)
 
     @settings(max_examples=400, deadline=None, derandomize=True, database=None, phases=(Phase.generate,))
@@ -181,41 +181,41 @@ def test_the_search_finds_a_planted_mistake(monkeypatch: pytest.MonkeyPatch) -> 
     def search(story: list[tuple[str, str, int]]) -> None:
         live(story)
 
-    with pytest.raises(AssertionError, match="more than wanted"):
+    with pytest.raises(AssertionError, match="more replicas than desired"):
         search()
 
 
-def test_the_ordinal_itself_moves_once_its_region_has_let_go() -> None:
+def test_ordinal_moves_after_its_region_released_it() -> None:
     there = assignment(where="a", replicas=1, ordinals=(0,), exclusive=Exclusivity())
     running = again(there, status=AssignmentStatus(observed_epoch=1, replicas=1, ordinals=(0,)))
     assert ordinals.share_ordinals({"b": 1}, [running]) == {"b": ()}
     told = again(running, spec=msgspec.structs.replace(running.spec, ordinals=(), replicas=0, epoch=2))
-    assert ordinals.share_ordinals({"b": 1}, [told]) == {"b": ()}, "told, and it may run still"
+    assert ordinals.share_ordinals({"b": 1}, [told]) == {"b": ()}, "withdrawn, and it may still run"
     gone = again(told, status=AssignmentStatus(observed_epoch=2, replicas=0))
     assert ordinals.share_ordinals({"b": 1}, [gone]) == {"b": (0,)}
 
 
 def left_with(where: str, given: tuple[int, ...], there: tuple[int, ...]) -> Assignment:
-    """What a region was left, and what it says is there."""
+    """An Assignment with these ordinals and this report."""
     made = assignment(where=where, replicas=len(given), ordinals=given, exclusive=Exclusivity())
     return again(made, status=AssignmentStatus(observed_epoch=1, replicas=len(there), ordinals=there))
 
 
-def test_one_of_another_name_in_its_place_is_not_let_go() -> None:
-    """One was taken away and is still there, another was given and is not there yet: as many as there should be."""
+def test_report_with_another_ordinal_is_no_release() -> None:
+    """A withdrawn ordinal still runs and a new one does not yet, so the number is right."""
     swapped = left_with("a", given=(0,), there=(1,))
     assert not ordinals.let_go(swapped)
     assert ordinals.share_ordinals({"a": 1, "b": 1}, [swapped]) == {"a": (0,), "b": ()}
     assert ordinals.share_ordinals({"a": 1, "b": 1}, [left_with("a", (0,), (0,))]) == {"a": (0,), "b": (1,)}
 
 
-def test_who_may_have_some_again_keeps_those_that_it_has() -> None:
+def test_region_keeps_its_running_ordinals_when_its_share_returns() -> None:
     kept = left_with("b", given=(), there=(1,))
     assert ordinals.share_ordinals({"a": 1, "b": 1}, [kept]) == {"a": (), "b": (1,)}
     assert ordinals.share_ordinals({"b": 2}, [kept]) == {"b": (0, 1)}
 
 
-def test_a_region_that_names_none_has_let_go_only_of_all() -> None:
+def test_report_without_ordinals_releases_only_if_nothing_runs() -> None:
     silent = again(left_with("a", (0, 1), ()), status=AssignmentStatus(observed_epoch=1, replicas=1))
     assert not ordinals.let_go(silent)
     assert ordinals.let_go(again(silent, status=AssignmentStatus(observed_epoch=1)))

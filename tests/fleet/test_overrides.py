@@ -1,4 +1,4 @@
-"""Overrides: approved where the rule asks for it, over in time, and verified to be over."""
+"""Overrides: approval, expiry, and verification that the effect is gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def override(kind: OverrideKind, **spec) -> Override:
 
 
 def after(item: Override, now: float, *others: object) -> Override:
-    """The override once the controller has looked at it."""
+    """The override after one pass of the controller."""
     outcome = overrides.decide(Key("", "o"), view(item, *others), now)
     for write in outcome.writes:
         status = OverrideStatus(
@@ -39,7 +39,7 @@ def after(item: Override, now: float, *others: object) -> Override:
 
 
 @pytest.mark.parametrize("kind", list(OverrideKind))
-def test_approval_is_asked_for_by_kind(kind):
+def test_override_approval_depends_on_its_kind(kind):
     seen = after(override(kind, ttl_seconds=60), BORN + 1)
     assert seen.status.phase == ("Pending" if RULES[kind].approval else "Active")
     assert acts(seen, BORN + 2) is not RULES[kind].approval
@@ -48,7 +48,7 @@ def test_approval_is_asked_for_by_kind(kind):
         assert acts(after(agreed, BORN + 3), BORN + 4)
 
 
-def test_one_that_nobody_approves_lapses():
+def test_unapproved_override_expires():
     seen = after(override(OverrideKind.EMERGENCY_QUOTA, ttl_seconds=60), BORN + 1)
     assert after(seen, BORN + 61).status.phase == "Expired"
 
@@ -59,7 +59,7 @@ def test_one_that_nobody_approves_lapses():
     looks=st.lists(st.floats(0, 300_000), max_size=8),
     revoke_at=st.none() | st.floats(0, 300_000),
 )
-def test_nothing_acts_past_its_time_however_often_it_is_looked_at(kind, ttl, looks, revoke_at):
+def test_override_is_never_in_force_after_expiry(kind, ttl, looks, revoke_at):
     item = override(kind, ttl_seconds=ttl, approver="bob")
     most = min(ttl, RULES[kind].max_ttl_s)
     first: float | None = None
@@ -77,14 +77,14 @@ def test_nothing_acts_past_its_time_however_often_it_is_looked_at(kind, ttl, loo
             assert not acts(item, now) and not acts(item, BORN)
 
 
-def test_the_deadline_is_set_once():
+def test_override_expiry_is_set_once():
     seen = after(override(OverrideKind.AVOID_REGION, ttl_seconds=100), BORN + 1)
     deadline = seen.status.expires_at
     assert parse_time(deadline) == BORN + 101
     assert after(seen, BORN + 50).status.expires_at == deadline
 
 
-def test_a_declared_loss_is_verified_to_be_taken_back():
+def test_end_of_declared_loss_is_verified():
     item = after(override(OverrideKind.DECLARE_REGION_LOST, ttl_seconds=10, approver="bob"), BORN)
     there = region("a")
     (write,) = region_health.decide(Key("", "a"), view(there, item), BORN + 1).writes
@@ -98,7 +98,7 @@ def test_a_declared_loss_is_verified_to_be_taken_back():
     assert {c.type: c.status for c in ended.status.conditions}["Reverted"] == "True"
 
 
-def test_emergency_quota_is_over_only_when_no_region_holds_it():
+def test_emergency_quota_is_reverted_when_no_region_holds_it():
     item = after(override(OverrideKind.EMERGENCY_QUOTA, ttl_seconds=10, approver="bob", quota={"cpu": "4"}), BORN)
     assert in_force(view(item), OverrideKind.EMERGENCY_QUOTA, BORN + 1)
     grant = Grant(
@@ -107,6 +107,6 @@ def test_emergency_quota_is_over_only_when_no_region_holds_it():
         status=GrantStatus(limit={"cpu": "4"}),
     )
     ended = after(item, BORN + 11, grant)
-    assert "still held in a" in ended.status.conditions[1].message
+    assert "still holds emergency quota in a" in ended.status.conditions[1].message
     empty = again(grant, status=GrantStatus())
     assert after(ended, BORN + 12, empty).status.conditions[1].status == "True"

@@ -1,5 +1,4 @@
-"""A policy on trial: paused or taken back when regions do badly by it, never on too little evidence, and never back and
-forth by itself."""
+"""Policy guard: pauses or rolls back a revision on enough evidence, and never oscillates."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ BAD = Rules(scores=(WeightedScore(name=ScoreName.PACKING, weight=5),))
 NOW = 1_800_000_000.0
 
 
-class Desk:
-    """The policy controller with its objects: what it writes is there the next time it looks."""
+class PolicyHarness:
+    """The policy controller and its objects. Its writes are applied at once."""
 
     def __init__(self, *regions):
         self.items = {r.key: r for r in regions}
@@ -93,7 +92,7 @@ class Desk:
 
 
 def on_trial(action, stage=PromotionStage.ACTIVE, **guard):
-    desk = Desk(region("east"), region("west"))
+    desk = PolicyHarness(region("east"), region("west"))
     desk.write(SchedulerPolicySpec(rules=GOOD), 1)
     desk.report("east")
     desk.report("west")
@@ -111,7 +110,7 @@ def on_trial(action, stage=PromotionStage.ACTIVE, **guard):
         {"decisions": 20, "proposed": 10, "unplaced": 30},
     ],
 )
-def test_a_revision_that_does_badly_is_taken_back_and_the_sequence_still_rises(trial):
+def test_breached_revision_is_rolled_back_with_a_higher_sequence(trial):
     desk = on_trial(GuardAction.ROLLBACK, min_placed_percent=50)
     before = desk.decides("east")
     assert before.revision == desk.revision(BAD).metadata.name
@@ -124,7 +123,7 @@ def test_a_revision_that_does_badly_is_taken_back_and_the_sequence_still_rises(t
     assert [n.reason for n in desk.notices] == ["GuardBreached"]
 
 
-def test_nothing_lifts_a_hold_but_a_change_of_the_policy():
+def test_policy_stop_lasts_until_the_policy_changes():
     desk = on_trial(GuardAction.ROLLBACK)
     desk.report("east", decisions=20, proposed=40, refused=40)
     desk.report("east", decisions=20, proposed=40, refused=0)
@@ -135,14 +134,14 @@ def test_nothing_lifts_a_hold_but_a_change_of_the_policy():
     assert desk.decides("east").revision == desk.revision(BAD).metadata.name and desk.decides("east").sequence > held_at
 
 
-def test_a_paused_canary_goes_no_further():
+def test_paused_canary_is_not_promoted():
     desk = on_trial(GuardAction.PAUSE, PromotionStage.CANARY)
     desk.report("east", decisions=20, proposed=40, refused=40)
     assert desk.revision(BAD).spec.stage is PromotionStage.CANARY and desk.revision(BAD).spec.regions == ("east",)
     assert desk.decides("west").revision == desk.revision(GOOD).metadata.name
 
 
-def test_an_active_revision_that_is_paused_stays_only_where_it_was():
+def test_paused_active_revision_stays_in_its_regions():
     desk = on_trial(GuardAction.PAUSE)
     desk.report("east", decisions=20, proposed=40, refused=40)
     assert desk.revision(BAD).spec.regions == ("east",)
@@ -157,13 +156,13 @@ def test_an_active_revision_that_is_paused_stays_only_where_it_was():
         {"decisions": 50, "proposed": 100, "unplaced": 300},
     ],
 )
-def test_too_little_evidence_or_little_harm_stops_nothing(trial):
+def test_guard_ignores_few_decisions_and_small_violations(trial):
     desk = on_trial(GuardAction.ROLLBACK)
     desk.report("east", **trial)
     assert desk.policy.status.held is None and desk.revision(BAD).spec.stage is PromotionStage.ACTIVE
 
 
-def test_a_region_that_is_not_heard_or_decides_by_another_revision_has_no_say():
+def test_guard_ignores_regions_out_of_contact_or_on_another_revision():
     guard = Guard(min_decisions=1)
     wanted = SchedulerPolicy(meta("default"), SchedulerPolicySpec(rules=BAD, guard=guard))
     name = f"default-{rules_hash(BAD)}"
@@ -176,7 +175,7 @@ def test_a_region_that_is_not_heard_or_decides_by_another_revision_has_no_say():
         assert policy_guard.breached(wanted, name, [told], NOW) is None
 
 
-def test_a_trial_counts_what_the_authority_answered_inside_the_window():
+def test_policy_trial_counts_authority_results_in_the_window():
     def decision(name, at, *entries, revision="r"):
         spec = DecisionSpec(
             request="q", workload="w", policy_revision=revision, decided_at=micro_text(at), entries=entries
@@ -198,10 +197,10 @@ def test_a_trial_counts_what_the_authority_answered_inside_the_window():
         [waits], NOW,
     )  # fmt: skip
     assert (found.decisions, found.proposed, found.refused, found.unplaced) == (1, 2, 1, 1)
-    assert found.oldest_pending_seconds == 90.0, "it waits since before the revision decided anything"
+    assert found.oldest_pending_seconds == 90.0, "pending since before the revision was used"
 
 
-def test_a_guard_that_makes_no_sense_is_refused():
+def test_invalid_guard_is_refused():
     wrong = SchedulerPolicy(meta("p"), SchedulerPolicySpec(guard=Guard(max_conflict_percent=101, min_decisions=0)))
     assert {c.field for c in validate_scheduler_policy(wrong, None)} == {
         "spec.guard.maxConflictPercent", "spec.guard.minDecisions",

@@ -1,4 +1,4 @@
-"""The provisional part of a grant: who gets one, who takes it back first, and how it comes back by time."""
+"""The provisional share of a grant: eligibility, withdrawal, and reclaim by time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def spare(where: str, replicas: int, **spec: Any) -> Any:
 
 
 def decided(cache: Cache, now: float = NOW) -> dict[str, Grant]:
-    """Decides until nothing moves, with every region acknowledging at once."""
+    """Decides until nothing changes; every region acknowledges at once."""
     for _ in range(10):
         writes = grants.decide(QUOTA, cache, now).writes
         moved = [w for w in writes if isinstance(w, Create | Update)]
@@ -70,12 +70,12 @@ def decided(cache: Cache, now: float = NOW) -> dict[str, Grant]:
     return {g.spec.region: g for g in cache.list(Grant)}
 
 
-def test_reclaimable_work_gets_room_for_itself_once_more_from_what_nobody_needs():
+def test_provisional_share_comes_from_unneeded_quota():
     found = decided(world(spare("a", 2)))
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "6"}, {"cpu": "3"})
 
 
-def test_with_wait_there_is_no_provisional_part():
+def test_partition_mode_wait_has_no_provisional_share():
     found = decided(world(spare("a", 2), mode=PartitionMode.WAIT))
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "3"}, {})
 
@@ -84,11 +84,11 @@ def test_with_wait_there_is_no_provisional_part():
     "spec",
     [{"reclaimable": False}, {"exclusive": Exclusivity()}, {"placement": Placement(residency=("eu",))}],
 )
-def test_sensitive_work_gets_none(spec: dict[str, Any]):
+def test_firm_exclusive_and_residency_work_gets_no_provisional_share(spec: dict[str, Any]):
     assert not decided(world(spare("a", 2, **spec)))["a"].spec.provisional
 
 
-def test_whoever_needs_it_gets_it_back_first():
+def test_provisional_share_is_withdrawn_first():
     cache = world(spare("a", 2))
     decided(cache)
     cache.put(assignment("api", "b", replicas=6, template=UNIT))
@@ -97,7 +97,7 @@ def test_whoever_needs_it_gets_it_back_first():
     assert (found["a"].spec.limit, found["a"].spec.provisional) == ({"cpu": "3"}, {})
 
 
-def test_the_ordinary_part_is_never_less_than_the_need():
+def test_ordinary_share_covers_the_demand():
     for hard in range(1, 12):
         for grant in decided(world(spare("a", 2), spare("b", 1), hard=str(hard))).values():
             ordinary = amounts(grant.spec.limit).get("cpu", 0) - amounts(grant.spec.provisional).get("cpu", 0)
@@ -122,12 +122,12 @@ def held(*, used: str = "2", acknowledged: int = 4) -> Grant:
 LONG_S = limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RETURN_SPARE_S + 1.0
 
 
-def test_it_comes_back_by_time_and_the_rest_stays_counted():
+def test_provisional_share_is_reclaimed_by_time():
     back = returned(held(), silent("a", LONG_S), NOW)
     assert back is not None
     assert (back.spec.limit, back.spec.provisional, back.spec.epoch) == ({"cpu": "3"}, {}, 5)
     assert may_enforce(back) == {"cpu": 3000}
-    late = msgspec.structs.replace(back, status=held().status)  # the region still says what it held before
+    late = msgspec.structs.replace(back, status=held().status)  # the region still reports its previous limit
     assert may_enforce(late) == {"cpu": 3000}
 
 
@@ -140,16 +140,16 @@ def test_it_comes_back_by_time_and_the_rest_stays_counted():
         (held(), None),
     ],
 )
-def test_it_does_not_come_back_on_weak_evidence(grant: Grant, where: Region | None):
+def test_provisional_share_is_not_reclaimed_on_weak_evidence(grant: Grant, where: Region | None):
     assert returned(grant, where, NOW) is None
 
 
-def test_what_was_in_use_when_the_part_was_set_aside_does_not_come_back():
+def test_used_provisional_share_is_not_reclaimed():
     back = returned(held(used="5"), silent("a", LONG_S), NOW)
     assert back is not None and back.spec.limit == {"cpu": "5"}
 
 
-def test_it_is_on_record_before_anyone_else_gets_it():
+def test_reclaimed_share_is_committed_before_it_is_granted_again():
     cache = world(held(), assignment("api", "b", replicas=9, template=UNIT), hard="6")
     cache.put(again(silent("a", LONG_S)))
     writes = grants.decide(QUOTA, cache, NOW).writes
@@ -167,7 +167,7 @@ def copy(*, heard_s: float, used: str = "0", limit: str = "6", generation: int =
     )  # fmt: skip
 
 
-def test_reading_the_cache_renews_no_lease_and_an_answer_does():
+def test_grant_lease_is_renewed_by_responses_only():
     key, grants_there = Key("acme", "normal"), view(held())
     here = view(copy(heard_s=NOW))
     for _ in range(3):
@@ -177,21 +177,21 @@ def test_reading_the_cache_renews_no_lease_and_an_answer_does():
     assert parse_time(write.object.spec.spend_until) == NOW + 100 + held().spec.lease_seconds
 
 
-def test_an_answer_that_comes_late_takes_nothing_back():
+def test_late_response_does_not_shorten_the_grant_lease():
     key, here = Key("acme", "normal"), view(copy(heard_s=NOW, limit="2"))
     (write,) = grant_sync.copy_writes(key, view(held()), here, "a", NOW - 50)
     assert isinstance(write, Update)
     assert write.object.spec.limit == {"cpu": "6"} and parse_time(write.object.spec.heard_at) == NOW
 
 
-def test_withdrawn_is_only_what_a_live_grant_does_not_cover():
+def test_only_uncovered_provisional_work_is_withdrawn():
     assert withdraw.excess_of([copy(heard_s=NOW, used="5")], NOW) == {"cpu": 2000}
     assert not withdraw.excess_of([copy(heard_s=NOW, used="3")], NOW)
-    assert not withdraw.excess_of([copy(heard_s=NOW - 1000, used="5")], NOW), "cut off: its time ends it"
-    assert not withdraw.excess_of([copy(heard_s=NOW, used="5", generation=2)], NOW), "counted under another limit"
+    assert not withdraw.excess_of([copy(heard_s=NOW - 1000, used="5")], NOW), "partitioned: expiry ends it"
+    assert not withdraw.excess_of([copy(heard_s=NOW, used="5", generation=2)], NOW), "counted for another limit"
 
 
-def test_the_status_of_the_quota_still_adds_up():
+def test_quota_status_sums_all_shares():
     cache = world(spare("a", 2))
     decided(cache)
     (status,) = [w for w in grants.decide(QUOTA, cache, NOW).writes if isinstance(w, SetStatus)]

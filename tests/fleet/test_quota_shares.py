@@ -1,4 +1,4 @@
-"""What regions get of a quota: what they need, the protected part while nobody else does, and each class by itself."""
+"""Division of a quota: demand first, then protected quota; each class is a separate pool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STILL = Rollout(max_surge=0)
 
 
 class Tenant:
-    """One tenant's quota over two regions, whose regions take and acknowledge every grant at once."""
+    """One tenant's quota in two regions that acknowledge every grant at once."""
 
     def __init__(self, **spec: object) -> None:
         quota = Quota(metadata=meta("quota", "acme"), spec=QuotaSpec(hard={"cpu": "12"}, **spec))
@@ -71,14 +71,14 @@ class Tenant:
         self.cache.put(Override(metadata=meta("more"), spec=spec, status=status))
 
 
-def test_the_protected_part_stays_in_the_regions_while_nobody_needs_it() -> None:
+def test_protected_quota_stays_in_regions_without_other_demand() -> None:
     tenant = Tenant(protected={"cpu": "4"})
     tenant.need("a", 5)
     tenant.settle()
-    assert tenant.granted() == {"a": 5, "b": 2}, "b could start two although it is cut off"
+    assert tenant.granted() == {"a": 5, "b": 2}, "b could start two replicas while partitioned"
 
 
-def test_it_is_the_first_to_be_taken_back_for_someone_who_needs_it() -> None:
+def test_unneeded_protected_quota_is_withdrawn_first() -> None:
     tenant = Tenant(protected={"cpu": "4"})
     tenant.settle()
     assert tenant.granted() == {"a": 2, "b": 2}
@@ -87,27 +87,27 @@ def test_it_is_the_first_to_be_taken_back_for_someone_who_needs_it() -> None:
     assert tenant.granted() == {"a": 12, "b": 0}
     tenant.need("a", 3)
     tenant.settle()
-    assert tenant.granted()["b"] == 2, "and it comes back when there is room again"
+    assert tenant.granted()["b"] == 2, "it is granted again when there is room"
 
 
 def protected(tenant: Tenant) -> dict[str, int]:
-    """What each region is told that nobody else may evict, in CPUs."""
+    """Protected share of each region, in CPUs."""
     return {g.spec.region: amounts(g.spec.protected).get("cpu", 0) // 1000 for g in tenant.cache.list(Grant)}
 
 
-def test_regions_are_told_what_of_their_use_is_protected_by_what_is_wanted_there() -> None:
+def test_protected_shares_follow_regional_demand() -> None:
     tenant = Tenant(protected={"cpu": "6"})
     tenant.settle()
     assert protected(tenant) == {"a": 3, "b": 3}
     tenant.need("a", 4)
     tenant.settle()
-    assert protected(tenant) == {"a": 5, "b": 1}, "what is wanted, and an even share of the rest"
+    assert protected(tenant) == {"a": 5, "b": 1}, "demand plus an even share of the rest"
     tenant.need("b", 8)
     tenant.settle()
-    assert protected(tenant) == {"a": 2, "b": 4}, "more is wanted than is protected: by shares"
+    assert protected(tenant) == {"a": 2, "b": 4}, "demand exceeds the protected quota: proportional shares"
 
 
-def test_what_is_protected_changes_without_an_epoch_and_reaches_the_region() -> None:
+def test_protected_share_changes_without_an_epoch() -> None:
     tenant = Tenant(protected={"cpu": "6"})
     tenant.need("a", 6)
     tenant.settle()
@@ -131,7 +131,7 @@ def test_what_is_protected_changes_without_an_epoch_and_reaches_the_region() -> 
 
 @pytest.mark.parametrize("whole", [0, 1, 5, 7, 12])
 @pytest.mark.parametrize("need", [{}, {"a": 1}, {"a": 3, "b": 4}, {"a": 9, "b": 1, "c": 5}])
-def test_a_tenant_is_never_protected_for_more_than_its_protected_part(whole: int, need: dict[str, int]) -> None:
+def test_protected_shares_never_exceed_the_protected_quota(whole: int, need: dict[str, int]) -> None:
     wanted = {region: {"cpu": amount} for region, amount in need.items()}
     found = parts({"cpu": whole}, wanted, ["a", "b", "c"])
     told = {region: part.get("cpu", 0) for region, part in found.items()}
@@ -141,23 +141,23 @@ def test_a_tenant_is_never_protected_for_more_than_its_protected_part(whole: int
     assert parts({"cpu": whole}, wanted, []) == {}
 
 
-def test_a_borrower_gives_back_only_what_someone_else_lacks() -> None:
+def test_excess_grant_shrinks_only_by_what_another_region_lacks() -> None:
     tenant = Tenant()
     tenant.need("a", 10)
     tenant.settle()
     tenant.need("a", 4)
     tenant.settle()
-    assert tenant.granted()["a"] == 10, "nobody else needs it: it stays, and nothing is written"
+    assert tenant.granted()["a"] == 10, "no other region needs it, so it stays and nothing is written"
     tenant.need("b", 5)
     tenant.settle()
     assert tenant.granted() == {"a": 7, "b": 5}
     tenant.need("b", 12)
     tenant.settle()
-    assert tenant.granted() == {"a": 4, "b": 8}, "never below what the borrower itself needs"
+    assert tenant.granted() == {"a": 4, "b": 8}, "never below the region's own demand"
 
 
 @pytest.mark.parametrize(("cap", "expected"), [("3", {"a": 3, "b": 6}), ("20", {"a": 6, "b": 6})])
-def test_a_region_s_cap_holds(cap: str, expected: dict[str, int]) -> None:
+def test_region_cap_limits_the_grant(cap: str, expected: dict[str, int]) -> None:
     tenant = Tenant(region_caps={"a": {"cpu": cap}})
     tenant.need("a", 6)
     tenant.need("b", 6)
@@ -165,15 +165,15 @@ def test_a_region_s_cap_holds(cap: str, expected: dict[str, int]) -> None:
     assert tenant.granted() == expected
 
 
-def test_every_class_is_a_pot_of_its_own_and_all_of_them_show_on_the_quota() -> None:
+def test_grant_classes_are_separate_pools_in_the_quota_status() -> None:
     tenant = Tenant(recovery_allowance={"cpu": "4"})
     tenant.need("a", 14)
     tenant.need("b", 6, Purpose.RECOVERY)
     tenant.emergency(3, seconds=600)
     tenant.settle({("a", GrantClass.NORMAL): 13, ("b", GrantClass.RECOVERY): 4})
     assert tenant.granted() == {"a": 12}
-    assert tenant.granted(GrantClass.RECOVERY) == {"b": 4}, "no more than the allowance, whatever is needed"
-    assert tenant.granted(GrantClass.EMERGENCY) == {"a": 2}, "no more than is lacking, whatever was given"
+    assert tenant.granted(GrantClass.RECOVERY) == {"b": 4}, "at most the allowance"
+    assert tenant.granted(GrantClass.EMERGENCY) == {"a": 2}, "at most the shortfall"
     tenant.settle({("a", GrantClass.NORMAL): 13, ("b", GrantClass.RECOVERY): 3})
     rows = {(r.region, r.grant_class): (r.granted, r.used) for r in tenant.status["regions"]}
     assert rows["a", GrantClass.NORMAL] == ({"cpu": "12"}, {"cpu": "13"})
@@ -182,7 +182,7 @@ def test_every_class_is_a_pot_of_its_own_and_all_of_them_show_on_the_quota() -> 
     assert tenant.conditions["OverQuota"] == "False"
 
 
-def test_what_emergency_quota_leaves_in_use_is_over_quota_when_it_ends() -> None:
+def test_usage_after_emergency_quota_ends_is_over_quota() -> None:
     tenant = Tenant()
     tenant.need("a", 14)
     tenant.emergency(3, seconds=60)
@@ -194,7 +194,7 @@ def test_what_emergency_quota_leaves_in_use_is_over_quota_when_it_ends() -> None
     assert tenant.conditions["OverQuota"] == "True"
 
 
-def test_recovery_quota_goes_back_at_once() -> None:
+def test_unneeded_recovery_quota_is_returned_at_once() -> None:
     tenant = Tenant(recovery_allowance={"cpu": "4"})
     tenant.need("b", 4, Purpose.RECOVERY)
     tenant.settle()
@@ -203,7 +203,7 @@ def test_recovery_quota_goes_back_at_once() -> None:
     assert tenant.granted(GrantClass.RECOVERY) == {"b": 0}
 
 
-def test_recovery_replicas_that_turn_get_room_beside_them_from_what_no_incident_needs():
+def test_rollout_surge_of_recovery_replicas_uses_unneeded_allowance():
     tenant = Tenant(recovery_allowance={"cpu": "6"})
     tenant.need("a", 4, Purpose.RECOVERY)
     tenant.settle()
@@ -216,7 +216,7 @@ def test_recovery_replicas_that_turn_get_room_beside_them_from_what_no_incident_
     assert tenant.granted(GrantClass.RECOVERY) == {"a": 5}
     tenant.need("b", 2, Purpose.RECOVERY)
     tenant.settle()
-    assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 2}, "whoever is to be recovered comes first"
+    assert tenant.granted(GrantClass.RECOVERY) == {"a": 4, "b": 2}, "recovery demand comes first"
     turned = AssignmentStatus(replicas=4, bound=4, serving=4, updated=4, updated_serving=4)
     tenant.need("b", 0, Purpose.RECOVERY)
     tenant.cache.put(again(tenant.cache.get(Assignment, name, "acme"), status=turned))

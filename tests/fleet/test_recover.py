@@ -1,4 +1,4 @@
-"""Recovery on the clock: opened on evidence, paced, never doubled, given back."""
+"""Recovery: opened on evidence, rate limited, never doubled, and returned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW = 1_800_000_000.0
 
 
 class Fleet:
-    """The global cell's objects, with what recover writes carried out at once."""
+    """The global cell's objects; writes of recover are applied at once."""
 
     def __init__(self, *items: object) -> None:
         self.cache = view(tenant(), priority("critical", 1000), priority(), *items)
@@ -102,19 +102,19 @@ def fleet(count: int = 1, *more: object) -> Fleet:
     return Fleet(*items, *more)
 
 
-def test_nothing_happens_while_regions_are_well():
+def test_no_recovery_opens_while_regions_are_healthy():
     f = fleet()
     assert f.step("a") == [] and not f.cache.list(Recovery)
 
 
 @pytest.mark.parametrize("state", [HealthState.SUSPECT, HealthState.AWAITING_WITNESS, HealthState.UNKNOWN])
-def test_suspicion_opens_nothing(state):
+def test_suspect_region_opens_no_recovery(state):
     f = fleet()
     f.health("a", state)
     assert f.step("a") == []
 
 
-def test_a_lost_region_is_recovered_where_least_is_missing():
+def test_lost_region_is_recovered_where_fewest_replicas_are_missing():
     f = fleet()
     f.health("a", HealthState.LOST)
     f.step("a")
@@ -132,7 +132,7 @@ def test_a_lost_region_is_recovered_where_least_is_missing():
     assert f.recovery.status.phase is RecoveryPhase.RECOVERED and f.recovery.status.clock.serving_at
 
 
-def test_the_same_incident_is_opened_once():
+def test_one_incident_opens_one_recovery():
     f = fleet()
     f.health("a", HealthState.LOST)
     f.step("a")
@@ -140,7 +140,7 @@ def test_the_same_incident_is_opened_once():
     assert len(f.cache.list(Recovery)) == 1
 
 
-def test_a_second_lost_region_adds_what_is_missing_and_never_doubles():
+def test_second_lost_region_adds_only_missing_replicas():
     f = fleet()
     f.health("a", HealthState.LOST)
     f.step("a")
@@ -154,7 +154,7 @@ def test_a_second_lost_region_adds_what_is_missing_and_never_doubles():
     assert sum(n for (_, where), n in made.items() if where == "c") == 4
 
 
-def test_waves_keep_the_pace_of_the_target_and_the_order_of_rank():
+def test_recovery_starts_follow_rate_limit_and_priority():
     slots = (Slot(resources={"cpu": "500m", "memory": "1Gi"}, count=100),)
     pace = RecoveryBudget(metadata=meta("b"), spec=RecoveryBudgetSpec(region="b", slots=slots, starts_per_second=2.0))
     f = fleet(20, pace)
@@ -165,14 +165,14 @@ def test_waves_keep_the_pace_of_the_target_and_the_order_of_rank():
     for _ in range(40):
         per_pass.append(sum(isinstance(w, Create) for w in f.step("a")))
     assert sum(per_pass) == 20
-    # Two a second, and no more than a short burst at once.
+    # Two starts per second after a short burst.
     last = max(i for i, n in enumerate(per_pass) if n)
     assert last * 0.5 >= 8.0 and max(per_pass) <= 3
     assert f.now - begun < 60
 
 
 def lose_recover_and_heal(f: Fleet) -> None:
-    """Region a is lost, all of it serves elsewhere, and it is healthy again."""
+    """Region a is lost, its workloads serve elsewhere, and it is healthy again."""
     f.health("a", HealthState.LOST)
     for _ in range(3):
         f.step("a")
@@ -181,7 +181,7 @@ def lose_recover_and_heal(f: Fleet) -> None:
     f.step("a")
 
 
-def test_failback_waits_then_gives_everything_back_and_closes():
+def test_failback_waits_returns_everything_and_closes():
     f = fleet()
     lose_recover_and_heal(f)
     assert f.recovery.status.stable_since and f.recovery.status.phase is RecoveryPhase.RECOVERED
@@ -191,7 +191,7 @@ def test_failback_waits_then_gives_everything_back_and_closes():
     assert f.recovery.status.phase is RecoveryPhase.FAILING_BACK
     f.step("a")
     assert not f.assignments(Purpose.NORMAL)[("api0", "a")].spec.suspended
-    # The home region has not caught up with its newest epoch: nothing is taken away yet.
+    # The home region has not applied its newest epoch, so nothing is returned yet.
     assert f.assignments(Purpose.RECOVERY)[("api0", "b")].spec.replicas == 1
     for _ in range(4):
         f.all_serve()
@@ -200,7 +200,7 @@ def test_failback_waits_then_gives_everything_back_and_closes():
     assert f.recovery.status.phase is RecoveryPhase.CLOSED and f.recovery.status.leftovers == ()
 
 
-def test_a_region_lost_again_while_failing_back_goes_on_from_there():
+def test_region_lost_again_during_failback_is_recovered_again():
     f = fleet()
     lose_recover_and_heal(f)
     f.now += 31
@@ -213,7 +213,7 @@ def test_a_region_lost_again_while_failing_back_goes_on_from_there():
     assert f.assignments(Purpose.RECOVERY)[("api0", "b")].spec.replicas == 1
 
 
-def test_it_does_not_close_while_a_recovery_grant_is_in_use():
+def test_recovery_stays_open_while_a_recovery_grant_is_in_use():
     from holdfast.model.quota import GrantClass, GrantSpec, GrantStatus
 
     grant = Grant(

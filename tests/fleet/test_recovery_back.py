@@ -1,4 +1,4 @@
-"""Giving back what a recovery borrowed: not before ordinary replicas serve, and whenever there are none to wait for."""
+"""Failback: not before ordinary replicas serve, unless none are desired."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from making import assignment, meta, region, view, workload
 
 
 @pytest.mark.parametrize(("replicas", "emptied"), [(0, [0]), (2, [])], ids=["scaled to nothing", "not home yet"])
-def test_what_has_no_ordinary_replicas_is_given_back_only_if_none_are_wanted(replicas: int, emptied: list[int]) -> None:
+def test_failback_without_ordinary_replicas_needs_zero_desired_replicas(replicas: int, emptied: list[int]) -> None:
     incident = Recovery(
         metadata=meta("east-1"),
         spec=RecoverySpec(region="east"),

@@ -1,4 +1,4 @@
-"""The whole platform on virtual time: a region dies, perhaps a second; the promise holds and all is given back."""
+"""Simulated platform: one or two regions are lost; the recovery objective holds and everything is returned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REGIONS = ("east", "west", "north")
 
 
 class Loss(Staged):
-    """Not the usual story: `lost` regions die one after the other, and come back together."""
+    """The `lost` regions are lost one after the other and return together."""
 
     lost: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -105,7 +105,7 @@ class Loss(Staged):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("lost", [("east",), ("east", "west")])
-def test_lost_regions_are_recovered_from_and_everything_is_given_back(seed, lost):
+def test_simulated_region_loss_is_recovered_and_fails_back(seed, lost):
     world = Loss(seed, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost = lost
     outcome = world.run()
@@ -115,7 +115,7 @@ def test_lost_regions_are_recovered_from_and_everything_is_given_back(seed, lost
 
 
 class Renewed(Loss):
-    """While a region is lost its work gets a new revision, here a broken one and then one that is well."""
+    """While a region is lost, its workload gets a broken revision and then a good one."""
 
     allowance = "4"
     revisions: frozenset[str] = frozenset()
@@ -158,7 +158,7 @@ class Renewed(Loss):
         return risk.status.rollout.phase == RolloutPhase.ROLLED_BACK
 
     async def _running(self):
-        """The revisions that all of its Assignments in touch have, and serve in full."""
+        """The revisions that all reachable Assignments fully serve."""
         held = [a for a in (await self.operator.list(Assignment)).items if a.spec.workload == "risk"]
         heard = [a for a in held if a.spec.region not in self.lost]
         served = all(a.status.updated_serving >= a.spec.replicas for a in heard)
@@ -168,7 +168,7 @@ class Renewed(Loss):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allowance", ["4", "100m"], ids=["with room beside", "in its place"])
-def test_a_rollout_reaches_what_a_recovery_holds(allowance):
+def test_simulated_rollout_reaches_recovery_replicas(allowance):
     world = Renewed(1, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost, world.allowance = ("east",), allowance
     outcome = world.run()
@@ -178,7 +178,7 @@ def test_a_rollout_reaches_what_a_recovery_holds(allowance):
 
 
 class Stuck(Loss):
-    """Of the two regions the work lives in one dies, and the other takes what is recovered and starts none of it."""
+    """One of two regions is lost, and the other accepts the recovery replicas but starts none."""
 
     stuck = ""
     target = ""
@@ -215,17 +215,17 @@ class Stuck(Loss):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_target_that_takes_the_work_and_starts_none_of_it_is_left_for_another(seed):
+def test_simulated_stalled_target_is_abandoned(seed):
     world = Stuck(seed, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.failures == ()
     assert outcome.unsettled == ()
     assert world.left == (world.stuck,) and world.target not in (world.stuck, *world.lost) and world.seconds < 300
-    assert min(world.serving) >= 3, "what served in the region that was left went on serving"
+    assert min(world.serving) >= 3, "replicas that served in the abandoned target kept serving"
 
 
 class OnLoan(Loss):
-    """Every place that is kept for recovery is lent out: reclaimable work fills the regions to the brim."""
+    """Reclaimable work uses every recovery slot and fills the regions."""
 
     lent: frozenset[str] = frozenset()
 
@@ -245,7 +245,7 @@ class OnLoan(Loss):
             )  # fmt: skip
 
     async def _backed(self):
-        """And until every region is full: someone waits there for room."""
+        """Waits until every region is full and has pending replicas."""
         for region in REGIONS:
             held = await self.operator.get(Assignment, f"filler-{region}.{region}.normal", "spare")
             if not held.status.queued or held.status.bound < 10:
@@ -254,7 +254,7 @@ class OnLoan(Loss):
 
 
 @pytest.mark.slow
-def test_reclaimable_work_in_kept_places_makes_way_first_and_nothing_else_does():
+def test_simulated_recovery_evicts_only_reclaimable_work():
     world = OnLoan(3, Shape(regions=REGIONS, nodes_per_region=4), enabled=())
     world.lost = ("east",)
     court = world.court

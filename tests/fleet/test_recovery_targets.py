@@ -1,4 +1,4 @@
-"""A target that takes work and does not get on with it is left for another: once, with evidence, make before break."""
+"""A stalled recovery target is abandoned once; its serving replicas stay until the new target serves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STUCK_S = 300.0 * limits.RECOVERY_STUCK_PART
 
 
 def say(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, why: str = "") -> None:
-    """What the region reports of the recovery replicas it was given."""
+    """Report of the region about its recovery replicas."""
     item = f.assignments(Purpose.RECOVERY)[("api0", where)]
     waiting = item.spec.replicas - bound
     pending = (PendingReason(reason=why, count=waiting, message="so it is"),) if why else ()
@@ -34,7 +34,7 @@ def say(f: Fleet, where: str, *, bound: int, ready: int = 0, serving: int = 0, w
 
 
 def opened(promise: RecoveryPromise | None = None) -> Fleet:
-    """A workload that lived in `a` alone; `a` is lost, and `b` was chosen."""
+    """A workload that ran only in `a`, which is lost; the target is `b`."""
     items: list[object] = [region(name) for name in ("a", "b", "c")]
     items.append(
         workload("api0", replicas=4, priority_class_name="critical", recovery=promise or RecoveryPromise(min_serving=4))
@@ -63,7 +63,7 @@ def wait(f: Fleet, seconds: float) -> None:
     f.step("a")
 
 
-def test_a_region_that_accepts_and_never_serves_is_left_in_the_stated_time():
+def test_stalled_target_is_abandoned_in_time():
     f = opened()
     say(f, "b", bound=4)
     f.step("a")
@@ -73,13 +73,13 @@ def test_a_region_that_accepts_and_never_serves_is_left_in_the_stated_time():
     notices = recover.decide(Key("", "a"), f.cache, f.now).notices
     assert [n.reason for n in notices] == [Reason.TARGET_STUCK] and "4 bound, 0 ready, 0 of 4" in notices[0].message
     f.step("a")
-    assert row(f).target == "c" and borrowed(f) == {"b": 0, "c": 4}, "nothing served in b: it holds nothing back"
+    assert row(f).target == "c" and borrowed(f) == {"b": 0, "c": 4}, "nothing served in b, so nothing is kept there"
     (left,) = row(f).left
     assert (left.region, left.reason) == ("b", Reason.TARGET_STUCK) and "nothing moved" in left.message
 
 
 @pytest.mark.parametrize("stage", ["bound", "ready", "serving"])
-def test_progress_in_any_stage_is_progress(stage):
+def test_progress_in_any_stage_keeps_the_target(stage):
     f = opened()
     reached = {"bound": 1, "ready": 0, "serving": 0}
     for count in range(1, 5):
@@ -89,7 +89,7 @@ def test_progress_in_any_stage_is_progress(stage):
     assert row(f).target == "b" and not row(f).left
 
 
-def test_a_replica_that_comes_and_goes_is_no_progress():
+def test_flapping_replica_is_no_progress():
     f = opened()
     began = f.now
     while not row(f).left and f.now < began + STUCK_S * 3:
@@ -99,13 +99,13 @@ def test_a_replica_that_comes_and_goes_is_no_progress():
     assert [left.region for left in row(f).left] == ["b"] and row(f).target == "c"
 
 
-def test_what_serves_in_the_region_that_was_left_stays_until_the_new_one_serves():
+def test_serving_replicas_in_an_abandoned_target_stay_until_the_new_one_serves():
     f = opened()
     say(f, "b", bound=4, ready=2, serving=2)
     f.step("a")
     wait(f, STUCK_S + 1)
     f.step("a")
-    assert borrowed(f) == {"b": 2, "c": 4}, "what serves is kept, what does not gives its place and quota back"
+    assert borrowed(f) == {"b": 2, "c": 4}, "serving replicas are kept, the others release node and quota"
     say(f, "b", bound=2, ready=2, serving=2)
     say(f, "c", bound=4, ready=3, serving=3)
     f.step("a")
@@ -115,10 +115,10 @@ def test_what_serves_in_the_region_that_was_left_stays_until_the_new_one_serves(
     assert borrowed(f) == {"b": 0, "c": 4} and f.recovery.status.phase is RecoveryPhase.RECOVERED
     say(f, "b", bound=0)
     f.step("a")
-    assert borrowed(f) == {"c": 4}, "and its Assignment goes once it is drained"
+    assert borrowed(f) == {"c": 4}, "its Assignment is deleted once it is drained"
 
 
-def test_where_the_allowance_does_not_cover_both_the_new_region_needs_only_be_no_worse():
+def test_without_allowance_for_both_targets_an_equal_new_one_replaces_the_old():
     f = opened()
     say(f, "b", bound=4, ready=2, serving=2)
     f.step("a")
@@ -132,7 +132,7 @@ def test_where_the_allowance_does_not_cover_both_the_new_region_needs_only_be_no
     assert borrowed(f) == {"b": 0, "c": 4}
 
 
-def test_it_ends_each_region_is_left_once_and_the_last_one_stays_with_the_evidence():
+def test_each_target_is_abandoned_once_and_the_last_one_stays():
     f = opened()
     for _ in range(40):
         for where in borrowed(f):
@@ -143,7 +143,7 @@ def test_it_ends_each_region_is_left_once_and_the_last_one_stays_with_the_eviden
     assert borrowed(f) == {"c": 4}
 
 
-def test_waiting_for_its_turn_is_not_being_stuck():
+def test_waiting_for_start_rate_is_not_a_stall():
     f = opened()
     stored = f.assignments(Purpose.RECOVERY)[("api0", "b")]
     f.cache.remove(Assignment, stored.key, int(again(stored).metadata.resource_version))
@@ -155,7 +155,7 @@ def test_waiting_for_its_turn_is_not_being_stuck():
     assert row(f).reason == Reason.WAITING_FOR_TURN and row(f).target == "b" and not row(f).left
 
 
-def test_a_promise_of_less_time_moves_on_sooner_and_never_at_once():
+def test_shorter_deadline_abandons_the_target_sooner():
     quick = opened(RecoveryPromise(min_serving=4, deadline_seconds=30.0))
     say(quick, "b", bound=4)
     quick.step("a")
@@ -165,8 +165,8 @@ def test_a_promise_of_less_time_moves_on_sooner_and_never_at_once():
     assert row(quick).target == "c"
 
 
-def test_the_new_target_is_lost_and_the_one_that_was_left_is_the_only_one():
-    """A second failure during a recovery: it goes on from what there is, and nothing is made twice."""
+def test_abandoned_target_is_used_again_if_it_is_the_only_one():
+    """Second failure during a recovery: it continues from the present state and creates nothing twice."""
     f = opened()
     say(f, "b", bound=4)
     f.step("a")
@@ -181,10 +181,10 @@ def test_the_new_target_is_lost_and_the_one_that_was_left_is_the_only_one():
     f.step("a")
     f.step("a")
     assert f.recovery.status.phase is RecoveryPhase.RECOVERED
-    assert borrowed(f) == {"b": 4, "c": 0}, "what the lost region has is not wanted any more when it returns"
+    assert borrowed(f) == {"b": 4, "c": 0}, "replicas of the lost region are not needed when it returns"
 
 
-def test_a_service_that_fell_after_it_had_recovered_has_the_whole_time_again():
+def test_recovered_service_that_fails_again_gets_the_full_stall_time():
     f = opened()
     say(f, "b", bound=4, ready=4, serving=4)
     f.step("a")
@@ -198,7 +198,7 @@ def test_a_service_that_fell_after_it_had_recovered_has_the_whole_time_again():
     assert row(f).target == "c" and borrowed(f) == {"b": 3, "c": 4}
 
 
-def test_the_ordinary_replicas_of_a_region_that_is_left_stay():
+def test_ordinary_replicas_of_an_abandoned_target_stay():
     f = fleet(1)
     f.health("a", HealthState.LOST)
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_the_ordinary_replicas_of_a_region_that_is_left_stay():
     assert f.assignments(Purpose.NORMAL)[("api0", "b")].spec.replicas == 3
 
 
-def test_a_region_that_another_recovery_counts_on_is_not_emptied():
+def test_target_used_by_another_recovery_is_not_emptied():
     f = opened()
     say(f, "b", bound=4)
     f.step("a")
@@ -223,4 +223,4 @@ def test_a_region_that_another_recovery_counts_on_is_not_emptied():
     f.now += STUCK_S + 1
     outcome = recover.decide(Key("", "a"), f.cache, f.now)
     changed = {w.object.spec.region for w in outcome.writes if isinstance(w, Create | Update)}
-    assert changed == {"c"}, "the other one asks elsewhere by its own clock; then b is given up"
+    assert changed == {"c"}, "the other recovery abandons b by its own clock; then b is released"

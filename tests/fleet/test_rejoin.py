@@ -1,6 +1,6 @@
-"""S3 and S7 over restores of the global cell: whatever the backup believes, what regions really hold counts first.
+"""S3 and S7 across restores of the global cell: limits that regions hold count before the backup's records.
 
-Decision, restore and both halves of the link are the real ones; the network and the moment of the backup are drawn.
+Controllers, restore and both directions of the link are real; the network and the time of the backup are random.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Restored(Apart):
             self.home.put(codec.decode(kind, put.value, revision))
 
     def fetch(self, where: str) -> None:
-        """The region's watches start anew: what is gone is gone."""
+        """The region's watches restart; deleted objects disappear."""
         self.heard_s[where] = self.clock(where)
         self.seen[where] = self._seen_now(where)
 
@@ -79,12 +79,12 @@ class Restored(Apart):
             self.seen[where].put(item)
 
     def acknowledge(self, where: str) -> None:
-        """What names a grant that the restored cell does not have is refused: it names its uid."""
+        """An acknowledgement of a grant that the restored cell lacks is refused by its uid."""
         if all(self.home.get(Grant, g.metadata.name, "acme") is not None for g in self.seen[where].list(Grant)):
             super().acknowledge(where)
 
     def report(self, where: str) -> None:
-        """From what the region has seen, as the link makes it; a report about another incarnation changes nothing."""
+        """The report that the link builds from the region's caches. A report to another incarnation is ignored."""
         known = self.home.get(Region, where)
         assert known is not None and known.status.report is not None
         there, here, fresh = self.seen[where], self.here[where], self._seen_now(where)
@@ -143,20 +143,20 @@ def live(world: Restored, story: list[tuple[str, str, int]]) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(PART, PART, PART, PART)
-def test_restores_of_the_global_cell_never_let_regions_overspend(before, between, after, later):
+def test_restored_global_cell_never_overspends_quota(before, between, after, later):
     world = Restored()
     live(world, before)
     world.save()
     live(world, between)
     world.restore()
     live(world, after)
-    world.restore()  # the same old one, once more
+    world.restore()  # the same backup once more
     live(world, later)
     world.settle()
-    assert not rejoin.unheard(world.home, world.now), "every region was heard, and it still waits"
+    assert not rejoin.unheard(world.home, world.now), "every region reported, and it still waits"
 
 
-def test_a_share_that_moved_since_the_backup_is_not_given_twice():
+def test_share_moved_after_the_backup_is_not_granted_twice():
     world = Restored()
     world.want("a", 8, Purpose.NORMAL)
     world.decide()
@@ -173,22 +173,22 @@ def test_a_share_that_moved_since_the_backup_is_not_given_twice():
     assert world.used["b", GrantClass.NORMAL] == 9
     world.restore()
     decided = grants.decide(Key("acme", "quota"), world.home, world.now)
-    assert not [w for w in decided.writes if isinstance(w, Create | Update)], "nobody was heard, and it grants"
+    assert not [w for w in decided.writes if isinstance(w, Create | Update)], "no region reported, and it grants"
     (status,) = [w for w in decided.writes if isinstance(w, SetStatus)]
     assert (status.conditions[0].reason, "a, b, c" in status.conditions[0].message) == ("Rejoining", True)
     world.settle()
     limit = amounts(world.here["a"].get(GrantCopy, "normal", "acme").spec.limit).get("cpu", 0)
-    assert limit <= (HARD - 9) * 1000, "the backup gave a its eight; b uses nine"
+    assert limit <= (HARD - 9) * 1000, "the backup grants eight to a, but b uses nine"
     world.want("b", 1, Purpose.NORMAL)
     world.spend("b", 1)
     world.settle()
     world.spend("a", 8)
     world.settle()
     used = {where: world.used[where, GrantClass.NORMAL] for where in REGIONS}
-    assert used == {"a": 8, "b": 1, "c": 0}, "once given back it goes to whom the backup gave it"
+    assert used == {"a": 8, "b": 1, "c": 0}, "once returned, it goes to the region of the backup"
 
 
-def test_a_grant_the_backup_never_knew_is_counted():
+def test_grant_missing_from_the_backup_is_counted():
     world = Restored()
     world.save()
     world.want("b", 9, Purpose.NORMAL)
@@ -212,7 +212,7 @@ def awaited(name: str, incarnation: int, answered: int) -> Region:
     return again(known, status=msgspec.structs.replace(known.status, report=report, awaited=incarnation))
 
 
-def test_while_regions_are_unheard_assignments_only_shrink():
+def test_assignments_only_shrink_until_all_regions_acknowledge():
     exclusive = {"exclusive": Exclusivity(), "type": "Service"}
     copy = assignment("db", "us-east", ordinals=(0, 1), replicas=2, **exclusive)
     source = assignment("db", "us-east", ordinals=(1, 2), replicas=2, epoch=1_000_001, **exclusive)
@@ -232,7 +232,7 @@ def test_while_regions_are_unheard_assignments_only_shrink():
     assert isinstance(mirror.mirror_writes((Assignment, fresh.key), heard, here, 0.0)[0], Create)
 
 
-def test_a_region_answers_only_when_it_runs_nothing_that_is_others():
+def test_region_acknowledges_only_without_foreign_exclusive_work():
     mine = assignment("db", "us-east", ordinals=(0,), exclusive=Exclusivity())
     running = replica(1, mine)
     assert running.spec.exclusive is not None and running.spec.ordinal == 1
@@ -240,26 +240,26 @@ def test_a_region_answers_only_when_it_runs_nothing_that_is_others():
     own = view(mine, replica(0, mine))
     assert answering.answered(there, view(mine, running), "us-east", there) == 0
     assert answering.answered(there, own, "us-east", there) == 2
-    assert answering.answered(there, own, "us-east") == 0, "nobody asked the global cell"
+    assert answering.answered(there, own, "us-east") == 0, "the global cell was not read"
     moved = view(awaited("us-east", 2, 0))
-    assert answering.answered(there, own, "us-east", moved) == 0, "the link still acts on what is no more"
-    assert not answering.agreed(view(), own), "an assignment the global cell does not have"
+    assert answering.answered(there, own, "us-east", moved) == 0, "the link still uses deleted objects"
+    assert not answering.agreed(view(), own), "an Assignment that the global cell does not have"
 
 
-def test_a_restored_region_spends_nothing_while_it_would_bind_what_is_others():
+def test_restored_region_spends_nothing_with_foreign_exclusive_work():
     mine = assignment("db", "us-east", ordinals=(0,), exclusive=Exclusivity())
     copy = GrantCopy(metadata=meta("normal", "acme"), spec=GrantCopySpec(spend_until=restoring.NOT_RENEWED))
     waiting = replica(0, mine)
     gone = view(region("us-east"))
-    assert not answering.may_spend(gone, view(mine, waiting, copy)), "it was given to another region since"
+    assert not answering.may_spend(gone, view(mine, waiting, copy)), "it was assigned to another region since"
     assert answering.may_spend(view(mine), view(mine, waiting, copy))
     leaving = again(waiting, metadata=meta("db-0", "acme", deletion_timestamp="2026-01-01T00:00:00Z"))
-    assert answering.may_spend(gone, view(mine, leaving, copy)), "what is being deleted is not bound again"
+    assert answering.may_spend(gone, view(mine, leaving, copy)), "a replica being deleted is not bound again"
     spent = msgspec.structs.replace(copy, spec=msgspec.structs.replace(copy.spec, spend_until="2026-01-01T00:00:00Z"))
-    assert answering.may_spend(gone, view(mine, waiting, spent)), "a region that was not restored goes on"
+    assert answering.may_spend(gone, view(mine, waiting, spent)), "a region that was not restored continues"
 
 
-def test_a_former_life_is_refused_on_either_side():
+def test_previous_incarnation_is_refused_on_both_sides():
     here = Cache()
     for write in answering.remember(view(awaited("us-east", 3, 0)), here, "us-east"):
         here.put(again(write.object, metadata=meta(write.object.metadata.name)))

@@ -1,4 +1,4 @@
-"""rollout: waves gated on serving, the deadline, going back, pausing; played with assign against scripted regions."""
+"""Rollout with assign and scripted regions: waves, deadline, rollback, pause."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def named(item: Assignment) -> str:
     return item.spec.region if item.spec.purpose is Purpose.NORMAL else f"{item.spec.region} recovers"
 
 
-class Play:
-    """assign and rollout over and over, with regions that serve what they are given when told to."""
+class RolloutHarness:
+    """Repeats assign and rollout; regions serve their replicas when the test says so."""
 
     def __init__(self, **rules) -> None:
         self.now = T0
@@ -71,7 +71,7 @@ class Play:
         self.items[name] = again(self.items[name], status=status)
 
     def recover(self, name: str, replicas: int) -> None:
-        """What a recovery asks of a region, serving."""
+        """A serving recovery Assignment in a region."""
         stored = assignment(where=name, replicas=replicas, purpose=Purpose.RECOVERY, away_share=0)
         title = assignment_name("api", name, Purpose.RECOVERY)
         self.assignments[named(stored)] = again(stored, metadata=meta(title, "acme"))
@@ -98,8 +98,8 @@ class Play:
         return {name: a.spec.revision for name, a in sorted(self.assignments.items())}
 
 
-def test_the_first_revision_goes_everywhere_at_once():
-    play = Play()
+def test_first_revision_rolls_out_to_all_regions_at_once():
+    play = RolloutHarness()
     play.step()
     play.step()
     assert set(play.running()) == set(REGIONS)
@@ -107,8 +107,8 @@ def test_the_first_revision_goes_everywhere_at_once():
     assert (play.block.phase, play.block.last_good_revision) == ("Complete", template_hash(TEMPLATE))
 
 
-def test_the_next_goes_region_by_region_and_waits_until_each_serves():
-    play = Play()
+def test_next_revision_rolls_out_region_by_region():
+    play = RolloutHarness()
     play.settle()
     old, new = template_hash(TEMPLATE), template_hash(other(2))
     play.change(other(2))
@@ -116,22 +116,22 @@ def test_the_next_goes_region_by_region_and_waits_until_each_serves():
     play.step()
     assert play.running() == {"ap-south": new, "eu-west": old, "us-east": old}
     for _ in range(5):
-        play.step()  # ap-south does not say that it serves
+        play.step()  # ap-south does not report serving replicas
     assert play.running()["eu-west"] == old
     play.serve("ap-south")
     play.step()
     play.step()
     assert play.running() == {"ap-south": new, "eu-west": new, "us-east": old}
-    assert "to come" in play.block.message
+    assert "region(s) follow" in play.block.message
     play.settle()
     assert play.block.phase == "Complete" and play.block.last_good_revision == new
     assert play.block.previous_revision == old
     assert [r.outcome for r in play.block.history] == ["Complete", "Complete"]
 
 
-def test_what_a_region_said_of_the_revision_before_is_no_progress_of_the_next():
-    """It may be out of touch for long, and has not heard of the new one: what it serves is the old one."""
-    play = Play()
+def test_report_about_the_old_revision_is_no_progress():
+    """A region out of contact has not received the new revision and still serves the old one."""
+    play = RolloutHarness()
     play.settle()
     play.change(other(2))
     for _ in range(3):
@@ -145,8 +145,8 @@ def test_what_a_region_said_of_the_revision_before_is_no_progress_of_the_next():
     assert play.block.serving == held.spec.replicas
 
 
-def test_waves_of_two():
-    play = Play(wave_regions=2)
+def test_wave_regions_sets_the_wave_size():
+    play = RolloutHarness(wave_regions=2)
     play.settle()
     play.change(other(2))
     play.step()
@@ -154,8 +154,8 @@ def test_waves_of_two():
     assert list(play.running().values()).count(template_hash(other(2))) == 2
 
 
-def test_a_bad_revision_goes_back_by_itself_and_never_reaches_the_other_regions():
-    play = Play()
+def test_failing_revision_is_rolled_back_before_other_regions():
+    play = RolloutHarness()
     play.settle()
     good, bad = template_hash(TEMPLATE), template_hash(other(2))
     play.bad.add(bad)
@@ -172,14 +172,14 @@ def test_a_bad_revision_goes_back_by_itself_and_never_reaches_the_other_regions(
     assert play.block.last_good_revision == good
     before = play.block
     play.settle()
-    assert play.block == before, "and it stays that way"
+    assert play.block == before, "it stays rolled back"
     play.change(other(3))
     play.settle(20)
     assert play.block.phase == "Complete" and set(play.running().values()) == {template_hash(other(3))}
 
 
-def test_without_rollback_it_fails_and_completes_if_it_serves_after_all():
-    play = Play(auto_rollback=False)
+def test_failed_rollout_completes_if_it_serves_later():
+    play = RolloutHarness(auto_rollback=False)
     play.settle()
     bad = template_hash(other(2))
     play.bad.add(bad)
@@ -189,8 +189,8 @@ def test_without_rollback_it_fails_and_completes_if_it_serves_after_all():
     assert play.block.phase == "Failed" and "automatic rollback is off" in play.block.message
 
 
-def test_a_pause_holds_everything_and_does_not_count_against_the_deadline():
-    play = Play()
+def test_paused_rollout_stops_the_deadline():
+    play = RolloutHarness()
     play.settle()
     play.change(other(2), paused=True)
     for _ in range(5):
@@ -203,8 +203,8 @@ def test_a_pause_holds_everything_and_does_not_count_against_the_deadline():
     assert play.block.phase == "Complete"
 
 
-def test_undo_in_the_middle_takes_the_short_way_back():
-    play = Play()
+def test_undo_during_a_failing_rollout_completes():
+    play = RolloutHarness()
     play.settle()
     play.bad.add(template_hash(other(2)))
     play.change(other(2))
@@ -214,8 +214,8 @@ def test_undo_in_the_middle_takes_the_short_way_back():
     assert play.block.phase == "Complete" and set(play.running().values()) == {template_hash(TEMPLATE)}
 
 
-def test_a_lost_region_holds_nothing_up():
-    play = Play()
+def test_lost_region_does_not_block_a_rollout():
+    play = RolloutHarness()
     play.settle()
     lost = play.items["ap-south"]
     gone = msgspec.structs.replace(lost.status.health, state=HealthState.LOST)
@@ -229,8 +229,8 @@ def test_a_lost_region_holds_nothing_up():
     assert play.running()["eu-west"] == play.running()["us-east"] == template_hash(other(2))
 
 
-def test_a_recovery_gets_the_revision_with_its_region_and_the_next_wave_waits_for_it():
-    play = Play()
+def test_recovery_replicas_are_updated_with_their_region():
+    play = RolloutHarness()
     play.settle()
     play.health("us-east", HealthState.LOST)
     play.recover("ap-south", 3)
@@ -243,7 +243,7 @@ def test_a_recovery_gets_the_revision_with_its_region_and_the_next_wave_waits_fo
     for _ in range(3):
         play.step()
     assert play.running()["eu-west"] == old, "the recovery replicas do not serve it yet"
-    assert "/3 for recovery" in play.block.message and "1 region(s) to come" in play.block.message
+    assert "/3 for recovery" in play.block.message and "1 region(s) follow" in play.block.message
     play.serve("ap-south recovers")
     play.step()
     play.step()
@@ -253,8 +253,8 @@ def test_a_recovery_gets_the_revision_with_its_region_and_the_next_wave_waits_fo
     assert play.block.phase == "Complete"
 
 
-def test_a_region_that_has_only_a_recovery_is_a_wave_of_its_own():
-    play = Play()
+def test_region_with_only_recovery_replicas_is_a_wave():
+    play = RolloutHarness()
     play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
     play.settle()
     assert list(play.running()) == ["ap-south"]
@@ -267,8 +267,8 @@ def test_a_region_that_has_only_a_recovery_is_a_wave_of_its_own():
     assert set(play.running().values()) == {template_hash(other(2))} and play.block.phase == "Complete"
 
 
-def test_a_bad_revision_leaves_a_recovery_as_well():
-    play = Play()
+def test_rollback_includes_recovery_replicas():
+    play = RolloutHarness()
     play.settle()
     play.recover("ap-south", 2)
     play.bad.add(template_hash(other(2)))
@@ -280,8 +280,8 @@ def test_a_bad_revision_leaves_a_recovery_as_well():
     assert play.block.phase == "RolledBack" and set(play.running().values()) == {template_hash(TEMPLATE)}
 
 
-def test_recovery_replicas_without_a_place_say_nothing_about_the_revision():
-    play = Play()
+def test_pending_recovery_replicas_do_not_block_a_rollout():
+    play = RolloutHarness()
     play.settle()
     play.recover("ap-south", 4)
     play.change(other(2))
@@ -297,8 +297,8 @@ def test_recovery_replicas_without_a_place_say_nothing_about_the_revision():
     assert play.block.phase == "Complete"
 
 
-def test_what_waits_for_recovery_proves_no_revision():
-    play = Play(auto_rollback=False)
+def test_pending_recovery_replicas_prove_no_revision():
+    play = RolloutHarness(auto_rollback=False)
     play.recover("ap-south", 4)
     item = play.assignments["ap-south recovers"]
     play.assignments["ap-south recovers"] = again(
@@ -312,8 +312,8 @@ def test_what_waits_for_recovery_proves_no_revision():
 
 
 @pytest.mark.parametrize("state", [HealthState.LOST, HealthState.SUSPECT, HealthState.AWAITING_WITNESS])
-def test_the_deadline_stands_still_for_a_region_that_is_out_of_touch(state):
-    play = Play()
+def test_deadline_stops_for_a_region_out_of_contact(state):
+    play = RolloutHarness()
     play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
     play.settle()
     (only,) = play.running()
@@ -325,18 +325,18 @@ def test_the_deadline_stands_still_for_a_region_that_is_out_of_touch(state):
     assert only in play.block.message and play.block.silent == (only,)
     for _ in range(20):
         play.step(30.0)
-        assert play.block.phase == "Progressing", "it had 60 seconds, and cannot be blamed for these"
+        assert play.block.phase == "Progressing", "it had 60 s before it was out of contact"
     play.health(only, HealthState.HEALTHY)
     play.step()
     play.step(50.0)
-    assert play.block.phase == "Progressing" and play.block.silent == (), "its time begins anew"
+    assert play.block.phase == "Progressing" and play.block.silent == (), "its deadline restarts"
     play.serve(only)
     play.step()
     assert play.block.phase == "Complete"
 
 
-def test_a_region_that_is_out_of_touch_saves_nobody_else_from_the_deadline():
-    play = Play(wave_regions=3)
+def test_deadline_counts_for_reachable_regions():
+    play = RolloutHarness(wave_regions=3)
     play.settle()
     play.bad.add(template_hash(other(2)))
     play.change(other(2))
@@ -347,8 +347,8 @@ def test_a_region_that_is_out_of_touch_saves_nobody_else_from_the_deadline():
     assert play.block.phase == "RollingBack"
 
 
-def test_back_from_being_lost_it_has_its_whole_time_and_no_more():
-    play = Play()
+def test_returned_region_gets_the_full_deadline():
+    play = RolloutHarness()
     play.workload = again(play.workload, spec=msgspec.structs.replace(play.workload.spec, replicas=1))
     play.settle()
     (only,) = play.running()
@@ -368,9 +368,9 @@ def test_back_from_being_lost_it_has_its_whole_time_and_no_more():
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_while_every_region_is_lost_nothing_is_taken_for_proved(back):
-    """Else a revision that was given up becomes the last good one, and the next that is late goes back to it."""
-    play = Play(auto_rollback=back)
+def test_revision_is_not_proven_while_every_region_is_lost(back):
+    """Otherwise a failed revision would become the last good one, and the next rollback would return to it."""
+    play = RolloutHarness(auto_rollback=back)
     play.settle()
     play.bad = {template_hash(TEMPLATE), template_hash(other(2))}
     play.change(other(2))
@@ -386,8 +386,8 @@ def test_while_every_region_is_lost_nothing_is_taken_for_proved(back):
     assert play.block.last_good_revision == template_hash(TEMPLATE)
 
 
-def test_the_history_is_bounded_and_keeps_the_good_one():
-    play = Play(auto_rollback=False)
+def test_revision_history_is_bounded_and_keeps_the_last_good_one():
+    play = RolloutHarness(auto_rollback=False)
     play.settle()
     good = template_hash(TEMPLATE)
     for n in range(2, 20):
@@ -398,7 +398,7 @@ def test_the_history_is_bounded_and_keeps_the_good_one():
     assert len(names) <= 11 and good in names and names[0] == template_hash(other(19))
 
 
-# --- batch -------------------------------------------------------------------------------------------------------
+# Batch
 
 
 def batch(*, succeeded: int, conditions=(), **given) -> Workload:
@@ -424,12 +424,12 @@ def on_time(item: Workload, at_s: float) -> Condition:
         (10, 90, "True", "OnTime"),
     ],
 )
-def test_a_deadline_in_danger_is_said_early(succeeded, at_s, status, reason):
+def test_batch_deadline_at_risk_is_reported_early(succeeded, at_s, status, reason):
     found = on_time(batch(succeeded=succeeded), at_s)
     assert (found.status, found.reason) == (status, reason)
 
 
-def test_finished_batch_work_goes_after_its_time():
+def test_finished_batch_is_deleted_after_its_ttl():
     done = Condition(type="Complete", status="True", reason="Complete", last_transition_time="2026-01-01T00:00:30Z")
     item = batch(succeeded=10, conditions=(done,), ttl_after_finished_seconds=60.0)
     assert batch_ttl.decide(KEY, view(item), T0 + 80).again_in_s == pytest.approx(10.0)
@@ -437,7 +437,7 @@ def test_finished_batch_work_goes_after_its_time():
     assert isinstance(write, Delete) and write.uid == item.uid
     unfinished = batch(succeeded=3, ttl_after_finished_seconds=60.0)
     assert batch_ttl.decide(KEY, view(unfinished), T0 + 9999).writes == ()
-    # One that failed late is kept as long: its time counts from when it failed, not from when it began.
+    # The TTL of a failed batch counts from its failure, not from its start.
     began = Condition(
         type="Complete", status="False", reason="BackoffLimitExceeded", last_transition_time="2026-01-01T00:00:01Z"
     )

@@ -1,6 +1,6 @@
-"""S7 over regions: an ordinal of scope Global is runnable in one region at a time, whoever is cut off, late or skewed.
+"""S7 across regions: an ordinal of scope Global has a tenure in one region at a time, under partitions and clock skew.
 
-The global decision and the tenure's arithmetic are the real ones; the network, the clocks and the crashes are chance.
+The global decision and the tenure arithmetic are real; network, clocks and crashes are random.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GLOBAL = Exclusivity(scope=ExclusiveScope.GLOBAL)
 
 
 class World:
-    """True time is `now`; each region's clock runs a little fast or slow beside it, and the global one may jump."""
+    """`now` is the exact time. Each region's clock drifts, and the global clock may jump."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -66,12 +66,12 @@ class World:
         self.mirror[where] = self.at_home(where)
 
     def ask(self, where: str, late_s: float = 0.0) -> None:
-        """The region asked a while ago, and now the answer comes: it is of this moment, the lease of that one."""
+        """A response arrives now for a request sent `late_s` ago; the lease counts from the request."""
         mine = [a for a in (self.at_home(where),) if a is not None]
         self.held[where] = tenure.tenure_lease(where, self.local(where) - late_s, tenure.covered_by(mine))
 
     def runnable(self, where: str) -> set[int]:
-        """What may run there at this moment: in the region's view its own, and named by a tenure that lasts."""
+        """Ordinals that the region may run now: assigned in its view and covered by a valid tenure."""
         known, held = self.mirror[where], self.held[where]
         if known is None or held is None or tenure.left_s(held, self.local(where)) <= 0:
             return set()
@@ -130,7 +130,7 @@ def live(story: list[tuple[str, str, int]]) -> None:
                 world.jump_s, jumps = number * 30.0, 1
             case "crash":
                 world.held[where] = None
-            case "settle":  # cut off and given up, until its ordinals may go elsewhere; the others are in touch
+            case "settle":  # partitioned and declared lost until its ordinals may move; others are in contact
                 world.health(where, HealthState.LOST)
                 for _ in range(number):
                     world.now += 5.0
@@ -141,7 +141,7 @@ def live(story: list[tuple[str, str, int]]) -> None:
                             world.ask(other)
                             world.acknowledge(other)
                     world.check()
-                world.ask(where)  # in touch again, and its own view is still the old one
+                world.ask(where)  # in contact again, with its old view
             case _:
                 pass
         world.check()
@@ -149,12 +149,12 @@ def live(story: list[tuple[str, str, int]]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(stories)
-def test_no_ordinal_is_runnable_in_two_regions(story):
+def test_no_ordinal_has_a_tenure_in_two_regions(story):
     live(story)
 
 
 @pytest.mark.parametrize("bug", ["not waited for", "covers everything"])
-def test_the_search_finds_a_planted_mistake(monkeypatch, bug):
+def test_search_detects_a_planted_tenure_bug(monkeypatch, bug):
     if bug == "not waited for":
         monkeypatch.setattr(ordinals, "tenure_over", lambda a: a.spec.withdrawal is not None)
     else:
@@ -169,7 +169,7 @@ def test_the_search_finds_a_planted_mistake(monkeypatch, bug):
         search()
 
 
-def test_it_moves_without_a_word_from_the_region_and_not_before_its_time():
+def test_ordinal_moves_without_contact_only_after_the_tenure_wait():
     world = World()
     for _ in range(3):
         world.decide()
@@ -193,7 +193,7 @@ def test_it_moves_without_a_word_from_the_region_and_not_before_its_time():
     assert limits.TENURE_WAIT_S <= world.now - began <= limits.TENURE_WAIT_S + 20
 
 
-def test_an_answer_that_does_not_name_a_binding_takes_nothing_back_and_gives_nothing():
+def test_response_without_a_binding_neither_extends_nor_shortens_its_tenure():
     lease = NodeLease(epoch=1, until_mono_s=100.0).with_tenures({"u1": 40.0}, 10.0)
     assert lease.tenures == {"u1": 50.0}
     assert lease.with_tenures({"u2": 40.0}, 20.0).tenures == {"u1": 50.0, "u2": 60.0}

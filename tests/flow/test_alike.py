@@ -1,4 +1,4 @@
-"""Requests that ask for the same wait as one: what is saved, and that nobody is forgotten for it."""
+"""Groups of equivalent pending requests: fewer scheduling attempts, and every request is still retried."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def request(name: str, *, template: Template = BIG, namespace: str = "acme", **s
 
 
 class Line:
-    """A queue with requests in it that were all tried in vain."""
+    """A queue of equivalent requests whose first attempts all failed."""
 
     def __init__(self, count: int) -> None:
         self.queue = RequestQueue(random.Random(1))
@@ -55,14 +55,14 @@ class Line:
         return sorted(waiting.key.name for waiting in self.queue.due(now))
 
     def placed(self, now: float) -> None:
-        """Everything that is due found a place."""
+        """All due requests are placed."""
         for waiting in self.queue.due(now):
             self.queue.rest(waiting, now)
 
 
-def test_only_the_first_is_tried_again_and_an_event_wakes_only_it() -> None:
+def test_group_after_backoff_or_event_retries_only_its_leader() -> None:
     line = Line(100)
-    assert line.due(2.0) == ["w000"], "its backoff ended; the others wait behind it"
+    assert line.due(2.0) == ["w000"], "only the leader's backoff applies"
     line.vain(line.queue.due(2.0)[0], 2.0)
     assert not line.due(2.1)
     assert not line.queue.wake(["GrantChanged"], 2.2)
@@ -70,7 +70,7 @@ def test_only_the_first_is_tried_again_and_an_event_wakes_only_it() -> None:
     assert line.due(2.2) == ["w000"]
 
 
-def test_who_waited_behind_goes_on_twice_as_many_each_time() -> None:
+def test_group_after_placements_tries_members_in_doubling_numbers() -> None:
     line = Line(100)
     line.queue.wake(FREED, 10.0)
     sizes = []
@@ -84,7 +84,7 @@ def test_who_waited_behind_goes_on_twice_as_many_each_time() -> None:
     assert sizes[:2] == [1, 1] and max(sizes) >= 16 and len(sizes) < 30
 
 
-def test_a_try_in_vain_ends_the_run() -> None:
+def test_group_after_failed_attempt_stops_trying_members() -> None:
     line = Line(20)
     line.queue.wake(FREED, 10.0)
     line.placed(10.0)
@@ -95,7 +95,7 @@ def test_a_try_in_vain_ends_the_run() -> None:
     assert line.due(20.0) == ["w001"]
 
 
-def test_each_is_still_tried_by_itself_from_time_to_time() -> None:
+def test_every_group_member_is_retried_within_group_member_interval() -> None:
     line = Line(5)
     seen: set[str] = set()
     now = 0.0
@@ -108,7 +108,7 @@ def test_each_is_still_tried_by_itself_from_time_to_time() -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "changed", "recreated"])
-def test_the_next_takes_over_when_the_first_goes(how: str) -> None:
+def test_group_without_its_leader_tries_the_next_member(how: str) -> None:
     line = Line(3)
     first = request("w000")
     match how:
@@ -124,7 +124,7 @@ def test_the_next_takes_over_when_the_first_goes(how: str) -> None:
     assert "w001" in line.due(5.0)
 
 
-def test_an_override_may_concern_one_of_them_alone_and_wakes_all() -> None:
+def test_override_event_retries_all_group_members() -> None:
     line = Line(4)
     for waiting in line.queue.all():
         line.queue.in_vain(waiting, SHORT, 0.0, wake_on=("OverrideChanged",), alike=alike_key(waiting.request))
@@ -142,7 +142,7 @@ def test_an_override_may_concern_one_of_them_alone_and_wakes_all() -> None:
         request("w", placement=Placement(zones=("a",))),
     ],
 )
-def test_what_differs_in_what_it_asks_for_is_not_alike(other: SchedulingRequest) -> None:
+def test_requests_with_different_requirements_have_different_keys(other: SchedulingRequest) -> None:
     one = alike_key(request("x"))
     assert one and one == alike_key(request("y", template=Template(command=("other",), resources=BIG.resources)))
     assert alike_key(other) != one
@@ -159,11 +159,11 @@ def test_what_differs_in_what_it_asks_for_is_not_alike(other: SchedulingRequest)
         {"placement": Placement(affinity=(AffinityRule(workload_labels={"a": "b"}, topology="node"),))},
     ],
 )
-def test_whose_place_depends_on_more_than_room_waits_by_itself(spec: dict[str, Any]) -> None:
+def test_request_with_gang_spread_deadline_or_preemption_has_no_key(spec: dict[str, Any]) -> None:
     assert alike_key(request("x", **spec)) == b""
 
 
-def test_the_planner_answers_for_the_like_what_it_would_find_by_looking() -> None:
+def test_plan_of_equivalent_requests_equals_separate_plans() -> None:
     nodes = [making.node(f"n{n}", zone="ab"[n % 2], capacity={"cpu": "8", "memory": "8Gi"}) for n in range(6)]
     scope = OverrideScope(region="here", zone="a", workload="kept", tenant="acme")
     acting = OverrideStatus(phase="Active", expires_at="2027-01-01T00:00:00Z")
@@ -184,7 +184,7 @@ def unplaced() -> float:
     return float(metrics.SCHEDULER_PLANNED.labels("Unplaced")._value.get())
 
 
-def test_two_hundred_that_fit_nowhere_cost_little_and_all_are_placed_when_room_comes() -> None:
+def test_200_unschedulable_requests_cost_few_attempts_and_are_placed_on_new_nodes() -> None:
     async def test(region: Region) -> None:
         await region.cell.grant(limit={"cpu": "10000", "memory": "10000Gi"})
         for number in range(200):
@@ -195,9 +195,9 @@ def test_two_hundred_that_fit_nowhere_cost_little_and_all_are_placed_when_room_c
         revisions = {name: region.stored(name).revision for name in names}
         before = unplaced()
         await asyncio.sleep(60.0)
-        assert unplaced() - before < 40, "while nothing happens that may help, a few looks at one of them"
+        assert unplaced() - before < 40, "without events, only the leader is retried"
         written = sum(region.stored(name).revision != revisions[name] for name in names)
-        assert written < 10, "and no word about the others"
+        assert written < 10, "the status of the others is not written"
         for number in range(4):
             await region.cell.node(f"big{number}", zone="z0", capacity={"cpu": "1000", "memory": "1000Gi"})
         await until(lambda: len(region.bound()) == 200, within_s=15)

@@ -1,4 +1,4 @@
-"""Draining a node: budgets are kept, and whoever holds it up is named."""
+"""Node drain: disruption budgets are respected, and the blocking replica is named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def goes(item, *others) -> bool:
     return bool(found.writes)
 
 
-def test_one_at_a_time_as_the_budget_allows():
+def test_drain_evicts_within_disruption_budget():
     mates = [serving(n, "n2") for n in (1, 2)]
     assert goes(serving(0), *mates)
     assert not goes(serving(0), stopping(mates[0]), mates[1])
@@ -45,16 +45,16 @@ def test_one_at_a_time_as_the_budget_allows():
     assert goes(serving(0, away=2), mates[0], starting(2))
 
 
-def test_a_budget_of_none_holds_until_an_operator_changes_it():
+def test_drain_with_zero_budget_evicts_nothing():
     assert not goes(serving(0, away=0), serving(1, "n2"))
 
 
-def test_what_does_not_serve_may_always_go():
+def test_drain_evicts_replica_that_does_not_serve():
     assert goes(starting(0, "n1"), starting(1))
 
 
-def test_what_may_go_as_it_does_not_serve_is_let_go_at_the_revision_that_showed_it():
-    """It may begin to serve while the decision is on its way to the disk."""
+def test_release_of_not_serving_replica_requires_its_observed_revision():
+    """The replica may start to serve before the decision is committed."""
     for item, guarded in ((starting(0, "n1"), True), (serving(0), False)):
         mate = serving(1, "n2")
         seen = view(item, mate, binding(item), binding(mate), node(drain=True), node("n2"))
@@ -62,7 +62,9 @@ def test_what_may_go_as_it_does_not_serve_is_let_go_at_the_revision_that_showed_
         assert write.blocks["release"].reason == "Drained"
         assert write.if_revision == (item.revision if guarded else 0)
     lost = release.decide(starting(0).key, view(item := starting(0), binding(item)), T0).writes[0]
-    assert lost.blocks["release"].reason == "NodeLost" and not lost.if_revision, "what is no choice waits for nobody"
+    assert lost.blocks["release"].reason == "NodeLost" and not lost.if_revision, (
+        "an involuntary release needs no revision"
+    )
 
 
 def drained(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> DrainBlock:
@@ -73,30 +75,30 @@ def drained(*items, seconds: float = 60.0, since: str = "", now: float = T0) -> 
     return write.blocks["drain"]
 
 
-def test_it_says_exactly_who_blocks_and_why():
+def test_drain_status_names_blocking_replica_and_reason():
     block = drained(serving(0), stopping(serving(1, "n2")))
     assert (block.phase, block.remaining) == ("Draining", 1)
     (who,) = block.blocked
     assert (who.replica, who.reason) == ("acme/api-us-east-0", "BudgetExhausted")
-    assert who.message == "its budget lets 1 of 2 be away, and 1 are: api-us-east-1 is Stopping"
+    assert who.message == "disruption budget: 1 of 2 replicas are unavailable (allowed 1): api-us-east-1 is Stopping"
     assert who.message in block.message
 
 
-def test_past_its_deadline_it_is_overdue_and_names_names():
+def test_drain_past_deadline_is_overdue_and_names_replicas():
     block = drained(serving(0, away=0), since="2026-01-01T00:00:00Z", now=T0 + 61)
-    assert block.phase == "Overdue" and "not done within 60 s" in block.message
-    assert "acme/api-us-east-0: its budget lets none be away" in block.message
+    assert block.phase == "Overdue" and "not drained within 60 s" in block.message
+    assert "acme/api-us-east-0: disruption budget: disruption.maxUnavailable is 0" in block.message
 
 
-def test_who_never_goes_by_itself_is_named_before_many_that_do():
+def test_drain_status_lists_permanently_blocked_replica_first():
     others = [stopping(serving(n)) if n % 2 else serving(n) for n in range(20)]
     block = drained(*others, serving(20, away=0))
     assert block.blocked[0].replica == "acme/api-us-east-20"
-    assert block.message.startswith("21 left: acme/api-us-east-20: its budget lets none be away")
-    assert not any("is stopping" in blocked.message for blocked in block.blocked), "those go last, and soonest"
+    assert block.message.startswith("21 replicas remain: acme/api-us-east-20: disruption budget: ")
+    assert not any("stopping" in blocked.message for blocked in block.blocked), "stopping replicas are listed last"
 
 
-def test_it_ends_and_its_account_goes_with_the_wish():
+def test_drain_of_empty_node_is_drained_and_status_is_removed_after_undrain():
     assert drained().phase == "Drained"
     machine = node()
     left = again(machine, status=msgspec.structs.replace(machine.status, drain=DrainBlock(phase="Drained")))
@@ -104,7 +106,7 @@ def test_it_ends_and_its_account_goes_with_the_wish():
     assert write.blocks == {"drain": None}
 
 
-def test_the_work_still_answers_until_proxies_have_heard():
+def test_release_waits_for_drain_delay_before_stop():
     item = stopping(serving(0))
     withdrawn = TrafficBlock(serving=False, attempt=1, since="2026-01-01T00:00:00Z")
     item = again(item, status=msgspec.structs.replace(item.status, traffic=withdrawn))
@@ -116,7 +118,7 @@ def test_the_work_still_answers_until_proxies_have_heard():
     assert release.decide(item.key, view(item, told, node()), T0 + 0.5).releases == ()
 
 
-def test_work_that_cannot_start_leaves_a_quarantined_node():
+def test_replica_that_cannot_start_is_released_from_quarantined_node():
     failing = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason="DiskFull", message="no room")
     item = replica(0, status=bound_status("n1", name="api-us-east-0", execution=failing))
     well, ill = node(), node()

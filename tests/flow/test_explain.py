@@ -1,4 +1,4 @@
-"""Every reason for waiting is told with its numbers, its owner, its next look, and the least change that would help."""
+"""Every pending reason is explained with its counts, next owner, next retry and the smallest change that helps."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def avoiding() -> Override:
 
 NODE = making.node()
 Case = tuple[list[Object], Any, str]
-"""What there is, who asks, and a part of what would help."""
+"""Objects, request, and a part of the suggested fix."""
 
 FROM_NODES: dict[Reason, Callable[[], Case]] = {
     Reason.NODE_UNREACHABLE: lambda: ([making.node(contact=Contact.LAPSED)], request(), "bring the agent of node n1"),
@@ -172,7 +172,7 @@ def told(asked: SchedulingRequest, reasons: tuple[RefusalCount, ...], cure: Cure
 
 
 @pytest.mark.parametrize("reason", FROM_NODES)
-def test_each_reason_of_the_planner_is_explained(reason: Reason) -> None:
+def test_timeline_of_planner_refusal_has_reason_fix_and_next_retry(reason: Reason) -> None:
     objects, asked, helps = FROM_NODES[reason]()
     rules = Rules()
     if reason is Reason.EXPRESSION_REFUSED:
@@ -180,7 +180,7 @@ def test_each_reason_of_the_planner_is_explained(reason: Reason) -> None:
     snapshot = built("us-east", objects)
     evictions = 0 if reason is Reason.PREEMPTION_BUDGET_SPENT else 100
     made = plan(snapshot, [ask_of(asked, evictions=evictions)], rules, 0.0, 1).asks[0]
-    assert made.unplaced, "it must wait"
+    assert made.unplaced
     assert reason in [r.reason for r in made.refusals]
     cure = Question(snapshot, ask_of(asked), rules, 0.0).cure()
     story = told(asked, made.refusals, cure)
@@ -191,14 +191,14 @@ def test_each_reason_of_the_planner_is_explained(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("reason", BEYOND)
-def test_each_reason_of_the_authority_is_explained(reason: Reason) -> None:
+def test_timeline_of_authority_refusal_has_reason_and_fix(reason: Reason) -> None:
     story = told(request(), (RefusalCount(reason=reason, nodes=1, message="as the authority said"),))
     assert reason.value in story.reasons[0] and "as the authority said" in story.reasons[0]
     assert story.cure == cure_beyond_nodes(reason, "acme") != ""
 
 
 @pytest.mark.parametrize("kind", [Reason.DEADLINE_AT_RISK, Reason.DEADLINE_MISSED])
-def test_a_deadline_is_part_of_the_story(kind: Reason) -> None:
+def test_timeline_of_late_request_shows_deadline_condition(kind: Reason) -> None:
     late = Condition(type=kind.value, status="True", reason=kind.value, message="the deadline is noon")
     asked = request()
     stored = msgspec.structs.replace(asked, status=SchedulingRequestStatus(pending=1, conditions=(late,)))
@@ -212,32 +212,32 @@ EXPLAINED = {
 }  # fmt: skip
 REFUSING = ("flow/filter/*.py", "flow/plan/*.py", "flow/purse.py", "authority/*.py")
 NOT_WAITED_WITH = {
-    Reason.CANNOT_PLACE: "says that there is a reason; the reason itself is beside it",
-    Reason.REPLICA_GONE: "the member is left out",
-    Reason.REPLICA_TERMINATING: "the member is left out",
-    Reason.TEMPLATE_CHANGED: "the member is left out",
-    Reason.STALE_ATTEMPT: "the attempt is read, and it is proposed again at once",
-    Reason.INTENT_MISMATCH: "the place on record is taken over",
-    Reason.RESERVATION_EXPIRED: "the answer to a bind, not to a proposal",
-    Reason.RESERVATION_MISSING: "the answer to a bind, not to a proposal",
-    Reason.OWNER_DELETED: "why a place was given up",
-    Reason.NOT_PROVEN: "the answer to a release",
-    Reason.LEASE_LAPSED: "the answer to a heartbeat",
-    Reason.PLACE_KEPT: "of places held for recovery",
-    Reason.PLACES_MISSING: "of places held for recovery",
+    Reason.CANNOT_PLACE: "a summary; the specific reason is listed beside it",
+    Reason.REPLICA_GONE: "the member is dropped",
+    Reason.REPLICA_TERMINATING: "the member is dropped",
+    Reason.TEMPLATE_CHANGED: "the member is dropped",
+    Reason.STALE_ATTEMPT: "the attempt is read, and the member is proposed again at once",
+    Reason.INTENT_MISMATCH: "the committed claim is adopted",
+    Reason.RESERVATION_EXPIRED: "response to a bind, not to a proposal",
+    Reason.RESERVATION_MISSING: "response to a bind, not to a proposal",
+    Reason.OWNER_DELETED: "reason of a release",
+    Reason.NOT_PROVEN: "response to a release",
+    Reason.LEASE_LAPSED: "response to a heartbeat",
+    Reason.PLACE_KEPT: "about recovery slots",
+    Reason.PLACES_MISSING: "about recovery slots",
     Reason.NOT_LEADER: "the call fails; the request waits for the authority (Waiting)",
     Reason.REJOINING: "the call fails; the request waits for the authority (Waiting)",
 }
-"""What the planner or the authority says without leaving a request waiting under that name."""
+"""Reasons of planner and authority that never keep a request pending."""
 
 
-def test_every_cure_that_is_written_is_tested() -> None:
+def test_every_suggested_fix_has_an_explained_reason() -> None:
     from holdfast.flow import why_not
 
     assert set(why_not._CURES) | set(why_not._BEYOND_NODES) <= EXPLAINED
 
 
-def test_every_reason_that_planner_and_authority_refuse_with_is_explained() -> None:
+def test_every_refusal_reason_in_source_is_explained_or_exempt() -> None:
     source = Path(holdfast.__file__).parent
     found = {
         getattr(Reason, name)
@@ -245,11 +245,11 @@ def test_every_reason_that_planner_and_authority_refuse_with_is_explained() -> N
         for file in source.glob(pattern)
         for name in re.findall(r"\bReason\.([A-Z_]+)\b", file.read_text())
     }
-    assert not found - EXPLAINED - set(NOT_WAITED_WITH), "explain it, or say why nothing waits with it"
+    assert not found - EXPLAINED - set(NOT_WAITED_WITH), "explain the reason, or add it to the exemptions"
     assert not EXPLAINED & set(NOT_WAITED_WITH)
 
 
-def test_an_impossible_request_is_told_at_once_what_would_make_it_possible() -> None:
+def test_suggested_fix_of_impossible_request_names_nearest_node() -> None:
     asked = request({"cpu": "100", "memory": "1Gi"}, placement=Placement(node_selector={"disk": "ssd"}))
     snapshot = built("us-east", [NODE, making.node("n2", capacity={"cpu": "64", "memory": "1Gi"})])
     cure = Question(snapshot, ask_of(asked), Rules(), 0.0).cure()
@@ -257,7 +257,7 @@ def test_an_impossible_request_is_told_at_once_what_would_make_it_possible() -> 
     assert "ask for at most 64 cpu instead of 100" in cure.text and "label node n2" in cure.text
 
 
-def test_why_not_names_everything_in_the_way() -> None:
+def test_why_not_lists_all_blockers_of_a_node() -> None:
     asked = request({"cpu": "100", "memory": "64Gi"}, placement=Placement(zones=("y",)))
     verdict = Question(built("us-east", [NODE]), ask_of(asked), Rules(), 0.0).verdict("n1")
     assert verdict is not None
@@ -266,7 +266,7 @@ def test_why_not_names_everything_in_the_way() -> None:
     assert Question(built("us-east", [NODE]), ask_of(asked), Rules(), 0.0).verdict("other") is None
 
 
-def test_why_not_tells_the_score_of_a_node_that_would_do() -> None:
+def test_why_not_of_feasible_node_reports_score_and_rank() -> None:
     snapshot = built("us-east", [NODE, making.node("n2"), placed("a", resources={"cpu": "6"})])
     verdict = Question(snapshot, ask_of(request()), Rules(), 0.0).verdict("n1")
     assert verdict is not None and not verdict.obstacles
@@ -274,15 +274,15 @@ def test_why_not_tells_the_score_of_a_node_that_would_do() -> None:
     assert verdict.score == sum(s.value * s.weight for s in verdict.scores) < verdict.best_score
 
 
-def test_the_story_of_a_serving_replica_is_in_order() -> None:
+def test_timeline_of_serving_replica_is_ordered() -> None:
     replica = making.replica(0, status=making.serving_status())
     story = replica_story(replica, Evidence())
     assert (story.stands, story.next_owner) == ("Serving", "nobody")
     assert [e.stage for e in story.events] == ["Queued", "Ready", "Serving"]
 
 
-def test_keeping_apart_works_both_ways() -> None:
-    """Who was placed with a rule against others keeps them off when they come later."""
+def test_anti_affinity_of_placed_replica_excludes_later_replica() -> None:
+    """A placed replica with an anti-affinity rule keeps matching replicas off its node."""
     rule = AffinityRule(workload_labels={"app": "noisy"}, apart=True)
     there = placed("quiet", keeps_off=(rule,))
     noisy = request(template={"labels": {"app": "noisy"}})

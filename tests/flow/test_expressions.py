@@ -1,4 +1,4 @@
-"""The operator's own filters and scores: what they may say, where they are wrong, and that none stops a plan."""
+"""Filter and score expressions of a policy: validation with positions, and errors that never fail a plan."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def planned(rules: Rules, count: int = 1):  # type: ignore[no-untyped-def]
         ("request.labels.app == 'web' && node.capacity.memory < 10000000000", "small"),
     ],
 )
-def test_a_filter_keeps_the_others_out(text: str, wanted: str) -> None:
+def test_filter_expression_excludes_other_nodes(text: str, wanted: str) -> None:
     rules = Rules(filter_expressions=(FilterExpression(name="mine", expression=text),))
     assert cel.check(text, score=False) is None
     made = planned(rules, 3)
@@ -55,7 +55,7 @@ def test_a_filter_keeps_the_others_out(text: str, wanted: str) -> None:
     assert made.refusals[0].reason == Reason.EXPRESSION_REFUSED
 
 
-def test_a_score_is_weighed_and_shown() -> None:
+def test_score_expression_is_weighted_and_recorded() -> None:
     text = "node.capacity.cpu / 1000"
     rules = Rules(scores=(), score_expressions=(ScoreExpression(name="size", expression=text, weight=3),))
     (proposal,) = planned(rules).proposals
@@ -69,34 +69,34 @@ def test_a_score_is_weighed_and_shown() -> None:
         ("node.zone ==", False, "line 1, column 13"),
         ("nod.zone == 'a'", False, "undeclared reference to 'nod"),
         ("true &&\n 'a' + 1", False, "line 2, column 6"),
-        ("node.capacity.cpu > 1", True, "must give a number, and gives BOOL"),
-        ("1 + 1", False, "must give true or false, and gives INT"),
+        ("node.capacity.cpu > 1", True, "expected a number, found BOOL"),
+        ("1 + 1", False, "expected true or false, found INT"),
         ("1 / 0", True, "divide by zero"),
-        ("0.0 / 0.0", True, "gives nan"),
-        ("1.0 / 0.0", True, "gives inf"),
-        (ENDLESS, False, "line 1, column 56: it has 3 loops"),
+        ("0.0 / 0.0", True, "found nan"),
+        ("1.0 / 0.0", True, "found inf"),
+        (ENDLESS, False, "line 1, column 56: too many loops (at most 2, found 3)"),
     ],
 )
-def test_a_wrong_expression_is_told_where(text: str, score: bool, said: str) -> None:
+def test_invalid_expression_error_has_position_and_cause(text: str, score: bool, said: str) -> None:
     wrong = cel.check(text, score=score)
     assert wrong is not None
     assert said in wrong.text
 
 
 @pytest.mark.parametrize("text", ["1 / 0 == 1", "node.labels.missing == 'x'", "node.zone == ", ENDLESS])
-def test_a_filter_that_fails_later_refuses_the_node_and_no_more(text: str) -> None:
+def test_filter_expression_with_evaluation_error_refuses_node(text: str) -> None:
     made = planned(Rules(filter_expressions=(FilterExpression(name="mine", expression=text),)))
     assert not made.proposals
     assert made.refusals[0].reason == Reason.EXPRESSION_REFUSED
 
 
 @pytest.mark.parametrize("text", ["1 / 0", "0.0 / 0.0", "int(node.labels.missing)", "-5", "nonsense("])
-def test_a_score_that_fails_later_is_nothing(text: str) -> None:
+def test_score_expression_with_evaluation_error_scores_zero(text: str) -> None:
     made = planned(Rules(scores=(), score_expressions=(ScoreExpression(name="mine", expression=text),)))
     assert made.proposals[0].score == 0
 
 
-def test_names_weights_and_sizes_are_checked() -> None:
+def test_score_expression_with_invalid_name_weight_or_size_is_rejected() -> None:
     rules = Rules(
         score_expressions=(
             ScoreExpression(name="Balance", expression="1"),

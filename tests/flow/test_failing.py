@@ -1,4 +1,4 @@
-"""Replicas that have a place and do not get ready are told of: by the region, and in the workload's own condition."""
+"""Bound replicas that do not become ready are reported in the Assignment status and the workload's condition."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def failing(*statuses: ReplicaStatus) -> tuple[PendingReason, ...]:
     return assignment_status(wish, [making.replica(i, wish, status=s) for i, s in enumerate(statuses)], ()).failing
 
 
-def test_what_keeps_replicas_from_being_ready_is_counted() -> None:
+def test_assignment_status_counts_failure_reasons() -> None:
     unready = ran(phase=Phase.RUNNING, reason=Reason.BECAME_UNREADY, message="GET /readyz: 503")
     told = failing(crashed(7), unready, crashed(9), making.serving_status())
     assert [(f.reason, f.count, f.message) for f in told] == [("Exited", 2, "exit code 3"), ("BecameUnready", 1, "")]
     assert failing(making.serving_status(), ran(phase=Phase.STARTING, reason=Reason.STARTED)) == ()
 
 
-def test_a_restart_changes_nothing_of_what_is_told() -> None:
-    """Each restart has another process and another pause; the region must not report for that alone."""
+def test_assignment_failure_is_unchanged_by_restart() -> None:
+    """A restart changes process id and backoff; the status must not change for that."""
     assert failing(crashed(7)) == failing(crashed(8, Phase.STARTING)) != ()
 
 
-def test_one_that_crashed_and_is_well_again_fails_no_more() -> None:
+def test_recovered_replica_is_not_counted_as_failing() -> None:
     left = Exit(code=3, reason=Reason.EXITED)
     status = making.serving_status()
     assert status.execution is not None
@@ -50,7 +50,7 @@ def test_one_that_crashed_and_is_well_again_fails_no_more() -> None:
     assert failing(msgspec.structs.replace(status, execution=well)) == ()
 
 
-def test_the_workloads_condition_says_why_it_does_not_serve() -> None:
+def test_workload_serving_condition_names_failure_reason() -> None:
     workload = making.workload(replicas=1)
     wish = making.assignment(replicas=1, namespace=workload.metadata.namespace)
     wish = msgspec.structs.replace(
@@ -63,19 +63,19 @@ def test_the_workloads_condition_says_why_it_does_not_serve() -> None:
     assert write.blocks["summary"].regions[0].pending_reason == "Exited"
 
 
-def test_the_story_of_a_crashing_replica_says_why_and_where_to_look() -> None:
+def test_timeline_of_crashing_replica_names_reason_and_logs_command() -> None:
     story = replica_story(making.replica(0, status=crashed(7)), Evidence())
     assert story.reasons == ("Exited: process 7 exited",)
-    assert story.next_owner == "agent" and "starts it again" in story.next_step
+    assert story.next_owner == "agent" and "restarts it" in story.next_step
     assert "holdfast logs acme/api-us-east-0" in story.cure
 
 
-def test_a_story_is_in_the_order_of_time() -> None:
-    """A replica that was drained and placed anew left before it came: the old attempt's end is told first."""
+def test_timeline_of_rescheduled_replica_is_ordered_by_time() -> None:
+    """The release of the previous attempt precedes the bind of the present one."""
     left = ReleaseBlock(reason="Drained", attempt=1, message="node n1 is drained", at="2026-01-01T00:00:01Z")
     status = making.serving_status(attempt=2)
     placed = msgspec.structs.replace(status.placement, bound_at="2026-01-01T00:00:03Z")
     item: Replica = making.replica(0, status=msgspec.structs.replace(status, placement=placed, release=left))
     told = [(e.stage, e.text) for e in replica_story(item, Evidence()).events]
     assert [stage for stage, _ in told] == ["Queued", "Stopping", "Bound", "Ready", "Serving"]
-    assert told[1][1] == "attempt 1 had to leave: Drained: node n1 is drained"
+    assert told[1][1] == "attempt 1 was released: Drained: node n1 is drained"

@@ -1,4 +1,4 @@
-"""Who goes next: fairness between tenants within a bound, no starvation, deadlines, and what one burst cannot do."""
+"""Fairness between tenants within one slice, no starvation, and deadline conditions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ demand = st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(1, 300), st.sam
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(demand, min_size=1, max_size=12))
-def test_everything_gets_its_turn_and_no_tenant_runs_ahead(drawn: list[tuple[str, int, str]]) -> None:
+def test_fair_slices_cover_all_members_within_one_slice_of_fairness(drawn: list[tuple[str, int, str]]) -> None:
     requests = [request(tenant, f"r{i}", count, cpu=cpu) for i, (tenant, count, cpu) in enumerate(drawn)]
     given_out = turns(requests)
     counts: dict[str, int] = {}
@@ -70,7 +70,7 @@ def test_everything_gets_its_turn_and_no_tenant_runs_ahead(drawn: list[tuple[str
             assert shares[tenant] - min(shares[t] for t in waiting_still) <= slice_share, "at most a slice ahead"
 
 
-def test_a_burst_of_one_tenant_leaves_the_others_their_turn() -> None:
+def test_large_tenant_delays_small_tenant_by_at_most_one_slice() -> None:
     given_out = turns([request("greedy", f"r{i}", 500) for i in range(10)] + [request("small", "s", 10)])
     before = 0
     for turn in given_out:
@@ -80,12 +80,12 @@ def test_a_burst_of_one_tenant_leaves_the_others_their_turn() -> None:
     assert before <= limits.FAIR_SLICE
 
 
-def test_a_higher_rank_still_goes_first_whatever_its_share() -> None:
+def test_higher_priority_is_planned_first_despite_larger_share() -> None:
     given_out = turns([request("a", "low", 3), request("b", "high", 3, rank=9)], {"b": 900_000})
     assert [t.request.metadata.name for t in given_out] == ["high", "low"]
 
 
-def test_a_gang_is_one_turn() -> None:
+def test_gang_is_one_slice() -> None:
     gang = request("a", "ring", 200)
     spec = msgspec.structs.replace(gang.spec, gang=making_gang())
     given_out = turns([msgspec.structs.replace(gang, spec=spec), request("b", "other", 100)])
@@ -98,7 +98,7 @@ def making_gang():  # type: ignore[no-untyped-def]
     return Gang(min_available=200)
 
 
-def test_a_deadline_is_at_risk_before_it_is_missed() -> None:
+def test_deadline_reason_is_at_risk_before_missed() -> None:
     late = request("a", "batch", 1, deadline="2026-01-01T01:00:00Z")
     assert deadline_reason(late, parse_time("2026-01-01T00:30:00Z")) is None
     assert deadline_reason(late, parse_time("2026-01-01T00:45:00Z")) is Reason.DEADLINE_AT_RISK
@@ -106,8 +106,8 @@ def test_a_deadline_is_at_risk_before_it_is_missed() -> None:
     assert deadline_reason(request("a", "other", 1), 9e9) is None
 
 
-def test_no_starvation_under_a_stream_of_higher_ranks_that_leaves_capacity() -> None:
-    """Higher ranks keep coming; as long as they leave room, the low one is placed."""
+def test_low_priority_under_higher_priority_stream_is_placed() -> None:
+    """Higher priorities keep arriving and leave enough capacity for the low one."""
 
     async def test(region: Region) -> None:
         await waiting(region, "low", 2, cpu="1", rank=0)
@@ -119,7 +119,7 @@ def test_no_starvation_under_a_stream_of_higher_ranks_that_leaves_capacity() -> 
     in_region(test)
 
 
-def test_the_deadline_shows_on_the_request() -> None:
+def test_pending_request_past_deadline_has_deadline_conditions() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         made = await cell.replica("late-0", template={"resources": {"cpu": "100"}})

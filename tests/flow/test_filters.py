@@ -1,4 +1,4 @@
-"""Every gate by itself: which nodes it refuses, and the reason and words people read."""
+"""Each filter alone: refused nodes, reason and message."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def bound(name: str, node: str, *, workload: str = "db", labels: Any = None, **s
         (making.node("n", capacity={"cpu": "500m", "memory": "1Gi"}), Reason.INSUFFICIENT_CPU),
     ],
 )
-def test_what_a_node_is(node: Node, reason: Reason | None) -> None:
+def test_filter_by_node_state_gives_expected_reason(node: Node, reason: Reason | None) -> None:
     assert refused([node], request()) == ({reason: 1} if reason else {})
 
 
@@ -111,18 +111,18 @@ def test_what_a_node_is(node: Node, reason: Reason | None) -> None:
         (Placement(tolerations=(Toleration(key="a", value="1"),)), None),
     ],
 )
-def test_what_a_workload_allows(rules: Placement, reason: Reason | None) -> None:
+def test_filter_by_placement_rules_gives_expected_reason(rules: Placement, reason: Reason | None) -> None:
     node = labelled("n", {"disk": "ssd", "cores": "16"})
     assert refused([node], request(placement=rules)) == ({reason: 1} if reason else {})
 
 
-def test_residency_needs_a_tag_the_region_has() -> None:
+def test_residency_without_matching_region_tag_is_violated() -> None:
     asked = request(placement=Placement(residency=("eu", "ch")))
     assert not refused([making.node(), making.region("here", residency=("ch",))], asked)
     assert refused([making.node(), making.region("here", residency=("us",))], asked) == {Reason.RESIDENCY_VIOLATED: 1}
 
 
-def test_dedicated_tenants_use_their_own_nodes_only() -> None:
+def test_dedicated_tenant_uses_only_its_own_nodes() -> None:
     nodes = [making.node("mine", tenant="acme"), making.node("shared"), making.node("theirs", tenant="rival")]
     made = planned(nodes, request(2, dedicated=True))
     assert {p.node for p in made.proposals} == {"mine"}
@@ -144,7 +144,9 @@ LAPSED = OverrideStatus(phase="Active", expires_at="2020-01-01T00:00:00Z")
         (OverrideScope(region="here", zone="z", tenant="rival"), ACTING, False),
     ],
 )
-def test_avoided_zones(scope: OverrideScope, status: OverrideStatus, avoided: bool) -> None:
+def test_avoid_zone_override_excludes_nodes_in_scope(
+    scope: OverrideScope, status: OverrideStatus, avoided: bool
+) -> None:
     meta = making.meta("o", creation_timestamp="2027-01-15T07:59:59Z")
     override = Override(meta, OverrideSpec(OverrideKind.AVOID_ZONE, scope, "smoke in the hall"), status)
     made = planned([making.node("n"), override], request())
@@ -153,8 +155,8 @@ def test_avoided_zones(scope: OverrideScope, status: OverrideStatus, avoided: bo
         assert made.refusals[0].message == "override o: smoke in the hall"
 
 
-def test_capacity_is_counted_by_class() -> None:
-    """Firm work stays out of held capacity; reclaimable work may use it; neither displaces the other."""
+def test_firm_work_avoids_recovery_slots_and_reclaimable_work_uses_them() -> None:
+    """Firm work does not use capacity of recovery slots; reclaimable work may use it."""
     node = making.node("n", capacity={"cpu": "8", "memory": "32Gi"})
     hold = Hold(making.meta("h"), HoldSpec(budget="b", node="n", resources={"cpu": "4"}))
     loose = bound("loose", "n", resources={"cpu": "3"}, capacity_class=CapacityClass.RECLAIMABLE)
@@ -167,19 +169,19 @@ def test_capacity_is_counted_by_class() -> None:
     assert fit(hold, reclaimable=False) == 4
     assert fit(hold, reclaimable=True) == 8
     assert fit(hold, firm, reclaimable=False) == 3
-    assert fit(hold, firm, loose, reclaimable=False) == 3, "three of the reclaimable lie inside the hold"
+    assert fit(hold, firm, loose, reclaimable=False) == 3, "the reclaimable work fits into the recovery slot"
     assert fit(firm, loose, reclaimable=True) == 4
     drawn = msgspec.structs.replace(hold, status=HoldStatus(draw=DrawBlock(replica_uid="x")))
-    assert fit(drawn, reclaimable=False) == 8, "what was drawn is counted as its claim"
+    assert fit(drawn, reclaimable=False) == 8, "a consumed slot is counted as its claim"
 
 
-def test_a_binding_whose_quota_was_released_still_holds_the_node() -> None:
+def test_binding_with_released_quota_still_uses_node_capacity() -> None:
     node = making.node("n", capacity={"cpu": "2", "memory": "32Gi"})
     lost = bound("web-0", "n", workload="web", resources={"cpu": "2"}, quota_released=True)
     assert refused([node, lost], request()) == {Reason.INSUFFICIENT_CPU: 1}
 
 
-def test_gpus_by_shape_and_model() -> None:
+def test_gpus_are_chosen_by_share_and_model() -> None:
     node = making.node("n", devices=(Device("a", model="x"), Device("b", model="y"), Device("c", model="x")))
     shared = bound("s", "n", resources={"gpu": "300m"}, devices=(DeviceClaim("a", 300),))
 
@@ -191,14 +193,14 @@ def test_gpus_by_shape_and_model() -> None:
     assert devices("2") == [("b", 1000), ("c", 1000)]
     assert devices("3") == []
     assert devices("1", "x") == [("c", 1000)]
-    assert devices("700m") == [("a", 700)], "where the least is left over"
+    assert devices("700m") == [("a", 700)], "on the device with the least left over"
     assert devices("800m", "x") == [("c", 800)]
     made = planned([node, shared], request(template={"resources": {"gpu": "3"}}))
     assert made.refusals[0].reason == Reason.INSUFFICIENT_DEVICES
     assert made.refusals[0].message == "needs 3 gpu, best free 2 on node n"
 
 
-def test_ports() -> None:
+def test_fixed_port_taken_or_dynamic_ports_exhausted_refuses_node() -> None:
     node = making.node("n", port_range=(20000, 20002))
     fixed = request(2, template={"ports": (Port("http", 8080),)})
     made = planned([node], fixed)
@@ -211,18 +213,18 @@ def test_ports() -> None:
     assert made.refusals[0].reason == Reason.PORTS_EXHAUSTED
 
 
-def test_spread_over_zones_counts_only_usable_zones() -> None:
+def test_zone_spread_ignores_unschedulable_zones() -> None:
     nodes = [making.node("a", zone="a"), making.node("b", zone="b"), making.node("c", zone="c", unschedulable=True)]
     rules = Placement(spread=(SpreadRule(topology="zone", max_skew=1),))
     made = planned(nodes, request(6, placement=rules))
     assert sorted(p.node for p in made.proposals) == ["a", "a", "a", "b", "b", "b"]
     full = making.node("b", zone="b", capacity={"cpu": "1", "memory": "1Gi"})
     made = planned([nodes[0], full], request(6, placement=rules))
-    assert sorted(p.node for p in made.proposals) == ["a", "a", "b"], "a full zone holds the others back"
+    assert sorted(p.node for p in made.proposals) == ["a", "a", "b"], "a full zone limits the others"
     assert {r.reason: r.nodes for r in made.refusals} == {Reason.SPREAD_VIOLATED: 1, Reason.INSUFFICIENT_CPU: 1}
 
 
-def test_affinity_to_other_workloads() -> None:
+def test_affinity_rules_select_nodes_near_or_apart() -> None:
     nodes = [making.node("a", zone="a"), making.node("a2", zone="a"), making.node("b", zone="b")]
     there = bound("db-0", "a", labels={"app": "db"})
 
@@ -237,7 +239,7 @@ def test_affinity_to_other_workloads() -> None:
     assert places(preferred=True) == {"a", "a2", "b"}
 
 
-def test_policy_turns_off_only_what_guards_no_promise() -> None:
+def test_policy_without_filters_keeps_mandatory_filters() -> None:
     bare = Rules(filters=())
     assert not refused([making.node("n", taints=(Taint(key="a"),))], request(), bare)
     assert refused([making.node("n", unschedulable=True)], request(), bare) == {Reason.NODE_CORDONED: 1}
@@ -247,7 +249,7 @@ def test_policy_turns_off_only_what_guards_no_promise() -> None:
     assert refused([making.node("n", taints=(Taint(key="a"),))], request(), only) == {Reason.TAINT_NOT_TOLERATED: 1}
 
 
-def test_the_histogram_names_nodes_needs_and_the_nearest_miss() -> None:
+def test_refusal_counts_name_nodes_requirement_and_nearest_miss() -> None:
     nodes = [
         making.node("full", capacity={"cpu": "1", "memory": "1Gi"}),
         making.node("nearly", capacity={"cpu": "2500m", "memory": "1Gi"}),
@@ -258,14 +260,14 @@ def test_the_histogram_names_nodes_needs_and_the_nearest_miss() -> None:
     assert (first.reason, first.nodes, first.examples) == (Reason.INSUFFICIENT_CPU, 2, ("full", "nearly"))
     assert first.message == "needs 4 cpu, best free 2500m on node nearly"
     assert second.message == "does not tolerate old=yes:NoSchedule"
-    assert summary(made.refusals, 2).startswith("2 replicas without a place: 2 nodes InsufficientCpu (needs 4 cpu")
+    assert summary(made.refusals, 2).startswith("2 replicas pending: 2 nodes InsufficientCpu (needs 4 cpu")
     assert [e.reason for e in made.entries()] == [Reason.INSUFFICIENT_CPU] * 2
     assert planned([], request()).refusals[0].reason == Reason.NO_NODES
     asked = request(template={"driver": Driver.OCI, "bundle": "/b"})
     assert planned(nodes[:1], asked).refusals[0].message == "needs the oci driver"
 
 
-def test_wake_ups_follow_reasons() -> None:
+def test_retry_events_follow_refusal_reasons() -> None:
     assert "GrantChanged" in wake_on([Reason.QUOTA_EXCEEDED])
     assert "CapacityFreed" in wake_on([Reason.INSUFFICIENT_CPU])
     assert "CapacityFreed" not in wake_on([Reason.LABELS_DO_NOT_MATCH])

@@ -1,4 +1,4 @@
-"""Deletions that hang: every kind, with the owner, its deadline and its last heartbeat; nothing is taken away."""
+"""Stuck finalizers are reported for every kind, with owner, deadline and last heartbeat; none is removed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lease(ago_s: float) -> Lease:
 
 
 @pytest.mark.parametrize("name", sorted(FINALIZERS))
-def test_every_finalizer_of_ours_has_an_owner_and_a_deadline(name):
+def test_known_finalizer_past_deadline_is_stuck_with_owner(name):
     owner, deadline_s = FINALIZERS[name]
     assert owner and deadline_s > 0
     early = going(workload(), name, for_s=deadline_s - 5)
@@ -40,24 +40,24 @@ def test_every_finalizer_of_ours_has_an_owner_and_a_deadline(name):
     ("cell", "item"),
     [("global", workload()), ("global", tenant()), ("global", region("east")), ("eu-west", replica(0))],
 )
-def test_every_kind_is_looked_at_and_told_with_whom_to_ask(cell, item):
+def test_stuck_finalizer_of_any_kind_emits_stable_event_with_owner(cell, item):
     late = going(item, "holdfast.dev/release", for_s=5000)
     decide = finalizers.decider(cell)
     outcome = decide(finalizers.ALL, view(late, lease(1)), NOW)
     assert outcome.writes == () and len(outcome.notices) == 1
-    assert outcome.notices[0].warning and "release is heard from cell-1" in outcome.notices[0].message
+    assert outcome.notices[0].warning and "its owner release is running on cell-1" in outcome.notices[0].message
     later = decide(finalizers.ALL, view(late, lease(3)), NOW + 2)
-    assert later.notices[0].message == outcome.notices[0].message, "saying it again must not make another event"
+    assert later.notices[0].message == outcome.notices[0].message, "an unchanged message aggregates into one event"
     silent = decide(finalizers.ALL, view(late, lease(limits.LEADER_TTL_S + 60)), NOW)
-    assert "release is not heard" in silent.notices[0].message
+    assert "its owner release is out of contact" in silent.notices[0].message
 
 
-def test_a_finalizer_of_somebody_else_has_the_longest_patience_and_no_owner_here():
+def test_foreign_finalizer_past_deadline_has_unknown_owner():
     item = going(workload(), "example.com/hook", for_s=limits.UNKNOWN_FINALIZER_S + 1)
     (found,) = finalizers.stuck([item], [lease(1)], NOW)
-    assert found.owner == finalizers.NOBODY and "whoever added it must" in finalizers.said(found, NOW)
+    assert found.owner == finalizers.NOBODY and "the component that added it must" in finalizers.said(found, NOW)
 
 
-def test_what_is_not_going_is_not_stuck():
+def test_object_not_being_deleted_is_not_stuck():
     assert finalizers.stuck([workload()], [lease(1)], NOW) == []
     assert finalizers.decider("global")(finalizers.ALL, view(workload()), NOW).notices == ()

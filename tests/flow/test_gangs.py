@@ -1,4 +1,4 @@
-"""Gangs, the whole way: members reserve, one compare-and-swap commits, and only then is anyone bound."""
+"""Gangs with a real authority: members reserve, one compare-and-swap commits the gang, then members are bound."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def history_of(objects: Objects, after: int) -> list[tuple[bool, int]]:
     return seen
 
 
-def test_a_gang_is_bound_whole_and_never_before_its_commit() -> None:
+def test_gang_members_are_bound_only_after_gang_commit() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await assigned(region, "ring", gang=Gang(min_available=6))
@@ -51,14 +51,14 @@ def test_a_gang_is_bound_whole_and_never_before_its_commit() -> None:
         stored = region.stored("ring")
         assert stored.status.gang is not None and stored.status.gang.members == 6
         steps = await history_of(cell.objects, before)
-        assert all(committed for committed, bound in steps if bound), "nobody is bound before the commit"
+        assert all(committed for committed, bound in steps if bound), "no member is bound before the commit"
         assert (True, 6) in steps
         await all_the_same(cell.objects)
 
     in_region(test, chores=True)
 
 
-def test_a_gang_that_does_not_fit_takes_nothing() -> None:
+def test_gang_that_does_not_fit_reserves_nothing() -> None:
     async def test(region: Region) -> None:
         await assigned(region, "ring", gang=Gang(min_available=7))
         await waiting(region, "ring", 7, cpu="3", gang=Gang(min_available=7))
@@ -72,8 +72,8 @@ def test_a_gang_that_does_not_fit_takes_nothing() -> None:
     in_region(test, chores=True)
 
 
-def test_an_incomplete_gang_lets_go_of_all() -> None:
-    """A proposer whose view is stale: some members are refused, so all are."""
+def test_incomplete_gang_reservation_releases_all_members() -> None:
+    """A proposer with a stale view: one refused member makes all members refused."""
 
     async def test(region: Region) -> None:
         cell = region.cell
@@ -91,7 +91,7 @@ def test_an_incomplete_gang_lets_go_of_all() -> None:
     in_region(test, chores=True)
 
 
-def test_no_member_is_bound_by_itself() -> None:
+def test_bind_of_single_gang_member_is_rejected() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await region.scheduler.stop()
@@ -107,7 +107,7 @@ def test_no_member_is_bound_by_itself() -> None:
     in_region(test, chores=True)
 
 
-def test_a_lost_member_of_a_standing_gang_is_replaced_by_itself() -> None:
+def test_lost_member_of_committed_gang_is_replaced_alone() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await assigned(region, "ring", gang=Gang(min_available=3))
@@ -127,14 +127,14 @@ def test_a_lost_member_of_a_standing_gang_is_replaced_by_itself() -> None:
     in_region(test, chores=True)
 
 
-def test_another_revision_that_stands_does_not_stand_for_this_one() -> None:
+def test_bound_members_of_old_revision_do_not_complete_new_gang() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await assigned(region, "ring", gang=Gang(min_available=3))
         await waiting(region, "ring", 3, cpu="3", gang=Gang(min_available=3))
         await until(lambda: len(region.bound()) == 3)
         newer = []
-        for i in (3, 4, 5):  # the next revision asks for more than is left beside the old one on two of the nodes
+        for i in (3, 4, 5):  # the next revision does not fit beside the old one
             made = await cell.replica(f"ring-{i}", template={"resources": {"cpu": "7"}})
             item = msgspec.structs.replace(made.spec, workload="ring", assignment="ring", revision="2")
             await cell.put(msgspec.structs.replace(made, spec=item))
@@ -151,13 +151,13 @@ def test_another_revision_that_stands_does_not_stand_for_this_one() -> None:
         ] == [
             3,
             0,
-        ], "the authority does not take the old ones for it either"
+        ], "the authority counts members per revision"
         assert len(region.bound()) == 3
 
     in_region(test, chores=True)
 
 
-def test_two_gangs_that_fit_only_one_after_the_other_do_not_block_each_other() -> None:
+def test_two_gangs_with_room_for_one_bind_exactly_one() -> None:
     async def test(region: Region) -> None:
         for name in ("left", "right"):
             await assigned(region, name, gang=Gang(min_available=4))
@@ -165,12 +165,12 @@ def test_two_gangs_that_fit_only_one_after_the_other_do_not_block_each_other() -
         await until(lambda: len(region.bound()) == 4)
         await asyncio.sleep(60.0)
         names = {name.rsplit("-", 1)[0] for name in region.bound()}
-        assert len(names) == 1 and len(region.bound()) == 4, "one whole gang, and nothing of the other"
+        assert len(names) == 1 and len(region.bound()) == 4, "one complete gang, and no member of the other"
 
     in_region(test, chores=True)
 
 
-def test_a_gang_larger_than_a_transaction_is_still_whole() -> None:
+def test_gang_larger_than_batch_is_bound_after_commit() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         count = limits.BATCH + 44
@@ -185,7 +185,7 @@ def test_a_gang_larger_than_a_transaction_is_still_whole() -> None:
 
 
 @pytest.mark.parametrize("faults", [["before"], ["after"], ["", "before"], ["", "after"], ["", "", "before"]])
-def test_lost_answers_of_the_store_never_leave_half_a_gang(faults: list[str]) -> None:
+def test_gang_with_unanswered_commits_is_bound_as_a_whole(faults: list[str]) -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await assigned(region, "ring", gang=Gang(min_available=4))
@@ -199,7 +199,7 @@ def test_lost_answers_of_the_store_never_leave_half_a_gang(faults: list[str]) ->
     in_region(test, chores=True)
 
 
-def test_members_proposed_apart_let_go_and_together_stand_under_every_authority() -> None:
+def test_gang_reserved_as_a_whole_stays_bound_after_leader_change() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await region.scheduler.stop()
@@ -209,7 +209,7 @@ def test_members_proposed_apart_let_go_and_together_stand_under_every_authority(
         await cell.lead()
         first, second = (cell.item(cell.get_replica(f"ring-{i}"), f"n{i}") for i in range(2))
         refused = (await cell.authority.reserve(WHO, ReserveRequest((first,)))).answers[0]
-        assert refused.reason == Reason.GANG_INCOMPLETE, "one alone lets go"
+        assert refused.reason == Reason.GANG_INCOMPLETE, "a single member is released"
         again = cell.item(cell.get_replica("ring-0"), "n0")
         answers = (await cell.authority.reserve(WHO, ReserveRequest((again, second)))).answers
         assert [a.result for a in answers] == [Result.ACCEPTED] * 2

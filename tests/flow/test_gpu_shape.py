@@ -1,4 +1,4 @@
-"""The score that keeps GPUs usable: by hand on small nodes, against a plain reckoning, and as the shipped policy."""
+"""The gpu_shape score: on small nodes, against a reference computation, and in the shipped policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ask(number: int, cpu_milli: int, gpu_milli: int) -> Ask:
 
 
 def stranded(shapes: list[Shape], cpu: int, gpus: list[int]) -> int:
-    """Word by word: what no shape can use, summed over all shapes there are."""
+    """Reference: GPU milli that a shape cannot use, summed over all shapes."""
     used = 0
     for need_cpu, need_gpu in shapes:
         share, devices = min(need_gpu, 1000), max(1, need_gpu // 1000)
@@ -70,13 +70,13 @@ def points(shapes: list[Shape], free: Free, need: Shape) -> int:
 @pytest.mark.parametrize(
     ("need", "better"),
     [
-        ((1000, 500), "shared"),  # what is left of a GPU takes it whole: nothing is stranded
-        ((3950, 1000), "one"),  # where it takes the processors, it takes the only GPU as well
+        ((1000, 500), "shared"),  # fits the rest of a shared GPU: nothing is stranded
+        ((3950, 1000), "one"),  # takes the CPU and the only GPU
         ((1000, 2000), "two"),
-        ((4000, 0), "none"),  # without GPUs it takes no processors from them
+        ((4000, 0), "none"),  # takes no CPU from nodes with GPUs
     ],
 )
-def test_where_it_strands_least(need: Shape, better: str) -> None:
+def test_gpu_shape_score_chooses_node_with_least_stranded_gpus(need: Shape, better: str) -> None:
     nodes = [machine("none", 4, 0), machine("one", 4, 1), machine("two", 4, 2), machine("shared", 4, 1)]
     held = Binding(
         making.meta("half.1", "acme"),
@@ -93,11 +93,11 @@ def test_where_it_strands_least(need: Shape, better: str) -> None:
 @pytest.mark.parametrize(
     ("need", "better"),
     [
-        ((4000, 0), "ample"),  # "tight" has processors for four GPUs and no more
+        ((4000, 0), "ample"),  # "tight" has just enough CPU for its four GPUs
         ((8000, 0), "ample"),
     ],
 )
-def test_processors_that_the_free_gpus_will_need_are_left_to_them(need: Shape, better: str) -> None:
+def test_gpu_shape_score_keeps_cpu_for_free_gpus(need: Shape, better: str) -> None:
     nodes = [machine("tight", 8, 4), machine("ample", 32, 4), machine("busy", 4, 2)]
     held = [
         Binding(
@@ -116,7 +116,7 @@ def test_processors_that_the_free_gpus_will_need_are_left_to_them(need: Shape, b
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_is_what_a_plain_reckoning_gives_at_every_step(seed: int) -> None:
+def test_gpu_shape_score_equals_reference_computation(seed: int) -> None:
     chance = random.Random(seed)
     nodes = [machine(f"n{i}", chance.choice((8, 16, 32)), chance.choice((0, 1, 2, 4, 8))) for i in range(12)]
     free: dict[str, Free] = {
@@ -129,7 +129,7 @@ def test_it_is_what_a_plain_reckoning_gives_at_every_step(seed: int) -> None:
     for need, outcome in zip(needs, made.asks, strict=True):
         if not outcome.proposals:
             continue
-        if weighed is None:  # the first that is scored is among the work there is
+        if weighed is None:  # the first scored request counts as existing work
             counted = [need] if need[1] else []
         if weighed is None or (len(counted) - len(weighed)) * 16 > len(weighed):
             weighed = list(counted)
@@ -144,14 +144,14 @@ def test_it_is_what_a_plain_reckoning_gives_at_every_step(seed: int) -> None:
             counted.append(need)
 
 
-def test_shapes_are_exact_while_few_and_rounded_up_when_many() -> None:
+def test_gpu_shapes_are_exact_if_few_and_rounded_up_if_many() -> None:
     few = ShapeCount(built("here", []))
     for cpu_milli, gpu_milli in ((1500, 810), (1500, 810), (250, 2000), (0, 500)):
         few.add({"cpu": cpu_milli, "gpu": gpu_milli}.items(), 1)
     made = few.columns()
     assert (made.count, made.times.tolist()) == (4, [1, 1, 2])
     assert made.fitting(np.array([0, 3100])).tolist()[1:] == [[0, 12 * 2000], [0, 2 * 810]]
-    assert made.fitting(np.array([0]))[0, 0] > 16_000, "what wants no processors is not bounded by them"
+    assert made.fitting(np.array([0]))[0, 0] > 16_000, "a shape without CPU is not limited by CPU"
 
     many = ShapeCount(built("here", []))
     chance = random.Random(1)
@@ -164,7 +164,7 @@ def test_shapes_are_exact_while_few_and_rounded_up_when_many() -> None:
     assert set(made.gpu_milli.tolist()) >= {1000, 8000} and made.shares.max() == 1000
 
 
-def test_the_shipped_policy_is_this_score() -> None:
+def test_shipped_gpu_shape_policy_uses_gpu_shape_score() -> None:
     path = Path(__file__).parents[2] / "examples" / "policies" / "gpu-shape.yaml"
     manifest = msgspec.yaml.decode(path.read_bytes())
     assert manifest["metadata"]["name"] == "gpu-shape"

@@ -1,4 +1,4 @@
-"""Recovery places: spread over zones, given up with their node, never moved while they are drawn."""
+"""Recovery slots: spread over zones, moved off unhealthy nodes, never moved while consumed."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class Place:
         return {h.metadata.name: h for h in self.cache.list(Hold)}
 
 
-def test_places_are_spread_over_zones_and_nodes():
+def test_slots_are_spread_over_zones_and_nodes():
     found = Place(budget(), *nodes("a1", "a2", "b1", "b2")).settle()
     assert sorted(h.spec.node for h in found.values()) == ["a1", "a2", "b1", "b2"]
 
 
-def test_another_regions_budget_is_none_of_ours():
+def test_budget_of_other_region_creates_no_slots():
     assert Place(budget(region="west"), *nodes("a1")).settle() == {}
 
 
-def test_only_what_firm_work_leaves_is_kept():
+def test_slots_are_requested_only_on_nodes_with_room_beside_firm_work():
     busy = binding(replica(status=bound_status("a1")), "a1", resources={"cpu": "7"})
     found = Place(budget(), *nodes("a1", "b1"), busy).settle()
     assert {h.spec.node for h in found.values()} == {"b1"} and len(found) == 4
 
 
-def test_a_place_leaves_a_node_that_drains_or_goes_silent():
+def test_slot_moves_off_node_out_of_contact_and_back():
     world = Place(budget(), *nodes("a1", "b1"))
     world.settle()
     world.cache.put(again(node("a1", zone="za", contact=Contact.LAPSED)))
@@ -68,7 +68,7 @@ def test_a_place_leaves_a_node_that_drains_or_goes_silent():
     assert sorted(h.spec.node for h in world.settle(12).values()) == ["a1", "a1", "b1", "b1"]
 
 
-def test_a_drawn_place_stays_until_its_claim_is_gone():
+def test_consumed_slot_on_draining_node_stays_until_claim_is_released():
     world = Place(budget(1), *nodes("a1", "b1"))
     (first,) = world.settle().values()
     drawn = msgspec.structs.replace(KEPT, draw=DrawBlock(replica_uid="u", claim="acme/x.1"))
@@ -79,7 +79,7 @@ def test_a_drawn_place_stays_until_its_claim_is_gone():
     assert world.settle()[first.metadata.name].spec.node != first.spec.node
 
 
-def test_a_place_whose_claim_is_on_record_stays_before_it_says_so_itself():
+def test_slot_with_consuming_reservation_on_draining_node_is_kept():
     world = Place(budget(1), *nodes("a1", "b1"))
     (first,) = world.settle().values()
     intent = Intent(replica_uid="u", template_hash="h", attempt=1)
@@ -90,15 +90,15 @@ def test_a_place_whose_claim_is_on_record_stays_before_it_says_so_itself():
     assert world.settle()[first.metadata.name].spec.node == first.spec.node
 
 
-def test_a_budget_that_goes_gives_its_places_back():
+def test_deleted_budget_deletes_its_slots():
     world = Place(budget(), *nodes("a1"))
     assert world.settle()
     world.cache.remove(RecoveryBudget, Key("", "b"), int(meta("gone").resource_version))
     assert world.settle() == {}
 
 
-def test_hundreds_of_places_on_a_thousand_nodes_are_decided_without_a_pause_that_would_cost_leases():
-    """A pass takes processor time in proportion to nodes and new places, not to nodes times all places."""
+def test_pass_with_400_slots_on_600_nodes_takes_under_two_seconds():
+    """CPU time of a pass is proportional to nodes plus new slots, not to nodes times slots."""
     many = [node(f"{'abc'[n % 3]}{n}", zone=f"z{n % 3}") for n in range(600)]
     world = Place(budget(count=400, cpu="500m"), *many)
     world.settle(passes=6)

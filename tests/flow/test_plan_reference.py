@@ -1,4 +1,4 @@
-"""The planner against a slow, obvious one: for every replica it scores every node anew, in plain Python."""
+"""The planner against a slow reference in plain Python that scores every node for every replica."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ rule_sets = st.builds(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data(), node_lists(), request_lists(), rule_sets, st.integers(0, 3))
-def test_the_same_choices_as_the_obvious_planner(
+def test_plan_equals_reference_planner(
     data: st.DataObject, nodes: list[Node], requests: list[SchedulingRequest], rules: Rules, seed: int
 ) -> None:
     bindings = data.draw(old_bindings(nodes))
@@ -399,10 +399,10 @@ def test_the_same_choices_as_the_obvious_planner(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), node_lists(), request_lists())
-def test_order_of_arrival_does_not_matter(
+def test_snapshot_and_plan_are_independent_of_event_order(
     data: st.DataObject, nodes: list[Node], requests: list[SchedulingRequest]
 ) -> None:
-    """Objects may come in any order, change and go: the snapshot is a function of what is there at the end."""
+    """The snapshot depends only on the final objects, not on the order of additions, changes and removals."""
     bindings = data.draw(old_bindings(nodes))
     items = [*nodes, *bindings]
     plain = built("here", items)
@@ -426,7 +426,9 @@ def test_order_of_arrival_does_not_matter(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(node_lists(), request_lists(), st.integers(1, 14))
-def test_a_gang_is_whole_or_nothing(nodes: list[Node], requests: list[SchedulingRequest], minimum: int) -> None:
+def test_planned_gang_is_placed_as_a_whole_or_leaves_no_trace(
+    nodes: list[Node], requests: list[SchedulingRequest], minimum: int
+) -> None:
     snapshot = built("here", nodes)
     gang = msgspec.structs.replace(
         requests[0], spec=msgspec.structs.replace(requests[0].spec, gang=Gang(min_available=minimum))
@@ -438,11 +440,13 @@ def test_a_gang_is_whole_or_nothing(nodes: list[Node], requests: list[Scheduling
     assert not first.proposals or len(first.proposals) >= minimum
     if not first.proposals:
         alone = plan(snapshot, list(map(ask_of, after)), Rules(), 0.0, 1)
-        assert [a.proposals for a in alone.asks] == [a.proposals for a in made.asks[1:]], "it left a trace"
+        assert [a.proposals for a in alone.asks] == [a.proposals for a in made.asks[1:]], (
+            "the rejected gang changed the plan"
+        )
 
 
-def test_a_fixed_port_that_the_node_would_give_out_is_one_fewer_for_the_next_in_the_same_plan() -> None:
-    """Two ports are there to be given; whoever asks for one of them by its number leaves one."""
+def test_fixed_port_in_dynamic_range_reduces_dynamic_ports_in_same_plan() -> None:
+    """The node has two dynamic ports; a fixed port in the range leaves one."""
     snapshot = built("here", [making.node("n1", port_range=(20007, 20008))])
     asks = []
     for name, ports, members in (("fixed", (Port("http", 20007),), 1), ("open", (Port("http"),), 2)):

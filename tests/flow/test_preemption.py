@@ -1,4 +1,4 @@
-"""Preemption: the planner's choice of victims against a brute-force one, and the whole way with a real authority."""
+"""Preemption: victim choice against brute force, and the complete flow with a real authority."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from holdfast.model.template import Template
 from holdfast.model.writes import SetStatus
 
 Low = tuple[int, int, int, bool]
-"""Node number, CPUs, rank, reclaimable."""
+"""Node number, CPUs, priority, reclaimable."""
 
 
 def binding(number: int, low: Low, *, workload: str = "", budget: int = 100) -> Binding:
@@ -85,7 +85,7 @@ def nodes(count: int, cpu: int = 4) -> list[Node]:
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 7), st.booleans()), min_size=1, max_size=9),
     st.integers(1, 6),
 )
-def test_the_victims_are_the_cheapest_sufficient_set(drawn: list[Low], cpu: int) -> None:
+def test_preemption_victims_are_cheapest_sufficient_set(drawn: list[Low], cpu: int) -> None:
     room = {i: 6 for i in range(3)}
     lows = []
     for low in drawn:
@@ -116,20 +116,20 @@ def test_the_victims_are_the_cheapest_sufficient_set(drawn: list[Low], cpu: int)
     assert (len(ranks), max(ranks, default=0), sum(ranks)) == best
 
 
-def test_the_same_or_a_higher_rank_is_never_a_victim() -> None:
+def test_equal_or_higher_priority_is_never_a_victim() -> None:
     lows = [binding(0, (0, 4, 5, False))]
     assert planned(nodes(1), lows, request(4)).asks[0].unplaced
     assert planned(nodes(1), lows, request(4, rank=6)).asks[0].proposals[0].victims == ("acme/low-0.1",)
 
 
-def test_who_may_not_preempt_does_not() -> None:
+def test_request_without_preemption_right_is_unplaced() -> None:
     lows = [binding(0, (0, 4, 0, False))]
     assert planned(nodes(1), lows, request(4, may_preempt=False)).asks[0].unplaced
     off = Rules(preemption=Preemption(enabled=False))
     assert planned(nodes(1), lows, request(4), rules=off).asks[0].unplaced
 
 
-def test_a_disruption_budget_bounds_firm_victims_and_not_reclaimable_ones() -> None:
+def test_disruption_budget_limits_firm_but_not_reclaimable_victims() -> None:
     firm = [binding(i, (i, 4, 0, False), workload="web", budget=1) for i in range(3)]
     made = planned(nodes(3), firm, request(4, replicas=3)).asks[0]
     assert len(made.proposals) == 1
@@ -144,44 +144,44 @@ NO_PREEMPTION = Rules(preemption=Preemption(enabled=False))
 @pytest.mark.parametrize("may_preempt", [False, True])
 @pytest.mark.parametrize("evictions", [0, 1000])
 @pytest.mark.parametrize("rules", [Rules(), NO_PREEMPTION])
-def test_recovery_reclaims_what_was_on_loan_whatever_stands_against_preemption(
+def test_recovery_reclaims_reclaimable_work_despite_preemption_limits(
     may_preempt: bool, evictions: int, rules: Rules
 ) -> None:
-    """No class, rank, policy or tenant's budget: a promise rests on these places."""
+    """No priority, policy or tenant budget applies: recovery objectives rely on this capacity."""
     asked = request(4, replicas=3, purpose=Purpose.RECOVERY, may_preempt=may_preempt)
     made = planned(nodes(3), LOANED, asked, rules=rules, evictions=evictions).asks[0]
     assert sorted(v for p in made.proposals for v in p.victims) == [f"acme/low-{i}.1" for i in range(3)]
-    assert made.evicted == 0, "it costs the tenant none of the evictions it may cause"
+    assert made.evicted == 0, "reclaiming does not use the tenant's eviction budget"
     ordinary = request(4, replicas=3, may_preempt=may_preempt)
     assert planned(nodes(3), LOANED, ordinary, rules=rules, evictions=evictions).asks[0].unplaced
 
 
-def test_recovery_reclaims_before_it_preempts_and_never_takes_firm_work_without_the_right() -> None:
+def test_recovery_reclaims_before_preempting_firm_work() -> None:
     lows = [binding(0, (0, 4, 0, False)), binding(1, (1, 2, 7, True)), binding(2, (1, 2, 7, True))]
     asked = request(4, purpose=Purpose.RECOVERY)
     (proposal,) = planned(nodes(2), lows, asked).asks[0].proposals
-    assert proposal.victims == ("acme/low-1.1", "acme/low-2.1"), "two on loan go before one that is firm"
+    assert proposal.victims == ("acme/low-1.1", "acme/low-2.1"), "two reclaimable victims precede a firm one"
     firm = lows[:1]
     made = planned(nodes(1), firm, asked).asks[0]
     assert made.proposals[0].victims == ("acme/low-0.1",) and made.evicted == 1
     unarmed = planned(nodes(1), firm, request(4, purpose=Purpose.RECOVERY, may_preempt=False)).asks[0]
-    assert unarmed.unplaced and "no reclaimable work is there" in unarmed.refusals[-1].message
+    assert unarmed.unplaced and "evicting reclaimable replicas would not free" in unarmed.refusals[-1].message
 
 
-def test_the_tenants_budget_of_evictions_is_kept() -> None:
+def test_preemption_beyond_eviction_budget_is_refused() -> None:
     lows = [binding(i, (i, 4, 0, True)) for i in range(3)]
     made = planned(nodes(3), lows, request(4, replicas=3), evictions=2).asks[0]
     assert len(made.proposals) == 2
     assert made.refusals[-1].reason == Reason.PREEMPTION_BUDGET_SPENT
 
 
-def test_no_victims_on_a_node_that_takes_no_work() -> None:
+def test_cordoned_node_has_no_preemption_victims() -> None:
     lows = [binding(0, (0, 4, 0, False))]
     cordoned = making.node("n0", capacity={"cpu": "4", "memory": "64Gi"}, unschedulable=True)
     assert planned([cordoned], lows, request(4)).asks[0].unplaced
 
 
-def test_two_preemptors_on_one_node_take_different_victims() -> None:
+def test_two_preemptors_on_one_node_get_different_victims() -> None:
     lows = [binding(i, (0, 2, 0, False)) for i in range(2)]
     made = planned(nodes(1), lows, request(2, replicas=2)).asks[0]
     assert sorted(v for p in made.proposals for v in p.victims) == ["acme/low-0.1", "acme/low-1.1"]
@@ -189,7 +189,7 @@ def test_two_preemptors_on_one_node_take_different_victims() -> None:
 
 
 class Helpful:
-    """What `release` and the agents do, step by step, for whoever is named as a victim."""
+    """Acts as `release` and the agents for every nominated victim."""
 
     def __init__(self, region: Region) -> None:
         self.region = region
@@ -219,7 +219,7 @@ async def assigned(region: Region, name: str, **spec: Any) -> None:
 
 
 async def waiting(region: Region, name: str, count: int, *, cpu: str = "6", **spec: Any) -> None:
-    """Replicas of a workload and their request, as replicate makes them."""
+    """Creates replicas of a workload and their request, as replicate does."""
     own = {k: spec[k] for k in ("rank",) if k in spec}
     replicas = []
     for i in range(count):
@@ -244,7 +244,7 @@ async def waiting(region: Region, name: str, count: int, *, cpu: str = "6", **sp
     )
 
 
-def test_the_whole_way_of_a_preemption() -> None:
+def test_preemption_nominates_evicts_and_binds_preemptor() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await waiting(region, "low", 3)
@@ -257,12 +257,12 @@ def test_the_whole_way_of_a_preemption() -> None:
         (held,) = [r for r in cell.every(Reservation) if r.spec.victims]
         assert held.status.phase is ReservationPhase.NOMINATED
         (victim,) = held.spec.victims
-        assert victim in {f"{TENANT}/{name}.1" for name in region.bound()}, "the victim still runs: fit is proven first"
+        assert victim in {f"{TENANT}/{name}.1" for name in region.bound()}, "the victim still runs"
         await until(lambda: "hi-0" in region.bound())
         assert len(region.bound()) == 3
         name, said = helpful.told[0]
         assert f"{TENANT}/{name}.1" == victim
-        assert "hi-0 of rank 9 needs the place" in said
+        assert f"by {TENANT}/hi-0 (priority 9" in said
         decisions = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
         assert decisions[0].spec.entries[0].victims == (victim,)
         assert decisions[0].spec.entries[0].reason == Reason.WAITING_FOR_VICTIMS
@@ -272,7 +272,7 @@ def test_the_whole_way_of_a_preemption() -> None:
     in_region(test, chores=True)
 
 
-def test_victims_of_a_nomination_go_together_or_not_at_all() -> None:
+def test_victims_of_nomination_beyond_budget_all_stay() -> None:
     def serving(ordinal: int) -> Replica:
         name = making.replica(ordinal).metadata.name
         return making.replica(ordinal, status=making.serving_status(name=name))
@@ -287,15 +287,15 @@ def test_victims_of_a_nomination_go_together_or_not_at_all() -> None:
     item = nomination(*names)
     view = making.view(*web, item)
     assert preempt.nomination_of(web[0], view) is not None
-    assert preempt.why(web[0], view) is None, "two of three would go, and the budget is one"
+    assert preempt.why(web[0], view) is None, "two of three victims exceed the budget of one"
     one = nomination(names[0])
     found = preempt.why(web[0], making.view(*web, one))
     assert found is not None and found[0] is Reason.PREEMPTED
 
 
 @pytest.mark.parametrize("reclaimable", [False, True])
-def test_a_victim_that_does_not_serve_goes_at_the_revision_that_showed_it(reclaimable: bool) -> None:
-    """It may begin to serve at any moment, and then its budget counts; what is reclaimable yields in any case."""
+def test_release_of_not_serving_victim_requires_its_observed_revision(reclaimable: bool) -> None:
+    """A firm victim may start to serve, and then its budget applies. A reclaimable victim is evicted in any case."""
     web = making.replica(0, status=making.bound_status(name=making.replica(0).metadata.name))
     web = making.again(web, spec=msgspec.structs.replace(web.spec, reclaimable=reclaimable))
     intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
@@ -308,8 +308,8 @@ def test_a_victim_that_does_not_serve_goes_at_the_revision_that_showed_it(reclai
 
 
 @pytest.mark.parametrize(("part", "goes"), [(None, True), (0, False), (1, True)])
-def test_a_victim_goes_only_within_the_region_s_part_of_the_budget(part: int | None, goes: bool) -> None:
-    """The budget is one count over all regions: a drain elsewhere and a preemption here do not each take all of it."""
+def test_victim_is_evicted_only_within_disruption_share(part: int | None, goes: bool) -> None:
+    """The budget covers all regions: a drain elsewhere and a preemption here share it."""
     source = making.assignment(away_share=part)
     names = [making.replica(i).metadata.name for i in range(3)]
     web = [making.replica(i, source, status=making.serving_status(name=names[i])) for i in range(3)]
@@ -319,10 +319,10 @@ def test_a_victim_goes_only_within_the_region_s_part_of_the_budget(part: int | N
     item = Reservation(making.meta("hi.1", "acme"), spec, ReservationStatus(phase=ReservationPhase.NOMINATED))
     view = making.view(source, *web, item)
     assert (preempt.why(web[0], view) is not None) is goes
-    assert preempt.held_back(web, view) == (0 if goes else 1), "the other regions must hear that it waits"
+    assert preempt.held_back(web, view) == (0 if goes else 1), "the blocked eviction is reported"
 
 
-def test_a_used_up_budget_refuses_the_nomination_and_holds_nothing() -> None:
+def test_nomination_beyond_disruption_budget_is_refused_and_reserves_nothing() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await region.scheduler.stop()
@@ -341,14 +341,14 @@ def test_a_used_up_budget_refuses_the_nomination_and_holds_nothing() -> None:
         assert "disruption budget of" in refused.message
         assert not [r for r in cell.every(Reservation) if r.spec.victims]
         (taken,) = await cell.reserve(cell.item(high, "n1", victims=("web-1.1",)))
-        assert taken.reason == Reason.WAITING_FOR_VICTIMS, "one that does not serve may go"
+        assert taken.reason == Reason.WAITING_FOR_VICTIMS, "a replica that does not serve may be evicted"
 
     in_region(test, chores=True)
 
 
 @pytest.mark.parametrize("serves", [0, 1])
-def test_the_refusal_names_a_victim_that_the_budget_keeps(serves: int) -> None:
-    """Both are to go, one serves. The other could go: were it named, it would be left out next time in vain."""
+def test_nomination_refusal_names_victim_blocked_by_budget(serves: int) -> None:
+    """Of two victims only the serving one is blocked. Naming the other would exclude it without need."""
 
     async def test(region: Region) -> None:
         cell = region.cell
@@ -370,12 +370,12 @@ def test_the_refusal_names_a_victim_that_the_budget_keeps(serves: int) -> None:
     in_region(test, chores=True)
 
 
-def test_who_may_not_go_is_not_named_as_a_victim() -> None:
+def test_excluded_victims_are_not_nominated() -> None:
     lows = [binding(0, (0, 4, 1, False)), binding(1, (1, 4, 2, False))]
     asked = ask_of(request(4), evictions=100)
     snapshot = built("us-east", [*nodes(2), *lows])
     first = plan(snapshot, [asked], Rules(), 0.0, 7).asks[0].proposals[0]
-    assert first.victims == ("acme/low-0.1",), "the lower rank"
+    assert first.victims == ("acme/low-0.1",), "the lower priority"
     spared = msgspec.structs.replace(asked, spared=("acme/low-0.1", "acme/long-gone.1"))
     other = plan(snapshot, [spared], Rules(), 0.0, 7).asks[0].proposals[0]
     assert other.victims == ("acme/low-1.1",)
@@ -384,8 +384,8 @@ def test_who_may_not_go_is_not_named_as_a_victim() -> None:
 
 
 @pytest.mark.parametrize("serves", [0, 1])
-def test_of_two_mates_the_one_that_does_not_serve_goes(serves: int) -> None:
-    """One of two serves, so only the other may go, whoever comes first by the tie."""
+def test_preemption_of_two_siblings_chooses_the_one_not_serving(serves: int) -> None:
+    """One of two siblings serves, so only the other may be evicted, whatever the tie-break."""
 
     async def test(region: Region) -> None:
         cell = region.cell

@@ -1,4 +1,4 @@
-"""What a tenant may spend is known to the planner: who cannot be paid for is told at once, and is in nobody's way."""
+"""Quota headroom in the planner: requests beyond quota are refused at once and block no other request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def copy(limit: dict[str, str], kind: GrantClass = GrantClass.NORMAL, **spec: An
         ([copy({}, spend_until=BEFORE)], {}, None),
     ],
 )
-def test_what_is_left_of_grants(copies: list[GrantCopy], used: dict[str, int], room: dict[str, int] | None) -> None:
+def test_headroom_is_grants_minus_usage(
+    copies: list[GrantCopy], used: dict[str, int], room: dict[str, int] | None
+) -> None:
     assert room_of(copies, used, NOW) == room
 
 
@@ -77,48 +79,51 @@ def reasons(outcome: AskPlan) -> list[str]:
     return [refusal.reason for refusal in outcome.refusals]
 
 
-def test_as_many_as_are_paid_for_are_placed_and_the_rest_is_told_why() -> None:
+def test_plan_beyond_headroom_places_covered_members_only() -> None:
     (made,) = planned((request("w", 5), {"cpu": 2_500, "memory": 2**40}))
     assert [p.member.name for p in made.proposals] == ["w-0", "w-1"]
     assert [m.name for m in made.unplaced] == ["w-2", "w-3", "w-4"]
     assert reasons(made) == [Reason.QUOTA_EXCEEDED]
-    assert made.refusals[0].message == "tenant acme would exceed its limit here: cpu by 500m"
+    expected = "exceeds the quota of tenant acme in this region (cpu: available 500m, requested 1)"
+    assert made.refusals[0].message == expected
 
 
-def test_what_earlier_work_of_the_tenant_takes_counts_and_other_tenants_do_not() -> None:
+def test_headroom_is_reduced_by_earlier_plans_of_same_tenant_only() -> None:
     room = {"cpu": 3_000, "memory": 2**40}
     first, second, other = planned(
         (request("a", 2), room), (request("b", 2), room), (request("c", 2, namespace="else"), room)
     )
     assert (len(first.proposals), len(second.proposals), len(other.proposals)) == (2, 1, 2)
     assert reasons(second) == [Reason.QUOTA_EXCEEDED]
-    assert second.ask.room == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}, "what is recorded is what it really had"
+    assert second.ask.room == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}, (
+        "the recorded headroom excludes earlier plans"
+    )
 
 
-def test_the_like_that_cannot_be_paid_for_are_recorded_with_what_they_had() -> None:
+def test_equivalent_requests_beyond_quota_record_actual_headroom() -> None:
     room = {"cpu": 3_000, "memory": 2**40}
     made = planned((request("a", 2), room), (request("b", 1, cpu="2"), room), (request("c", 1, cpu="2"), room))
     assert [len(outcome.proposals) for outcome in made] == [2, 0, 0]
     assert made[1].ask.room == made[2].ask.room == {"cpu": 1_000, "memory": 2**40 - 2 * 2**30}
 
 
-def test_work_that_cannot_be_paid_for_takes_no_room_from_the_next() -> None:
+def test_request_beyond_quota_takes_no_capacity_from_next_request() -> None:
     poor, next_one = planned((request("a", 8), {"cpu": 0}), (request("b", 8, namespace="else"), ENOUGH))
     assert not poor.proposals and len(next_one.proposals) == 8
 
 
-def test_without_a_grant_nothing_is_placed() -> None:
+def test_plan_without_grant_is_refused_with_no_grant() -> None:
     (made,) = planned((request("w", 1), {}))
     assert reasons(made) == [Reason.NO_GRANT] and not made.proposals
 
 
-def test_full_nodes_come_before_the_limit_where_they_stop_the_next_one() -> None:
+def test_node_refusals_precede_quota_refusal_if_nodes_are_full() -> None:
     (made,) = planned((request("w", 9), {"cpu": 8_500, "memory": 2**40}), cpus="4")
     assert len(made.proposals) == 4
     assert reasons(made) == [Reason.INSUFFICIENT_CPU, Reason.QUOTA_EXCEEDED]
 
 
-def test_a_gang_that_cannot_be_paid_for_whole_leaves_no_trace() -> None:
+def test_gang_beyond_quota_leaves_no_trace() -> None:
     gang, after = planned(
         (request("g", 4, gang=Gang(min_available=4)), {"cpu": 3_000, "memory": 2**40}),
         (request("a", 8, namespace="else"), ENOUGH),
@@ -129,7 +134,7 @@ def test_a_gang_that_cannot_be_paid_for_whole_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("room", [None, {}, {"cpu": 0}, {"cpu": 0, "memory": 2**30}, ENOUGH])
-def test_the_room_comes_back_from_the_record_with_the_same_outcome(room: dict[str, int] | None) -> None:
+def test_recorded_headroom_gives_same_plan(room: dict[str, int] | None) -> None:
     item = request("w", 3)
     (made,) = planned((item, room))
     again = recorded(asked(made.ask))
@@ -138,14 +143,14 @@ def test_the_room_comes_back_from_the_record_with_the_same_outcome(room: dict[st
     assert (repeated.proposals, repeated.unplaced, repeated.refusals) == (made.proposals, made.unplaced, made.refusals)
 
 
-def test_recovery_work_has_a_room_of_its_own() -> None:
+def test_recovery_requirements_have_no_headroom_limit() -> None:
     item = request("w", 1, purpose=Purpose.RECOVERY)
     assert ask_of(item, room={}).room is None
     made = ask_of(request("x", 1), room=ENOUGH)
     assert made.claim("n0", made.members[0], ()).ordinary and not ask_of(item).claim("n0", made.members[0], ()).ordinary
 
 
-def test_only_ordinary_claims_count_against_the_ordinary_limit() -> None:
+def test_ordinary_usage_excludes_recovery_and_provisional_claims() -> None:
     builder = SnapshotBuilder("here")
     for name, more in (
         ("a", {}),
@@ -159,7 +164,7 @@ def test_only_ordinary_claims_count_against_the_ordinary_limit() -> None:
     assert builder.ordinary_use("acme") == {"cpu": 2_000}
 
 
-def test_the_scheduler_tells_quota_without_asking_the_authority() -> None:
+def test_scheduler_reports_quota_exceeded_without_proposing() -> None:
     async def test(region: Region) -> None:
         await region.cell.grant(limit={"cpu": "2", "memory": "1000Gi"})
         await until(lambda: bool(region.informers.cache.list(GrantCopy)))
@@ -168,7 +173,7 @@ def test_the_scheduler_tells_quota_without_asking_the_authority() -> None:
         await until(lambda: region.stored().status.pending == 3)
         status = region.stored().status
         assert [r.reason for r in status.reasons] == [Reason.QUOTA_EXCEEDED]
-        assert sum(len(sent.items) for sent in region.outlet.proposed) == 2, "nothing was proposed in vain"
+        assert sum(len(sent.items) for sent in region.outlet.proposed) == 2, "nothing beyond quota was proposed"
         await region.cell.grant()
         await until(lambda: len(region.bound()) == 5, within_s=5)
 
@@ -176,8 +181,8 @@ def test_the_scheduler_tells_quota_without_asking_the_authority() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2])
-def test_what_is_known_of_the_nodes_says_nothing_of_what_another_ask_can_pay_for(first: int) -> None:
-    """Two like asks that fit nowhere, of which one can be paid for as a whole: each is told what it would be alone."""
+def test_cached_refusals_do_not_include_quota_of_other_request(first: int) -> None:
+    """Two equivalent infeasible requests, one within quota: each gets the refusals it would get alone."""
     room = {"cpu": 4000, "memory": 64 * 2**30}
     asked = [(request("a", first, cpu="4"), room), (request("b", 3 - first, cpu="4"), room)]
     together = planned(*asked, cpus="2")

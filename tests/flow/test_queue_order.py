@@ -1,4 +1,4 @@
-"""Who is planned next, which policy decides, and how long to wait."""
+"""Queue order, active policy and retry delays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def names(requests: list[SchedulingRequest], keys: tuple[QueueKey, ...] = ALL_KE
     return [r.metadata.name for r in in_order(shuffled, keys, given["shares"], given["ranks"])]
 
 
-def test_rank_then_deadline_then_fairness_then_age() -> None:
+def test_queue_order_is_priority_deadline_fairness_age() -> None:
     asked = [
         request("old", age="2025-01-01T00:00:00Z"),
         request("new", age="2026-06-01T00:00:00Z"),
@@ -47,17 +47,17 @@ def test_rank_then_deadline_then_fairness_then_age() -> None:
     assert names(asked, shares=shares, ranks={("rich", "greedy"): 99})[0] == "greedy"
 
 
-def test_equal_requests_go_by_name() -> None:
+def test_equal_requests_are_ordered_by_name() -> None:
     assert names([request(n) for n in "dbca"]) == list("abcd")
 
 
-def test_the_dominant_share_is_the_largest() -> None:
+def test_dominant_share_is_largest_resource_share() -> None:
     assert dominant_share({"cpu": 10, "memory": 300}, {"cpu": 100, "memory": 1000}) == 300_000
     assert dominant_share({"gpu": 10}, {"cpu": 100}) == 0
     assert dominant_share({}, {}) == 0
 
 
-def test_an_override_raises_a_rank_while_it_lasts() -> None:
+def test_raise_priority_override_applies_until_expiry_in_its_region() -> None:
     spec = OverrideSpec(OverrideKind.RAISE_PRIORITY, OverrideScope(tenant="acme", workload="w"), "x", rank=50)
     item = Override(making.meta("o"), spec, OverrideStatus(phase="Active", expires_at="2026-01-01T01:00:00Z"))
     assert raised_ranks([item], 1_767_225_600.0 + 10, "east") == {("acme", "w"): 50}
@@ -66,7 +66,7 @@ def test_an_override_raises_a_rank_while_it_lasts() -> None:
     assert raised_ranks([msgspec.structs.replace(item, spec=of_west)], 1_767_225_600.0 + 10, "east") == {}
 
 
-def test_backoff_doubles_and_is_bounded() -> None:
+def test_retry_backoff_doubles_and_is_bounded() -> None:
     assert [backoff_s(n, 1.0) for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
     assert backoff_s(1000, 1.0) == 60
     assert backoff_s(1, 0.0) == 0.5
@@ -86,7 +86,7 @@ def test_backoff_doubles_and_is_bounded() -> None:
         ([("r1", 1, PromotionStage.DRAFT, ())], BUILT_IN),
     ],
 )
-def test_the_newest_policy_in_force_decides(stages: list[Any], expected: str) -> None:
+def test_active_policy_is_newest_revision_in_force(stages: list[Any], expected: str) -> None:
     revisions = [
         PolicyRevision(making.meta(name), PolicyRevisionSpec("p", Rules(), sequence, stage, regions))
         for name, sequence, stage, regions in stages
@@ -94,7 +94,7 @@ def test_the_newest_policy_in_force_decides(stages: list[Any], expected: str) ->
     assert active_policy(revisions, [], "here", 0.0).revision == expected
 
 
-def test_a_pinned_policy_wins() -> None:
+def test_pinned_policy_revision_is_active() -> None:
     revisions = [
         PolicyRevision(making.meta(name), PolicyRevisionSpec("p", Rules(), sequence))
         for name, sequence in (("r1", 1), ("r2", 2))
@@ -107,7 +107,7 @@ def test_a_pinned_policy_wins() -> None:
     assert active_policy(revisions, [missing], "here", 0.0).revision == "r2"
 
 
-def test_a_request_waits_is_woken_and_never_forgotten() -> None:
+def test_pending_request_is_retried_by_backoff_event_and_resync() -> None:
     queue = RequestQueue(random.Random(1))
     item = request("w", members=(Member("w-0", "u0"),))
     assert queue.put(item, 0.0)
@@ -116,10 +116,10 @@ def test_a_request_waits_is_woken_and_never_forgotten() -> None:
     assert not queue.due(pause_s - 0.01) and queue.due(pause_s)
     assert not queue.wake(["GrantChanged"], 0.01)
     assert queue.wake(["CapacityFreed"], 0.01)
-    assert not queue.due(0.01) and queue.due(0.06), "an event may not make it spin"
+    assert not queue.due(0.01) and queue.due(0.06), "events respect the minimum interval"
     waiting.due_at = NEVER
     queue.resync(9.0)
-    assert queue.due(9.0), "a resync looks at everything"
+    assert queue.due(9.0), "a resync makes idle requests due"
     newer = making.again(item, spec=request("w", members=(Member("w-1", "u1"),)).spec)
     waiting.due_at = NEVER
     assert queue.put(newer, 10.0) and queue.due(10.0)
@@ -131,9 +131,9 @@ def test_a_request_waits_is_woken_and_never_forgotten() -> None:
 @pytest.mark.parametrize(
     ("beaten", "cures", "woken"),
     [(True, "CapacityFreed", True), (False, "CapacityFreed", False), (True, "NodeAdded", False)],
-    ids=["behind others, for room", "behind nobody", "room would not help"],
+    ids=["outcompeted for capacity", "not outcompeted", "capacity would not help"],
 )
-def test_who_was_tried_behind_proposals_that_come_to_nothing_looks_again(beaten: bool, cures: str, woken: bool) -> None:
+def test_outcompeted_request_is_requeued_when_proposals_are_rejected(beaten: bool, cures: str, woken: bool) -> None:
     queue = RequestQueue(random.Random(1))
     queue.put(request("w", members=(Member("w-0", "u0"),)), 0.0)
     (waiting,) = queue.due(0.0)
@@ -141,14 +141,14 @@ def test_who_was_tried_behind_proposals_that_come_to_nothing_looks_again(beaten:
     pause_s = queue.in_vain(waiting, (RefusalCount(reason="QuotaExceeded"),), 0.0, wake_on=(cures,), beaten=beaten)
     assert pause_s > limits.WAKE_PAUSE_MAX_S
     queue.given_back(0.1)
-    assert not queue.due(0.1), "it may not make it spin"
+    assert not queue.due(0.1), "the minimum interval applies"
     assert bool(queue.due(limits.WAKE_PAUSE_MAX_S)) is woken
     queue.in_vain(waiting, (RefusalCount(reason="QuotaExceeded"),), 3.0, wake_on=(cures,))
     queue.given_back(3.1)
-    assert not queue.due(3.1 + limits.WAKE_PAUSE_MAX_S), "once, and not after a try behind nobody"
+    assert not queue.due(3.1 + limits.WAKE_PAUSE_MAX_S), "only after an attempt that was outcompeted"
 
 
-def test_hints_raise_an_attempt_and_never_lower_it() -> None:
+def test_attempt_hint_raises_attempt_and_never_lowers_it() -> None:
     queue = RequestQueue(random.Random(1))
     queue.put(request("w", members=(Member("w-0", "u0", 3), Member("w-1", "u1", 1))), 0.0)
     (waiting,) = queue.due(0.0)

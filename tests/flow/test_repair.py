@@ -1,4 +1,4 @@
-"""Repair finds what stays too long, asks and never acts, and can be paused or made to ask for approval."""
+"""Repair finds replicas past a stage deadline and requests release; overrides pause or approve it."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def after(item, *others):
     return item, outcome
 
 
-def test_nothing_before_the_deadline():
+def test_repair_before_stage_deadline_does_nothing():
     _, outcome = after(bound(since_s=10))
     assert outcome.writes == ()
 
 
-def test_work_that_its_agent_never_started_is_asked_to_move_and_release_does_it():
+def test_repair_of_never_started_replica_requests_release():
     item, outcome = after(bound())
     assert item.status.repair.state == "Asked" and outcome.notices
     again_, second = after(item)
-    assert second.writes == () and again_ is item  # doing it again finds the same
+    assert second.writes == () and again_ is item  # idempotent
     everything = view(item, binding(item), node(), assignment())
     (write,) = release.decide(item.key, everything, NOW).writes
     assert write.blocks["release"].reason == "Repaired" and write.blocks["release"].requested_by == "repair"
 
 
-def test_a_pause_stops_it_and_says_so():
+def test_repair_under_pause_override_is_paused():
     item, _ = after(bound(), override(OverrideKind.PAUSE_REPAIR))
     assert item.status.repair.state == "Paused" and repair.asked(item) == ""
 
@@ -69,13 +69,13 @@ def test_a_pause_stops_it_and_says_so():
         (OverrideScope(tenant="acme", workload="other"), False),
     ],
 )
-def test_a_pause_holds_where_and_for_whom_it_says(scope, paused):
+def test_pause_repair_override_applies_only_in_scope(scope, paused):
     made = override(OverrideKind.PAUSE_REPAIR)
     item, _ = after(bound(), again(made, spec=msgspec.structs.replace(made.spec, scope=scope)))
     assert item.status.repair.state == ("Paused" if paused else "Asked")
 
 
-def test_many_at_once_need_an_approval():
+def test_repairs_beyond_rate_await_approval():
     done = [after(bound(n))[0] for n in range(1, limits.REPAIRS_PER_MINUTE + 1)]
     item, _ = after(bound(), *done)
     assert item.status.repair.state == "AwaitingApproval"
@@ -83,15 +83,15 @@ def test_many_at_once_need_an_approval():
     assert item.status.repair.state == "Asked"
 
 
-def test_a_stuck_finalizer_is_told_with_its_owner():
+def test_repair_reports_stuck_finalizer_with_owner():
     item = replica(terminating=True)
     late = msgspec.structs.replace(item.metadata, deletion_timestamp=micro_text(NOW - 700))
     item, _ = after(again(item, metadata=late))
     assert "of release" in item.status.repair.message and item.status.repair.state == "Told"
 
 
-def test_killed_between_any_two_steps_it_goes_on_where_it_was_and_asks_each_once():
-    """Every write of a pass is one commit here, and the controller dies after each of them in turn."""
+def test_repair_killed_mid_pass_requests_each_release_once():
+    """Each write is its own commit, and the controller is killed after every possible one."""
     stuck = [bound(n) for n in range(limits.REPAIRS_PER_MINUTE + 3)]
     for survives in range(len(stuck) + 1):
         items = {item.key: item for item in stuck}
@@ -100,19 +100,19 @@ def test_killed_between_any_two_steps_it_goes_on_where_it_was_and_asks_each_once
             outcome = DECIDE(repair.ALL, view(*items.values()), NOW)
             for number, write in enumerate(outcome.writes):
                 if attempt == 0 and number >= survives:
-                    break  # dead: the rest of this pass never happened
+                    break  # killed: the rest of the pass is lost
                 item = items[write.key]
                 asks[write.key] = asks.get(write.key, 0) + (write.blocks["repair"].state == "Asked")
                 status = msgspec.structs.replace(item.status, repair=write.blocks["repair"])
                 items[write.key] = again(item, status=status)
-        assert max(asks.values()) == 1, "nothing is asked twice"
-        assert sum(asks.values()) == limits.REPAIRS_PER_MINUTE, "the budget holds over the crash"
+        assert max(asks.values()) == 1, "no release is requested twice"
+        assert sum(asks.values()) == limits.REPAIRS_PER_MINUTE, "the rate limit survives the crash"
         states = sorted(item.status.repair.state for item in items.values())
         assert states == ["Asked"] * limits.REPAIRS_PER_MINUTE + ["AwaitingApproval"] * 3
         assert DECIDE(repair.ALL, view(*items.values()), NOW).writes == ()
 
 
-def test_an_approval_that_may_have_been_taken_back_unheard_approves_nothing():
+def test_repair_approval_without_recent_contact_is_ignored():
     many = [after(bound(n))[0] for n in range(1, limits.REPAIRS_PER_MINUTE + 1)]
     approved = override(OverrideKind.APPROVE_REPAIR)
     for silent_s, state in ((5.0, "Asked"), (ages.OVERRIDE.seconds + 1, "AwaitingApproval")):

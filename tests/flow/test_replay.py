@@ -1,4 +1,4 @@
-"""Decisions of a busy region, planned again from the store's history: the same to the bit, on both stores."""
+"""Decisions of a busy region replay identically from the store's history, on both stores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from holdfast.runtime.ports import SystemClock
 from holdfast.store.objects import Objects
 
 LONG_DAY = 1_000 if os.environ.get("HOLDFAST_PROVE") else 300
-"""Decisions on a disk, by a clock that does not hurry."""
+"""Decisions of the test on disk with a real clock."""
 
 
 async def replayed(objects: Objects, decision: Decision, **more: Any) -> Replayed | NotReplayable:
@@ -41,7 +41,7 @@ async def replayed(objects: Objects, decision: Decision, **more: Any) -> Replaye
 
 
 async def all_the_same(objects: Objects) -> int:
-    """Replays every decision there is; how many there were."""
+    """Replays every Decision; returns their number."""
     decisions = objects.list(kind_of(Decision))[0]
     for decision in decisions:
         assert isinstance(decision, Decision)
@@ -51,7 +51,7 @@ async def all_the_same(objects: Objects) -> int:
     return len(decisions)
 
 
-def test_a_decision_replays_bit_for_bit() -> None:
+def test_replayed_decision_is_identical() -> None:
     async def test(region: Region) -> None:
         await region.request("web", await region.replicas(6))
         await until(lambda: len(region.bound()) == 6)
@@ -60,7 +60,7 @@ def test_a_decision_replays_bit_for_bit() -> None:
     in_region(test)
 
 
-def test_another_policy_gives_another_outcome_on_the_same_state() -> None:
+def test_replay_with_other_policy_differs() -> None:
     async def test(region: Region) -> None:
         await region.request("web", await region.replicas(3))
         await until(lambda: len(region.bound()) == 3)
@@ -74,7 +74,7 @@ def test_another_policy_gives_another_outcome_on_the_same_state() -> None:
     in_region(test)
 
 
-def test_an_unplaceable_request_leaves_one_decision_that_replays() -> None:
+def test_unschedulable_request_records_one_replayable_decision() -> None:
     async def test(region: Region) -> None:
         await region.request("big", await region.replicas(2, template={"resources": {"cpu": "100"}}))
         await until(lambda: bool(region.cell.every(Decision)))
@@ -84,13 +84,13 @@ def test_an_unplaceable_request_leaves_one_decision_that_replays() -> None:
         assert decision.spec.next_owner == "scheduler" and decision.spec.wake_up_at
         await until(lambda: region.stored("big").status.decision == decision.metadata.name)
         await asyncio.sleep(120.0)
-        assert len(region.cell.every(Decision)) == 1, "the same reasons again are not worth another record"
+        assert len(region.cell.every(Decision)) == 1, "unchanged reasons are not recorded again"
         assert await all_the_same(region.cell.objects) == 1
 
     in_region(test)
 
 
-def test_what_cannot_be_replayed_says_why() -> None:
+def test_unreplayable_decision_returns_its_reason() -> None:
     async def test(region: Region) -> None:
         await region.request("web", await region.replicas(3))
         await until(lambda: len(region.bound()) == 3)
@@ -114,23 +114,23 @@ def test_what_cannot_be_replayed_says_why() -> None:
         needed = needed_from([decision])
         assert 0 < needed <= min(decision.spec.revisions.values())
         await region.cell.store.compact(needed)
-        assert isinstance(await replayed(objects, decision), Replayed), "kept as far as it is needed"
+        assert isinstance(await replayed(objects, decision), Replayed), "history from the needed revision is enough"
         older = msgspec.structs.replace(decision, spec=msgspec.structs.replace(decision.spec, planner="0"))
-        assert needed_from([older]) == 0, "what no planner can replay holds nothing back"
+        assert needed_from([older]) == 0, "unreplayable decisions need no history"
         await region.cell.store.compact(region.cell.store.head)
         assert await reason() == "HistoryCompacted"
 
     in_region(test)
 
 
-def test_an_object_ahead_of_its_kind_is_written_as_text() -> None:
+def test_newer_object_text_is_parsed() -> None:
     ahead = parse_ahead("Binding/acme/web-0.1@17")
     assert (ahead.kind, ahead.key.namespace, ahead.key.name, ahead.revision) == ("Binding", "acme", "web-0.1", 17)
     assert parse_ahead("Node//n1@3").key.namespace == ""
 
 
 class Day:
-    """A busy day: requests of all kinds come, work ends, nodes are cordoned and come back, people avoid zones."""
+    """A load generator: requests arrive, replicas end, nodes are cordoned and uncordoned, zones are avoided."""
 
     def __init__(self, region: Region, seed: int) -> None:
         self.region = region
@@ -199,7 +199,7 @@ async def a_day(path: Path | None, decisions: int, *, clock: Any = None) -> None
 
 
 async def day_in(cell: Cell, decisions: int) -> None:
-    """A busy day in a new cell, until so many decisions were made; all of them replay, and the cell is closed."""
+    """Generates load in a new cell until it has made `decisions`; all must replay. Closes the cell."""
     for number in range(12):
         await cell.node(f"n{number}", zone=f"z{number % 3}")
     await cell.grant()
@@ -218,12 +218,12 @@ async def day_in(cell: Cell, decisions: int) -> None:
         await cell.close()
 
 
-def test_decisions_of_a_busy_day_replay_bit_for_bit() -> None:
+def test_150_decisions_of_busy_region_replay_identically() -> None:
     run(lambda: a_day(None, 150))
 
 
 @pytest.mark.parametrize("decisions", [60, pytest.param(LONG_DAY, marks=pytest.mark.slow)])
-def test_decisions_replay_from_a_file_and_after_a_restart(tmp_path: Path, decisions: int) -> None:
+def test_decisions_replay_identically_from_file_and_after_restart(tmp_path: Path, decisions: int) -> None:
     async def main() -> None:
         path = tmp_path / "cell.db"
         await a_day(path, decisions, clock=SystemClock())
@@ -237,5 +237,5 @@ def test_decisions_replay_from_a_file_and_after_a_restart(tmp_path: Path, decisi
 
 
 @pytest.mark.slow
-def test_a_thousand_decisions_replay_bit_for_bit() -> None:
+def test_1000_decisions_replay_identically() -> None:
     run(lambda: a_day(None, 1000))

@@ -1,4 +1,4 @@
-"""Decisions made in worlds full of faults: each replays to the bit, or says why it cannot; none comes out otherwise."""
+"""Decisions of simulations with faults: each replays identically or is NotReplayable with a known reason."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ async def outcomes(region: str, disk: Disk) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3, 4, 5])
-def test_no_decision_of_a_faulty_world_comes_out_otherwise(seed: int) -> None:
+def test_no_decision_of_faulty_simulation_replays_differently(seed: int) -> None:
     found: Counter[str] = Counter()
     world = World(seed)
     disks = [(region.name, region.disk) for region in world.regions]
     assert world.run().ok
     for region, disk in disks:
         found += asyncio.run(outcomes(region, disk))
-    assert found["same"], "worlds compact their history all the time, but not that often"
+    assert found["same"], "some decisions survive history compaction"

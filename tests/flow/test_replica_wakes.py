@@ -1,4 +1,4 @@
-"""Which changes of a replica wake whom: what cannot change a decision must not cost one, and all else must."""
+"""Which changes of a replica wake which controller: only changes that can alter its decision."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BOUND, BEGUN, READY, SERVING = (
 
 
 @pytest.mark.parametrize(("new", "old"), [(QUEUED, None), (BOUND, QUEUED), (BEGUN, BOUND), (BEGUN, None)])
-def test_serve_sleeps_until_something_could_serve(new: Replica, old: Replica | None) -> None:
+def test_serve_is_not_woken_by_replica_that_cannot_serve(new: Replica, old: Replica | None) -> None:
     assert serve.woken_by_replica(new, old, view()) == ()
 
 
@@ -49,17 +49,17 @@ def test_serve_sleeps_until_something_could_serve(new: Replica, old: Replica | N
         (BOUND, READY),
     ],
 )
-def test_serve_wakes_for_whoever_serves_could_or_is_gone(new: Replica | None, old: Replica | None) -> None:
+def test_serve_is_woken_by_replica_that_can_serve_or_is_removed(new: Replica | None, old: Replica | None) -> None:
     assert serve.woken_by_replica(new, old, view()) == WORKLOAD
 
 
-def test_serve_wakes_when_one_that_serves_is_to_leave() -> None:
+def test_serve_is_woken_by_release_of_serving_replica() -> None:
     leaving = msgspec.structs.replace(SERVING.status, release=ReleaseBlock(attempt=1, reason="Drained"))
     assert serve.woken_by_replica(again(SERVING, status=leaving), SERVING, view()) == WORKLOAD
 
 
 @pytest.mark.parametrize(("new", "old"), [(QUEUED, None), (BEGUN, BOUND), (READY, BEGUN), (BOUND, BEGUN)])
-def test_replicate_sleeps_while_a_replica_is_on_its_way(new: Replica, old: Replica | None) -> None:
+def test_replicate_is_not_woken_while_replica_starts(new: Replica, old: Replica | None) -> None:
     assert replicate.woken_by_replica(new, old, view()) == ()
 
 
@@ -76,11 +76,11 @@ def test_replicate_sleeps_while_a_replica_is_on_its_way(new: Replica, old: Repli
         (replica(0, HELD, terminating=True), QUEUED),
     ],
 )
-def test_replicate_wakes_for_places_service_and_ends(new: Replica | None, old: Replica | None) -> None:
+def test_replicate_is_woken_by_stage_attempt_or_removal(new: Replica | None, old: Replica | None) -> None:
     assert replicate.woken_by_replica(new, old, view()) == ASSIGNED
 
 
-def test_replicate_looks_after_a_queue_item_that_somebody_else_changed_or_took_away() -> None:
+def test_replicate_is_woken_by_foreign_change_of_scheduling_request() -> None:
     spec = SchedulingRequestSpec(
         workload="api", assignment=HELD.metadata.name, revision=HELD.spec.revision, template=HELD.spec.template
     )
@@ -93,22 +93,22 @@ def test_replicate_looks_after_a_queue_item_that_somebody_else_changed_or_took_a
     assert replicate.woken_by_request(None, made, view(BOUND)) == ()
 
 
-def test_node_health_has_nothing_to_tell_on_a_node_that_is_heard() -> None:
+def test_node_health_is_not_woken_by_replica_on_live_node() -> None:
     assert node_health.woken_by_replica(BOUND, QUEUED, view(node("n1"))) == ()
 
 
 @pytest.mark.parametrize("contact", [Contact.LAPSED, Contact.FENCED, Contact.UNSEEN])
-def test_node_health_tells_a_replica_of_a_node_that_is_not(contact: Contact) -> None:
+def test_node_health_is_woken_by_replica_on_node_out_of_contact(contact: Contact) -> None:
     assert node_health.woken_by_replica(BOUND, QUEUED, view(node("n1", contact=contact))) == (Key("", "n1"),)
     assert node_health.woken_by_replica(BOUND, QUEUED, view()) == (Key("", "n1"),)
 
 
-def test_node_health_takes_back_what_it_said_of_a_node_that_is_heard_again() -> None:
+def test_node_health_is_woken_by_lost_mark_on_live_node() -> None:
     lost = _at(bound_status(contact=ReplicaContact(lost=True, attempt=1, node="n1")))
     assert node_health.woken_by_replica(lost, BOUND, view(node("n1"))) == (Key("", "n1"),)
 
 
-def test_node_health_looks_at_every_node_and_at_those_that_are_gone() -> None:
+def test_node_health_keys_include_removed_nodes_with_replicas() -> None:
     orphan = replica(1, HELD, status=bound_status("gone"))
     found = list(node_health.keys(view(node("n2"), node("n1"), BOUND, orphan, QUEUED)))
     assert found == [Key("", "n1"), Key("", "n2"), Key("", "gone")]

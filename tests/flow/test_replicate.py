@@ -1,4 +1,4 @@
-"""replicate, as a table of situations: what is there, what is wanted, what it asks for."""
+"""replicate: existing replicas and desired state in, writes out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def deleted(outcome, kind):
     return [w.key.name for w in outcome.writes if isinstance(w, Delete) and w.kind == kind]
 
 
-def test_creates_what_is_missing_and_queues_it_in_the_same_transaction():
+def test_replicate_creates_missing_replicas_and_their_request():
     wanted = assignment(replicas=3)
     outcome = decide(wanted.key, view(wanted), 100.0)
     replicas = made(outcome, Replica)
@@ -35,20 +35,20 @@ def test_creates_what_is_missing_and_queues_it_in_the_same_transaction():
     assert [(m.name, m.uid) for m in request.spec.members] == [(r.metadata.name, r.uid) for r in replicas]
 
 
-def test_a_name_used_again_is_another_identity():
+def test_recreated_replica_has_new_uid():
     wanted = assignment(replicas=1)
     first = made(decide(wanted.key, view(wanted), 100.0), Replica)[0]
     later = made(decide(wanted.key, view(wanted), 200.0), Replica)[0]
     assert first.metadata.name == later.metadata.name and first.uid != later.uid
 
 
-def test_nothing_to_do_changes_nothing():
+def test_replicate_with_desired_replicas_writes_nothing():
     wanted = assignment(replicas=2)
     there = [replica(n, wanted, status=serving_status()) for n in range(2)]
     assert decide(wanted.key, view(wanted, *there), 1.0).writes == ()
 
 
-def test_scaling_down_takes_the_least_useful_first():
+def test_scale_down_removes_least_useful_replicas():
     wanted = assignment(replicas=1)
     there = [
         replica(0, wanted, status=bound_status()),
@@ -61,25 +61,25 @@ def test_scaling_down_takes_the_least_useful_first():
     ]
 
 
-def test_a_name_is_not_reused_while_its_bearer_is_still_going():
+def test_name_of_terminating_replica_is_not_reused():
     wanted = assignment(replicas=1)
     going = replica(0, wanted, status=bound_status(), terminating=True)
     assert [r.metadata.name for r in made(decide(wanted.key, view(wanted, going), 1.0), Replica)] == ["api-us-east-1"]
 
 
-def test_suspended_keeps_and_creates_none():
+def test_suspended_assignment_creates_and_removes_nothing():
     wanted = assignment(replicas=5, suspended=True)
     there = replica(0, wanted, status=serving_status())
     assert decide(wanted.key, view(wanted, there), 1.0).writes == ()
 
 
-def test_an_assignment_that_is_gone_takes_its_replicas_along():
+def test_deleted_assignment_deletes_its_replicas():
     gone = assignment(replicas=2)
     there = [replica(0, gone, status=serving_status()), replica(1, gone)]
     assert deleted(decide(gone.key, view(*there), 1.0), "Replica") == ["api-us-east-0", "api-us-east-1"]
 
 
-def test_a_new_revision_surges_and_removes_only_what_others_cover():
+def test_update_surges_and_removes_only_covered_replicas():
     wanted = assignment(replicas=3, rollout=Rollout(max_surge=1, max_unavailable=0))
     old = [replica(n, wanted, status=serving_status(), revision="older") for n in range(3)]
     first = decide(wanted.key, view(wanted, *old), 1.0)
@@ -89,13 +89,13 @@ def test_a_new_revision_surges_and_removes_only_what_others_cover():
     assert len(deleted(second, "Replica")) == 1
 
 
-def test_old_replicas_that_do_not_serve_are_not_waited_for():
+def test_update_removes_old_replicas_that_do_not_serve():
     wanted = assignment(replicas=2)
     stuck = [replica(n, wanted, revision="older") for n in range(2)]
     assert len(deleted(decide(wanted.key, view(wanted, *stuck), 1.0), "Replica")) == 2
 
 
-def test_exclusive_ordinals_turn_one_at_a_time():
+def test_update_replaces_exclusive_ordinals_one_at_a_time():
     wanted = assignment(replicas=2, ordinals=(0, 1), exclusive=Exclusivity())
     old = [replica(n, wanted, status=serving_status(), revision="older") for n in range(2)]
     outcome = decide(wanted.key, view(wanted, *old), 1.0)
@@ -107,7 +107,7 @@ def _ended(phase: Phase) -> ReplicaStatus:
 
 
 @given(st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.integers(1, 4))
-def test_a_batch_never_runs_more_than_it_owes(done, running, completions, parallelism):
+def test_batch_never_runs_more_than_remaining_completions(done, running, completions, parallelism):
     wanted = batch_assignment(completions, parallelism)
     there = [replica(n, wanted, status=_ended(Phase.SUCCEEDED)) for n in range(done)]
     there += [replica(done + n, wanted, status=bound_status()) for n in range(running)]
@@ -117,7 +117,7 @@ def test_a_batch_never_runs_more_than_it_owes(done, running, completions, parall
     assert after <= parallelism
 
 
-def test_a_batch_that_failed_too_often_stops():
+def test_batch_beyond_backoff_limit_stops():
     wanted = batch_assignment(5, 2, backoff_limit=1)
     there = [replica(n, wanted, status=_ended(Phase.FAILED)) for n in range(2)]
     there.append(replica(2, wanted, status=bound_status()))
@@ -125,7 +125,7 @@ def test_a_batch_that_failed_too_often_stops():
     assert made(outcome, Replica) == [] and deleted(outcome, "Replica") == ["api-us-east-2"]
 
 
-def test_the_queue_item_follows_the_attempt_and_goes_when_nobody_waits():
+def test_request_follows_attempt_and_is_deleted_when_placed():
     wanted = assignment(replicas=1)
     first = replica(0, wanted)
     outcome = decide(wanted.key, view(wanted, first), 1.0)
@@ -143,22 +143,22 @@ def test_the_queue_item_follows_the_attempt_and_goes_when_nobody_waits():
 
 
 def turning(*, purpose=Purpose.RECOVERY, away=1, waits=True, mates=()):
-    """Three that serve an older revision, and one of the newest that waits, or starts."""
+    """Removals for three serving replicas of an old revision and one new replica that is pending or starting."""
     wanted = assignment(replicas=3, purpose=purpose, disruption=Disruption(max_unavailable=away))
     old = [replica(n, wanted, status=serving_status(), revision="old") for n in range(3)]
     beside = replica(3, wanted, status=None if waits else bound_status())
     return deleted(decide(wanted.key, view(wanted, *old, beside, *mates), 1.0), "Replica")
 
 
-def test_recovery_replicas_turn_in_their_places_where_there_is_no_quota_for_more():
+def test_recovery_update_without_quota_replaces_in_place():
     assert len(turning()) == 1
     assert len(turning(away=2)) == 2
-    assert turning(away=0) == [], "the budget lets none be away"
-    assert turning(waits=False) == [], "there was quota: the new one serves first"
-    assert turning(purpose=Purpose.NORMAL) == [], "ordinary work waits for quota"
+    assert turning(away=0) == [], "the budget is zero"
+    assert turning(waits=False) == [], "the surge replica has quota and serves first"
+    assert turning(purpose=Purpose.NORMAL) == [], "ordinary replicas wait for quota"
 
 
-def test_who_is_away_of_the_same_workload_counts_when_recovery_replicas_turn():
+def test_recovery_update_in_place_counts_unavailable_siblings():
     ordinary = assignment(replicas=3)
     away = again(replica(7, ordinary, status=bound_status()))
     assert turning(mates=(away,)) == []

@@ -1,4 +1,4 @@
-"""release and serve: the way back, step by step, each waiting for the proof of the one before."""
+"""release and serve: each step of a release waits for proof of the previous one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def released(item, reason="ScaledDown"):
     return again(item, status=msgspec.structs.replace(item.status, release=block))
 
 
-def test_a_replica_that_stays_is_left_alone():
+def test_release_of_healthy_replica_writes_nothing():
     item = replica(status=serving_status())
     assert release.decide(item.key, view(item, binding(item), node()), 1.0).writes == ()
 
@@ -48,14 +48,14 @@ def test_a_replica_that_stays_is_left_alone():
         ("NodeLost", replica(status=serving_status()), None),
     ],
 )
-def test_the_decision_is_recorded_first(why, item, machine):
+def test_release_records_decision_before_acting(why, item, machine):
     items = [item, binding(item), *([machine] if machine else [])]
     outcome = release.decide(item.key, view(*items), 1.0)
     (write,) = outcome.writes
     assert isinstance(write, SetStatus) and write.blocks["release"].reason == why and outcome.releases == ()
 
 
-def test_a_replica_that_someone_deleted_is_not_said_to_be_one_too_many():
+def test_release_reason_of_deleted_replica_depends_on_assignment():
     going = replica(status=serving_status(), terminating=True)
     for wanted, why in ((1, "Deleted"), (0, "OwnerDeleted")):
         items = [going, binding(going), node(), assignment(replicas=wanted)]
@@ -66,7 +66,7 @@ def test_a_replica_that_someone_deleted_is_not_said_to_be_one_too_many():
     assert write.blocks["release"].reason == "ScaledDown"
 
 
-def test_provisional_work_goes_when_it_is_not_confirmed():
+def test_unconfirmed_provisional_replica_is_released():
     now = 1_800_000_000.0
     item = replica(status=serving_status())
     claim = binding(item, run_until=micro_text(now + 60))
@@ -81,7 +81,7 @@ def test_provisional_work_goes_when_it_is_not_confirmed():
     assert write.blocks["release"].reason == "ProvisionalEnded"
 
 
-def test_traffic_is_withdrawn_before_the_stop_is_asked_for():
+def test_release_withdraws_traffic_before_stop():
     item = released(replica(status=serving_status()))
     claim = binding(item)
     assert release.decide(item.key, view(item, claim, node()), 1.0).releases == ()
@@ -92,7 +92,7 @@ def test_traffic_is_withdrawn_before_the_stop_is_asked_for():
     assert ask.action is ReleaseAction.STOP and ask.attempt == 1
 
 
-def test_claims_are_freed_only_on_proof():
+def test_release_frees_claims_only_after_stop_acknowledged():
     item = released(replica(status=bound_status()))
     stopping = binding(item, desired=Desired.STOP)
     assert release.decide(item.key, view(item, stopping, node()), 1.0).releases == ()
@@ -101,7 +101,7 @@ def test_claims_are_freed_only_on_proof():
     assert ask.action is ReleaseAction.FREE
 
 
-def test_a_lapsed_node_is_not_enough_but_a_fenced_one_is():
+def test_release_for_lost_node_requires_fence():
     item = replica(status=bound_status())
     claim = binding(item, node_epoch=3)
     silent = node(epoch=3, contact=Contact.LAPSED)
@@ -111,20 +111,20 @@ def test_a_lapsed_node_is_not_enough_but_a_fenced_one_is():
     assert write.blocks["release"].reason == "NodeLost"
 
 
-def test_the_finalizer_goes_last():
+def test_release_removes_finalizer_of_unplaced_terminating_replica():
     item = replica(terminating=True)
     (write,) = release.decide(item.key, view(item), 1.0).writes
     assert isinstance(write, Update) and write.object.metadata.finalizers == ()
 
 
-def test_a_failed_service_is_placed_elsewhere():
+def test_failed_service_replica_is_released():
     ran = ExecutionBlock(attempt=1, phase=Phase.FAILED, message="gave up")
     item = replica(status=bound_status(execution=ran))
     (write,) = release.decide(item.key, view(item, binding(item), node()), 1.0).writes
     assert write.blocks["release"].reason == "Exited"
 
 
-def test_a_drain_respects_the_disruption_budget():
+def test_drain_releases_second_replica_only_after_first():
     wanted = assignment(replicas=2)
     both = [replica(n, wanted, status=serving_status(name=f"api-us-east-{n}")) for n in range(2)]
     draining = node(drain=True)
@@ -136,8 +136,8 @@ def test_a_drain_respects_the_disruption_budget():
     assert waits.writes == () and waits.again_in_s
 
 
-def test_a_region_takes_no_more_than_its_share_of_the_budget():
-    """One budget over all regions: what others have away is not this region's to take."""
+def test_eviction_beyond_disruption_share_is_blocked():
+    """The disruption budget covers all regions; a region uses only its share."""
     wanted = assignment(replicas=3, disruption=Disruption(max_unavailable=2))
     all_ = [replica(n, wanted, status=serving_status(name=f"api-us-east-{n}")) for n in range(3)]
     draining = node(drain=True)
@@ -148,21 +148,21 @@ def test_a_region_takes_no_more_than_its_share_of_the_budget():
             replicas, view(given, *replicas, draining)
         )
 
-    assert why(None, *all_) == ("", 0), "the whole budget, as long as nobody shares it out"
+    assert why(None, *all_) == ("", 0), "without a share the whole budget applies"
     assert why(1, *all_) == ("", 0)
     words, held = why(0, *all_)
-    assert "lets 2 be away over all regions" in words and held == 3
+    assert "this region has no share of maxUnavailable 2" in words and held == 3
     words, held = why(1, all_[0], released(all_[1]), all_[2])
-    assert "lets 1 of 3 be away, and 1 are: api-us-east-1 is Stopping" in words and held == 2
+    assert "1 of 3 replicas are unavailable (allowed 1): api-us-east-1 is Stopping" in words and held == 2
     assert why(5, all_[0], released(all_[1]), all_[2])[0] == "", "never above the budget itself"
     assert why(5, all_[0], released(all_[1]), released(all_[2]))[0], "never above the budget itself"
     changed = again(wanted, spec=msgspec.structs.replace(wanted.spec, disruption=Disruption(max_unavailable=0)))
-    assert "lets none be away" in budget.why_it_stays(all_[0], view(changed, *all_, draining)), (
-        "what is wanted now counts"
+    assert "disruption.maxUnavailable is 0" in budget.why_it_stays(all_[0], view(changed, *all_, draining)), (
+        "the Assignment's current value counts"
     )
 
 
-def test_serve_lists_exactly_those_that_may_receive_traffic():
+def test_endpoint_lists_only_eligible_replicas():
     wanted = assignment(replicas=5)
     good = replica(0, wanted, status=serving_status(serving=False))
     lost = replica(1, wanted, status=serving_status(contact=ReplicaContact(lost=True, attempt=1)))
@@ -180,7 +180,7 @@ def test_serve_lists_exactly_those_that_may_receive_traffic():
     assert isinstance(slice_, Endpoint) and [a.replica for a in slice_.spec.addresses] == ["api-us-east-0"]
 
 
-def test_that_an_earlier_node_was_lost_says_nothing_about_the_present_one():
+def test_lost_mark_of_former_node_does_not_stop_serving():
     wanted = assignment(replicas=1)
     moved = replica(
         0, wanted, status=serving_status(attempt=2, contact=ReplicaContact(lost=True, attempt=1, node="n0"))
@@ -189,7 +189,7 @@ def test_that_an_earlier_node_was_lost_says_nothing_about_the_present_one():
     assert serve.may_serve(moved, 10.0) == (True, None)
     page = leased(MADE_S + 100.0)
     heard = node_health.decide(Key("", "n1"), view(node(), page, moved), MADE_S + 110.0)
-    assert not [w for w in heard.writes if w.kind == "Replica"], "it is as good as unmarked"
+    assert not [w for w in heard.writes if w.kind == "Replica"], "the mark of the former node does not count"
     (_, marked) = node_health.decide(Key("", "n1"), view(node(), page, moved), MADE_S + 116.0).writes
     contact = marked.blocks["contact"]
     assert (contact.lost, contact.attempt, contact.node) == (True, 2, "n1")
@@ -198,7 +198,7 @@ def test_that_an_earlier_node_was_lost_says_nothing_about_the_present_one():
     )
 
 
-def test_a_lease_is_read_as_evidence():
+def test_expired_lease_marks_node_and_replica():
     machine = node(contact=Contact.UNSEEN)
     item = replica(status=serving_status())
     page = leased(MADE_S + 100.0)
@@ -210,10 +210,10 @@ def test_a_lease_is_read_as_evidence():
     assert late.writes[1].blocks["contact"].lost is True
 
 
-def test_the_lease_of_a_removed_node_says_nothing_of_the_next_of_its_name():
+def test_lease_of_removed_node_does_not_affect_new_node_of_same_name():
     machine = node(contact=Contact.UNSEEN)
     before = replica(status=serving_status(contact=ReplicaContact(lost=True, attempt=1, node="n1")))
     early = node_health.decide(Key("", "n1"), view(machine, leased(MADE_S - 100.0), before), MADE_S + 1.0)
-    assert early.writes == (), "neither is the node lapsed nor what ran on the former one back"
+    assert early.writes == (), "the old lease marks neither the node nor its replicas"
     late = node_health.decide(Key("", "n1"), view(machine, leased(MADE_S - 10.0), before), MADE_S + 6.0)
-    assert late.writes[0].blocks["contact"].state is Contact.LAPSED, "a lease that outlived the removal is this agent's"
+    assert late.writes[0].blocks["contact"].state is Contact.LAPSED, "a lease that expires after the creation counts"

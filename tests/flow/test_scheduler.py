@@ -1,4 +1,4 @@
-"""The scheduler's loop against a real store, gate and authority, in virtual time."""
+"""The scheduler with a real store, gate and authority, in virtual time."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ PROPOSED_MAX = 2000
 
 
 class Outlet:
-    """The way to the authority, on which calls can fail: before they happen, or after."""
+    """A client whose calls to the authority can fail before or after they take effect."""
 
     def __init__(self, inner: Client) -> None:
         self._inner = inner
         self.faults: list[str] = []
         self.proposed: list[ReserveRequest] = []
         self.bindings_told = asyncio.Event()
-        """While it is not set, the watch of bindings says nothing."""
+        """While it is not set, the watch of Bindings is stalled."""
         self.bindings_told.set()
 
     def __getattr__(self, name: str) -> Any:
@@ -75,13 +75,13 @@ class Outlet:
 
     async def reserve(self, request: ReserveRequest) -> Answers:
         self.proposed.append(request)
-        assert len(self.proposed) < PROPOSED_MAX, "it goes in circles, and no time passes"
+        assert len(self.proposed) < PROPOSED_MAX, "busy loop: time does not advance"
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "unavailable":
             raise Unavailable("the authority is not there")
         if fault == "lost":
             raise Ambiguous("no answer; nothing happened")
-        if fault == "fleeting":  # accepted, and gone again before any watch showed it
+        if fault == "fleeting":  # accepted, and released before any watch event
             return Answers(tuple(Answer(Result.ACCEPTED, node=item.node, attempt=1) for item in request.items))
         answers = await self._inner.reserve(request)
         if fault == "unheard":
@@ -90,7 +90,7 @@ class Outlet:
 
 
 class Region:
-    """One regional cell with a scheduler; nodes renew their leases by themselves."""
+    """A regional cell with a scheduler; node leases are renewed automatically."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
@@ -154,7 +154,7 @@ def in_region(test: Callable[[Region], Awaitable[None]], *, nodes: int = 3, chor
     run(main)
 
 
-def test_places_every_member_and_records_why() -> None:
+def test_scheduler_places_all_members_and_records_decision() -> None:
     async def test(region: Region) -> None:
         await region.request("web", await region.replicas(6))
         first = region.stored().revision
@@ -169,13 +169,13 @@ def test_places_every_member_and_records_why() -> None:
             assert entry.score == sum(part.value * part.weight for part in entry.scores)
             assert entry.runner_up != entry.node
         assert all(b.spec.decision == decision.metadata.name for b in region.cell.every(Binding))
-        assert region.stored().revision == first, "what was placed at once is never written to"
+        assert region.stored().revision == first, "a request placed at the first attempt is never written"
 
     in_region(test)
 
 
-def test_what_is_on_record_is_what_was_assumed() -> None:
-    """Equal in everything that is counted, so that a binding that shows up moves nothing in the snapshot."""
+def test_assumed_claim_equals_claim_of_binding() -> None:
+    """The observed Binding must not change usage in the snapshot."""
 
     async def test(region: Region) -> None:
         template = {"labels": {"tier": "front"}, "resources": {"cpu": "1", "memory": "1Gi"}}
@@ -189,7 +189,7 @@ def test_what_is_on_record_is_what_was_assumed() -> None:
     in_region(test)
 
 
-def test_more_than_a_batch_goes_in_several_batches() -> None:
+def test_600_replicas_are_proposed_in_batches_of_256() -> None:
     async def test(region: Region) -> None:
         for number in range(3):
             await region.cell.change_node(f"n{number}", capacity={"cpu": "400", "memory": "400Gi"})
@@ -203,7 +203,7 @@ def test_more_than_a_batch_goes_in_several_batches() -> None:
     in_region(test)
 
 
-def test_says_why_and_places_when_capacity_comes() -> None:
+def test_unschedulable_request_reports_reason_and_is_placed_on_new_node() -> None:
     async def test(region: Region) -> None:
         await region.request("web", await region.replicas(1, template={"resources": {"cpu": "20"}}))
         await until(lambda: region.stored().status.pending == 1)
@@ -220,14 +220,14 @@ def test_says_why_and_places_when_capacity_comes() -> None:
         began = asyncio.get_running_loop().time()
         await region.cell.node("big", zone="z0", capacity={"cpu": "64", "memory": "64Gi"})
         await until(lambda: region.bound() == {"web-0": "big"})
-        assert asyncio.get_running_loop().time() - began < 5, "the new node woke it"
+        assert asyncio.get_running_loop().time() - began < 5, "the NodeAdded event triggered a retry"
         await until(lambda: region.stored().status.pending == 0)
         assert region.stored().status.reasons == ()
 
     in_region(test)
 
 
-def test_quota_refusals_wait_for_a_grant() -> None:
+def test_request_beyond_quota_is_placed_after_grant_increase() -> None:
     async def test(region: Region) -> None:
         await region.cell.grant(limit={"cpu": "2", "memory": "1000Gi"})
         await region.request("web", await region.replicas(4))
@@ -241,7 +241,7 @@ def test_quota_refusals_wait_for_a_grant() -> None:
     in_region(test)
 
 
-def test_a_released_replica_is_placed_again_under_its_new_attempt() -> None:
+def test_released_replica_is_placed_again_with_next_attempt() -> None:
     async def test(region: Region) -> None:
         (replica,) = await region.replicas(1)
         await region.request("web", [replica])
@@ -257,7 +257,7 @@ def test_a_released_replica_is_placed_again_under_its_new_attempt() -> None:
     in_region(test)
 
 
-def test_a_replica_made_anew_is_proposed_once_although_the_old_ones_claim_of_its_name_still_seems_there() -> None:
+def test_recreated_replica_is_proposed_once_despite_stale_claim_of_same_name() -> None:
     async def test(region: Region) -> None:
         (old,) = await region.replicas(1)
         await region.request("old", [old])
@@ -275,18 +275,18 @@ def test_a_replica_made_anew_is_proposed_once_although_the_old_ones_claim_of_its
         await until(lambda: region.cell.binding("web-0.1") is not None)
         await asyncio.sleep(5)
         (known,) = region.informers.cache.list(Binding)
-        assert known.spec.intent.replica_uid == old.uid, "nothing was heard of it yet"
-        assert len(region.outlet.proposed) == 1, "what was accepted is not proposed again"
+        assert known.spec.intent.replica_uid == old.uid, "the watch has not delivered the new Binding"
+        assert len(region.outlet.proposed) == 1, "an accepted proposal is not repeated"
         region.outlet.bindings_told.set()
         await until(lambda: region.informers.cache.list(Binding)[0].spec.intent.replica_uid == new.uid)
         await asyncio.sleep(limits.ASSUMED_TTL_S + 1)
-        assert len(region.outlet.proposed) == 1, "what was heard late, of either, undid nothing"
+        assert len(region.outlet.proposed) == 1, "late events change nothing"
 
     in_region(test)
 
 
-def test_room_is_found_at_once_though_a_list_shows_only_that_another_has_the_name_of_who_left_it() -> None:
-    """Nobody reports the deletion: a list shows a binding of that name, of another replica, with another size."""
+def test_capacity_freed_by_replaced_binding_in_list_wakes_request() -> None:
+    """No watch event reports the deletion: a list shows a Binding of the same name for another, smaller replica."""
 
     async def test(region: Region) -> None:
         cell = region.cell
@@ -309,24 +309,24 @@ def test_room_is_found_at_once_though_a_list_shows_only_that_another_has_the_nam
         began = asyncio.get_running_loop().time()
         await region.informers.refresh([Binding])
         await until(lambda: "big-0" in region.bound())
-        assert asyncio.get_running_loop().time() - began < 2, "it did not wait for its turn"
+        assert asyncio.get_running_loop().time() - began < 2, "it did not wait for its backoff"
         region.outlet.bindings_told.set()
 
     in_region(test, nodes=1)
 
 
-def test_a_lost_answer_is_read_back() -> None:
+def test_unanswered_proposal_is_read_back_and_not_repeated() -> None:
     async def test(region: Region) -> None:
         region.outlet.faults = ["unheard"]
         await region.request("web", await region.replicas(3))
         await until(lambda: len(region.bound()) == 3)
         await asyncio.sleep(5)
-        assert len(region.outlet.proposed) == 1, "what is on record is not proposed again"
+        assert len(region.outlet.proposed) == 1, "committed claims are not proposed again"
 
     in_region(test)
 
 
-def test_a_call_that_failed_is_made_again() -> None:
+def test_failed_proposals_are_repeated_with_same_intents() -> None:
     async def test(region: Region) -> None:
         region.outlet.faults = ["lost", "unavailable", "lost"]
         await region.request("web", await region.replicas(3))
@@ -337,7 +337,7 @@ def test_a_call_that_failed_is_made_again() -> None:
     in_region(test)
 
 
-def test_a_place_that_never_shows_up_is_looked_for_again_although_nothing_else_happens() -> None:
+def test_accepted_proposal_not_observed_in_time_is_planned_again() -> None:
     async def test(region: Region) -> None:
         region.outlet.faults = ["fleeting"]
         began = asyncio.get_running_loop().time()
@@ -349,11 +349,11 @@ def test_a_place_that_never_shows_up_is_looked_for_again_although_nothing_else_h
     in_region(test)
 
 
-def test_it_stops_even_if_something_comes_at_the_same_moment() -> None:
+def test_scheduler_stop_concurrent_with_event_ends() -> None:
     async def test(region: Region) -> None:
         await region.request("web", await region.replicas(1))
         await until(lambda: len(region.bound()) == 1)
-        await asyncio.sleep(1.0)  # it rests
+        await asyncio.sleep(1.0)  # the scheduler is idle
         region.scheduler._work.set()
         async with asyncio.timeout(5.0):
             await region.scheduler.stop()
@@ -361,8 +361,8 @@ def test_it_stops_even_if_something_comes_at_the_same_moment() -> None:
     in_region(test)
 
 
-def test_room_that_others_were_planned_into_in_vain_is_found_at_once_by_who_stood_behind_them() -> None:
-    """Both have waited for long, so that by itself neither would be tried again for half a minute."""
+def test_outcompeted_request_is_placed_soon_after_rejected_proposal() -> None:
+    """Both requests have long backoffs, so a retry within seconds is caused by the rejection."""
 
     async def test(region: Region) -> None:
         await region.scheduler.stop()
@@ -378,7 +378,7 @@ def test_room_that_others_were_planned_into_in_vain_is_found_at_once_by_who_stoo
     in_region(test, nodes=1)
 
 
-def test_two_schedulers_race_without_harm() -> None:
+def test_two_schedulers_bind_each_replica_once() -> None:
     async def test(region: Region) -> None:
         second = Region(region.cell)
         await second.informers.start()
@@ -392,21 +392,22 @@ def test_two_schedulers_race_without_harm() -> None:
     in_region(test)
 
 
-def test_a_gang_waits_until_it_fits_whole() -> None:
+def test_gang_is_pending_until_all_members_fit() -> None:
     async def test(region: Region) -> None:
         replicas = await region.replicas(4, template={"resources": {"cpu": "8"}})
         await region.request("web", replicas, gang=Gang(min_available=4))
         await until(lambda: region.stored().status.pending == 4)
         assert not region.bound()
         assert region.stored().status.reasons[0].reason == Reason.GANG_INCOMPLETE
-        assert region.stored().status.reasons[0].message == "4 members must be placed together; 3 of 4 fit"
+        expected = "the gang needs 4 members placed together (found nodes for 3 of 4)"
+        assert region.stored().status.reasons[0].message == expected
         await region.cell.node("n3", zone="z0")
         await until(lambda: len(region.bound()) == 4)
 
     in_region(test)
 
 
-def test_an_override_keeps_work_out_of_a_zone() -> None:
+def test_avoid_zone_override_keeps_replicas_out_of_zone() -> None:
     async def test(region: Region) -> None:
         spec = OverrideSpec(OverrideKind.AVOID_ZONE, OverrideScope(region="us-east", zone="z0"), "smoke")
         status = OverrideStatus(phase="Active", expires_at="2099-01-01T00:00:00Z")
@@ -419,7 +420,7 @@ def test_an_override_keeps_work_out_of_a_zone() -> None:
     in_region(test)
 
 
-def test_the_active_policy_decides() -> None:
+def test_scheduler_uses_canary_policy_of_its_region() -> None:
     async def test(region: Region) -> None:
         packing = Rules(scores=(WeightedScore(name=ScoreName.PACKING, weight=1),))
         spec = PolicyRevisionSpec(
@@ -438,7 +439,7 @@ def test_the_active_policy_decides() -> None:
     in_region(test)
 
 
-def test_a_shadow_policy_is_asked_beside_the_active_one_and_decides_nothing() -> None:
+def test_shadow_policy_is_compared_and_not_applied() -> None:
     async def test(region: Region) -> None:
         packing = Rules(scores=(WeightedScore(name=ScoreName.PACKING, weight=1),))
         active = PolicyRevisionSpec(policy="p", rules=Rules(), sequence=1)
@@ -459,7 +460,7 @@ def test_a_shadow_policy_is_asked_beside_the_active_one_and_decides_nothing() ->
     in_region(test)
 
 
-def test_a_shadow_that_is_no_longer_the_newest_is_not_asked() -> None:
+def test_shadow_policy_older_than_active_is_ignored() -> None:
     shadow = PolicyRevisionSpec(policy="p", rules=Rules(), sequence=2, stage=PromotionStage.SHADOW)
     active = PolicyRevisionSpec(policy="p", rules=Rules(), sequence=3)
     tried = PolicyRevision(ObjectMeta(name="tried"), shadow)
@@ -467,7 +468,7 @@ def test_a_shadow_that_is_no_longer_the_newest_is_not_asked() -> None:
     assert shadow_policy([tried, PolicyRevision(ObjectMeta(name="newer"), active)]) is None
 
 
-def test_finished_members_are_left_alone() -> None:
+def test_terminating_member_is_not_proposed_again() -> None:
     async def test(region: Region) -> None:
         (replica,) = await region.replicas(1)
         await region.request("web", [replica])

@@ -1,4 +1,4 @@
-"""Every preference by itself: the value each node gets, 0 to 100."""
+"""Each score alone: the value of a node, 0 to 100."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(template: Any = None, **spec: Any) -> SchedulingRequest:
 
 
 def value(name: ScoreName, node: Node, *others: Object, asked: SchedulingRequest | None = None) -> int:
-    """What one node gets: others are made unable to take the work, but stay in the picture."""
+    """The score of one node; the other objects must not be feasible."""
     rules = Rules(scores=(WeightedScore(name=name, weight=1),))
     made = plan(built("here", [node, *others]), [ask_of(asked or request())], rules, 0.0, 1).asks[0]
     assert made.proposals[0].node == node.metadata.name
@@ -59,12 +59,12 @@ def bound(name: str, node: str, **spec: Any) -> Binding:
         (ScoreName.FRAGMENTATION, "9", "0", 0),
     ],
 )
-def test_resources_left(name: ScoreName, used_cpu: str, used_memory: str, expected: int) -> None:
+def test_resource_scores_by_usage(name: ScoreName, used_cpu: str, used_memory: str, expected: int) -> None:
     node = making.node("n", capacity={"cpu": "10", "memory": "10Gi"})
     assert value(name, node, bound("x", "n", resources={"cpu": used_cpu, "memory": used_memory})) == expected
 
 
-def test_spread_prefers_zones_and_then_nodes() -> None:
+def test_spread_score_prefers_emptiest_zone_then_node() -> None:
     here, there = making.node("n", zone="a"), making.node("m", zone="b", capacity={"cpu": "500m"})
     assert value(ScoreName.SPREAD, here, there) == 100
     mine = bound("w1", "n", workload="web")
@@ -73,12 +73,12 @@ def test_spread_prefers_zones_and_then_nodes() -> None:
     assert value(ScoreName.SPREAD, here, there, bound("d", "n", workload="db")) == 100
 
 
-def test_disliked_taints() -> None:
+def test_taints_score_loses_25_points_per_taint() -> None:
     disliked = tuple(Taint(key=k, effect=TaintEffect.PREFER_NO_SCHEDULE) for k in "abc")
     assert [value(ScoreName.TAINTS, making.node("n", taints=disliked[:i])) for i in range(4)] == [100, 75, 50, 25]
 
 
-def test_cost() -> None:
+def test_cost_score_is_relative_to_cheapest_node() -> None:
     def priced(name: str, price: str, **spec: Any) -> Node:
         node = making.node(name, **spec)
         labels = {"holdfast.dev/cost": price} if price else {}
@@ -92,7 +92,7 @@ def test_cost() -> None:
     assert value(ScoreName.COST, making.node("n")) == 50
 
 
-def test_warm_artifacts() -> None:
+def test_artifact_score_is_percentage_of_cached_artifacts() -> None:
     node = making.node("n")
     warm = msgspec.structs.replace(
         node,
@@ -106,7 +106,7 @@ def test_warm_artifacts() -> None:
     assert value(ScoreName.WARM, node, asked=asked) == 0
 
 
-def test_locality_follows_preferred_rules() -> None:
+def test_locality_score_follows_preferred_affinity() -> None:
     rules = (
         AffinityRule(workload_labels={"app": "db"}, preferred=True),
         AffinityRule(workload_labels={"app": "noisy"}, preferred=True, apart=True),
@@ -120,23 +120,25 @@ def test_locality_follows_preferred_rules() -> None:
     assert value(ScoreName.LOCALITY, node, noisy, asked=asked) == 0
 
 
-def test_gpus_are_kept_whole_for_those_who_need_them() -> None:
+def test_fragmentation_score_is_halved_on_nodes_with_free_gpus() -> None:
     gpus = making.node("n", capacity={"cpu": "10", "memory": "10Gi"}, devices=(Device("a"), Device("b")))
     assert value(ScoreName.FRAGMENTATION, gpus) == 45
     share = request({"resources": {"gpu": "500m"}})
     assert value(ScoreName.FRAGMENTATION, gpus, asked=share) == 75 // 2
     begun = bound("x", "n", resources={"gpu": "100m"}, devices=())
-    assert value(ScoreName.FRAGMENTATION, gpus, begun, asked=share) == 70 // 2, "not on a device: none was begun"
+    assert value(ScoreName.FRAGMENTATION, gpus, begun, asked=share) == 70 // 2, (
+        "the claim is on no device, so no GPU is split"
+    )
 
 
-def test_evictions_count_reclaimable_work_in_the_way() -> None:
+def test_evictions_score_falls_with_reclaimable_work() -> None:
     node = making.node("n", capacity={"cpu": "10", "memory": "10Gi"})
     loose = bound("x", "n", resources={"cpu": "4"}, capacity_class=CapacityClass.RECLAIMABLE)
     assert value(ScoreName.EVICTIONS, node, loose) == 60
     assert value(ScoreName.EVICTIONS, node, loose, asked=request(reclaimable=True)) == 100
 
 
-def test_ties_are_broken_by_the_stated_number() -> None:
+def test_equal_scores_are_ordered_by_tie_number() -> None:
     nodes = [making.node(f"n{i}") for i in range(20)]
     for seed in range(5):
         made = plan(built("here", nodes), [ask_of(request())], Rules(), 0.0, seed).asks[0]
@@ -147,6 +149,6 @@ def test_ties_are_broken_by_the_stated_number() -> None:
     assert len({min(range(20), key=lambda i: tie_number(seed, f"n{i}")) for seed in range(30)}) > 5
 
 
-def test_amounts_beyond_any_machine_do_not_overflow() -> None:
+def test_balance_score_of_huge_amounts_does_not_overflow() -> None:
     node = making.node("n", capacity={"cpu": "10", "memory": "900Pi"})
     assert value(ScoreName.BALANCE, node, bound("x", "n", resources={"memory": "450Pi"})) in (49, 50)

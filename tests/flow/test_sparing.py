@@ -1,4 +1,4 @@
-"""Who is spared as a victim: what a tenant's quota protects from others, and whose mates do not serve."""
+"""Victim selection: protected quota, and disruption budgets by serving siblings."""
 
 from __future__ import annotations
 
@@ -52,49 +52,49 @@ def victims(made: AskPlan) -> list[tuple[str, ...]]:
     return [proposal.victims for proposal in made.proposals]
 
 
-# What a quota protects
+# Protected quota
 
 
-def test_work_within_its_tenants_protected_part_makes_way_for_no_other_tenant() -> None:
+def test_protected_quota_is_not_preempted_by_other_tenant() -> None:
     items = [*nodes(2), theirs(0, 0), theirs(1, 1)]
     assert len(victims(planned(*items, replicas=2))) == 2
     made = planned(*items, protects("4"), replicas=2)
-    assert len(made.proposals) == 1 and len(made.unplaced) == 1, "one of two is beyond the protected part"
+    assert len(made.proposals) == 1 and len(made.unplaced) == 1, "one of two replicas is outside the protected quota"
     assert made.refusals[-1].reason == Reason.NO_VICTIMS
-    assert "what other runs within its protected quota stays" in made.refusals[-1].message
+    assert "protected quota exempts replicas of other" in made.refusals[-1].message
     assert not planned(*items, protects("8"), replicas=2).proposals
-    assert not planned(*items, protects("5"), replicas=2).proposals, "what would be left is less than protected"
+    assert not planned(*items, protects("5"), replicas=2).proposals, "less than the protected quota would remain"
 
 
-def test_a_tenant_takes_its_own_places_whatever_is_protected() -> None:
+def test_tenant_may_preempt_within_its_own_protected_quota() -> None:
     made = planned(*nodes(1), theirs(0, 0, tenant="acme"), protects("4", "acme"))
     assert victims(made) == [("acme/low-0.1",)]
 
 
-def test_the_unprotected_are_found_though_the_others_are_weaker() -> None:
+def test_unprotected_victim_of_higher_priority_is_chosen() -> None:
     made = planned(*nodes(2), theirs(0, 0, rank=0), theirs(1, 1, rank=3, tenant="third"), protects("4"))
     assert victims(made) == [("third/low-1.1",)]
 
 
 @pytest.mark.parametrize("away", [{"desired": Desired.STOP}, {"quota_released": True}])
-def test_what_leaves_already_is_not_counted_as_the_protected_part(away: dict[str, Any]) -> None:
+def test_stopping_claims_do_not_count_toward_protected_quota(away: dict[str, Any]) -> None:
     items = [*nodes(2), theirs(0, 0), protects("4")]
     assert planned(*items, theirs(1, 1), replicas=1).proposals
     assert not planned(*items, theirs(1, 1, **away), cpu=3).proposals
 
 
-def test_what_is_on_loan_is_not_protected_and_does_not_count_as_such() -> None:
+def test_reclaimable_work_is_not_protected() -> None:
     loan = binding(1, (1, 4, 0, True))
     loan = replace(loan, metadata=making.meta("low-1.1", "other"))
     made = planned(*nodes(2), theirs(0, 0), loan, protects("4"), replicas=2)
     assert victims(made) == [("other/low-1.1",)]
 
 
-def test_only_an_ordinary_grant_protects() -> None:
+def test_only_normal_grant_protects() -> None:
     assert planned(*nodes(1), theirs(0, 0), protects("4", grant_class=GrantClass.RECOVERY)).proposals
 
 
-def test_the_hash_of_a_snapshot_stands_for_what_is_protected_and_for_no_other_change_of_a_grant() -> None:
+def test_snapshot_hash_changes_with_protected_quota_only() -> None:
     builder = SnapshotBuilder("us-east")
     empty = builder.freeze(1).hash
     builder.upsert(protects("4"))
@@ -108,11 +108,11 @@ def test_the_hash_of_a_snapshot_stands_for_what_is_protected_and_for_no_other_ch
     assert builder.freeze(1).hash == empty and not builder.freeze(1).protected
 
 
-# Whose mates serve
+# Serving siblings
 
 
 class Told:
-    """How work stands, by workload: replicas here, and those that serve; `idle` are claims that do not."""
+    """Fixed sibling counts by workload: total and serving; `idle` lists claims that do not serve."""
 
     def __init__(self, idle: tuple[str, ...] = (), **mates: tuple[int, int]) -> None:
         self._mates = {name.replace("_", "-"): Mates(*counts) for name, counts in mates.items()}
@@ -129,21 +129,21 @@ def web(number: int, node: int, workload: str, budget: int = 1) -> Binding:
     return binding(number, (node, 4, 0, False), workload=workload, budget=budget)
 
 
-def test_nobody_is_a_victim_whose_mates_are_away_already() -> None:
+def test_workload_with_unavailable_siblings_is_not_a_victim() -> None:
     items = [*nodes(2), web(0, 0, "hurt"), web(1, 1, "well")]
     made = planned(*items, replicas=2, standing=Told(hurt=(3, 2), well=(3, 3)))
     assert victims(made) == [("acme/low-1.1",)] and made.unplaced
-    assert len(victims(planned(*items, replicas=2))) == 2, "where nothing is known of them, all count as serving"
+    assert len(victims(planned(*items, replicas=2))) == 2, "unknown replicas count as serving"
 
 
-def test_who_does_not_serve_itself_costs_nothing_of_its_budget() -> None:
+def test_not_serving_victim_does_not_use_disruption_budget() -> None:
     items = [*nodes(2), web(0, 0, "web"), web(1, 1, "web")]
     made = planned(*items, replicas=2, standing=Told(("acme/low-0.1",), web=(2, 1)))
     assert victims(made) == [("acme/low-0.1",)]
-    assert made.unplaced, "the other one is all that serves"
+    assert made.unplaced, "the other replica is the only serving one"
 
 
-def test_one_that_was_chosen_before_counts_as_away() -> None:
+def test_victim_already_selected_in_plan_counts_against_disruption_budget() -> None:
     items = [*nodes(3), *(web(i, i, "web") for i in range(3))]
     assert len(victims(planned(*items, replicas=3, standing=Told(web=(3, 3))))) == 1
     loose = [*nodes(3), *(web(i, i, "web", 2) for i in range(3))]
@@ -151,21 +151,21 @@ def test_one_that_was_chosen_before_counts_as_away() -> None:
 
 
 @pytest.mark.parametrize("seed_node", [0, 1])
-def test_of_equals_the_one_is_taken_whose_loss_hurts_least(seed_node: int) -> None:
+def test_equal_victims_are_chosen_by_disruption_cost(seed_node: int) -> None:
     items = [*nodes(2), web(0, seed_node, "few", 5), web(1, 1 - seed_node, "many", 5)]
     assert victims(planned(*items, standing=Told(few=(2, 2), many=(20, 20)))) == [("acme/low-1.1",)]
     assert victims(planned(*items, standing=Told(few=(20, 20), many=(20, 16)))) == [("acme/low-0.1",)]
     idle = Told(("acme/low-0.1",), few=(2, 1), many=(20, 20))
-    assert victims(planned(*items, standing=idle)) == [("acme/low-0.1",)], "it does not serve"
+    assert victims(planned(*items, standing=idle)) == [("acme/low-0.1",)], "a victim that does not serve costs nothing"
 
 
-def test_a_lower_rank_goes_before_a_smaller_hurt() -> None:
+def test_lower_priority_victim_precedes_lower_disruption_cost() -> None:
     high = binding(1, (1, 4, 2, False), workload="many")
     made = planned(*nodes(2), web(0, 0, "few"), high, standing=Told(few=(1, 1), many=(20, 20)))
     assert victims(made) == [("acme/low-0.1",)]
 
 
-def test_what_was_weighed_is_noted_and_plans_the_same_again() -> None:
+def test_recorded_preemption_evidence_gives_same_plan() -> None:
     items = [*nodes(3), web(0, 0, "hurt"), web(1, 1, "well"), web(2, 2, "lame")]
     made = planned(*items, standing=Told(("acme/low-2.1",), hurt=(3, 2), well=(3, 3), lame=(1, 0)))
     assert made.weighed is not None
@@ -174,11 +174,11 @@ def test_what_was_weighed_is_noted_and_plans_the_same_again() -> None:
     assert "acme/lame" in {w.workload for w in made.weighed.workloads}
     again = planned(*items, standing=Recorded(made.weighed))
     assert again.proposals == made.proposals and again.weighed == made.weighed
-    assert planned(*items).weighed is None, "nothing was known"
-    assert planned(*nodes(4), *items[3:], standing=Told(hurt=(3, 2))).weighed is None, "nobody had to make way"
+    assert planned(*items).weighed is None, "no counts were known"
+    assert planned(*nodes(4), *items[3:], standing=Told(hurt=(3, 2))).weighed is None, "no victims were needed"
 
 
-def test_a_plan_reads_about_no_more_workloads_than_a_decision_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preemption_evidence_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WORKLOADS_WEIGHED", 2)
     standing = Told(tuple(f"acme/low-{i}.1" for i in range(4)), **{f"w{i}": (1, 0) for i in range(4)})
     items = [*nodes(1, 16), *(web(i, 0, f"w{i}") for i in range(4))]
@@ -188,7 +188,7 @@ def test_a_plan_reads_about_no_more_workloads_than_a_decision_keeps(monkeypatch:
     assert planned(*items, cpu=12, standing=Recorded(made.weighed)).proposals == made.proposals
 
 
-def test_an_empty_note_knows_nobody() -> None:
+def test_empty_preemption_evidence_has_unknown_siblings() -> None:
     known = Recorded(Weighed())
     assert known.mates("acme", "web") is None and known.serves("acme/web-0.1")
 
@@ -204,7 +204,7 @@ async def serving(region: Region, name: str, number: int, *, serves: bool = True
 
 
 async def neighbour(region: Region, count: int) -> None:
-    """Another tenant's replicas, one on each of so many nodes."""
+    """Binds replicas of another tenant, one per node."""
     await region.cell.grant("other")
     for number in range(count):
         made = await region.cell.replica(f"api-{number}", tenant="other", template={"resources": {"cpu": "6"}})
@@ -217,7 +217,7 @@ async def protect(region: Region, cpu: str) -> None:
     await region.cell.put(replace(copy, spec=replace(copy.spec, protected={"cpu": cpu})))
 
 
-def test_the_authority_lets_nobody_take_what_is_protected_whatever_is_proposed() -> None:
+def test_authority_refuses_nomination_within_protected_quota() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await region.scheduler.stop()
@@ -227,9 +227,9 @@ def test_the_authority_lets_nobody_take_what_is_protected_whatever_is_proposed()
             await cell.replica(name, rank=9, template={"resources": {"cpu": "6"}})
         one, two = cell.get_replica("one"), cell.get_replica("two")
         (taken,) = await cell.reserve(cell.item(one, "n0", victims=("other/api-0.1",)))
-        assert taken.reason == Reason.WAITING_FOR_VICTIMS, "12 of 18 are left"
+        assert taken.reason == Reason.WAITING_FOR_VICTIMS, "12 of 18 cpu remain"
         (refused,) = await cell.reserve(cell.item(two, "n1", victims=("other/api-1.1",)))
-        assert refused.reason == Reason.VICTIM_NOT_ALLOWED, "6 would be left, the first nomination counted"
+        assert refused.reason == Reason.VICTIM_NOT_ALLOWED, "6 cpu would remain after both nominations"
         assert "tenant other protects 7 cpu here" in refused.message
         assert refused.facts["victim"] == "other/api-1.1"
         await protect(region, "6")
@@ -239,7 +239,7 @@ def test_the_authority_lets_nobody_take_what_is_protected_whatever_is_proposed()
     in_region(test, chores=True)
 
 
-def test_two_nominations_of_one_request_count_each_other() -> None:
+def test_nominations_of_one_reserve_request_count_each_other() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await region.scheduler.stop()
@@ -253,7 +253,7 @@ def test_two_nominations_of_one_request_count_each_other() -> None:
     in_region(test, chores=True)
 
 
-def test_the_scheduler_waits_while_all_are_protected_and_nominates_when_they_are_not() -> None:
+def test_scheduler_nominates_after_protected_quota_is_lowered() -> None:
     async def test(region: Region) -> None:
         cell = region.cell
         await neighbour(region, 3)
@@ -264,7 +264,7 @@ def test_the_scheduler_waits_while_all_are_protected_and_nominates_when_they_are
         await waiting(region, "hi", 1, rank=9, may_preempt=True)
         await until(lambda: any(d.spec.workload == "hi" for d in cell.every(Decision)))
         (told,) = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
-        assert "what other runs within its protected quota stays" in told.spec.refusals[-1].message
+        assert "protected quota exempts replicas of other" in told.spec.refusals[-1].message
         assert not [r for r in cell.every(Reservation) if r.spec.victims]
         await protect(region, "12")
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)), within_s=10)
@@ -273,8 +273,8 @@ def test_the_scheduler_waits_while_all_are_protected_and_nominates_when_they_are
     in_region(test, chores=True)
 
 
-def test_the_scheduler_names_no_victim_whose_mates_do_not_serve() -> None:
-    """Of each of two workloads one replica is away; of the third none is. The first proposal is for that one."""
+def test_scheduler_nominates_no_victim_with_unavailable_siblings() -> None:
+    """Two workloads have an unavailable replica, the third has none: it is nominated first."""
 
     async def test(region: Region) -> None:
         cell = region.cell
@@ -293,7 +293,7 @@ def test_the_scheduler_names_no_victim_whose_mates_do_not_serve() -> None:
         await waiting(region, "hi", 1, rank=9, may_preempt=True)
         await until(lambda: any(r.spec.victims for r in cell.every(Reservation)), within_s=10)
         asked = [item.victims for call in region.outlet.proposed[proposed:] for item in call.items if item.victims]
-        assert asked == [(f"{TENANT}/c-0.1",)], "it was the first to be proposed, and the only one"
+        assert asked == [(f"{TENANT}/c-0.1",)], "it was the only proposed victim"
         (told,) = [d for d in cell.every(Decision) if d.spec.workload == "hi"]
         assert told.spec.weighed is not None
         by_name = {w.workload: (w.staying, w.serving) for w in told.spec.weighed.workloads}

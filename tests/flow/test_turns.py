@@ -1,4 +1,4 @@
-"""What a region asks a part of the disruption budget for: everyone who is to leave and was not let go yet."""
+"""Pending evictions: serving replicas that must be evicted and are not released yet."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def asked(cache: Cache, of: Assignment) -> int:
 
 
 @pytest.mark.parametrize("share", [0, 1])
-def test_whoever_serves_on_a_drained_node_is_to_leave_whether_or_not_the_budget_lets_it(share: int) -> None:
+def test_pending_evictions_count_serving_replicas_on_draining_node(share: int) -> None:
     wanted = assignment(replicas=3, away_share=share)
     web = [serving(0, wanted), serving(1, wanted), serving(2, wanted, "n2")]
     cache = view(wanted, *web, node(drain=True), node("n2"))
     assert asked(cache, wanted) == 2
-    assert budget.held_back(web, cache) == (0 if share else 2), "held back is another thing"
+    assert budget.held_back(web, cache) == (0 if share else 2), "blocked evictions are counted separately"
     let_go = again(
         web[0], status=serving_status(name=web[0].metadata.name, release=ReleaseBlock(reason="Drained", attempt=1))
     )
@@ -44,7 +44,7 @@ def test_whoever_serves_on_a_drained_node_is_to_leave_whether_or_not_the_budget_
     assert asked(view(wanted, idle, *web[1:], node(drain=True), node("n2")), wanted) == 1
 
 
-def test_who_makes_way_for_someone_stronger_is_to_leave() -> None:
+def test_pending_evictions_count_nominated_victims() -> None:
     wanted = assignment(replicas=2, away_share=0)
     web = [serving(0, wanted), serving(1, wanted)]
     intent = Intent(replica_uid="hi", template_hash="h", attempt=1)
@@ -56,7 +56,7 @@ def test_who_makes_way_for_someone_stronger_is_to_leave() -> None:
     assert asked(view(wanted, *web, node(), firm), wanted) == 0
 
 
-def test_who_is_over_its_quota_asks_for_its_part_and_goes_when_it_has_it() -> None:
+def test_over_quota_replica_is_pending_and_released_with_share() -> None:
     wanted = assignment(replicas=2, away_share=0)
     web = [serving(0, wanted), serving(1, wanted)]
     cpu = web[0].spec.template.resources["cpu"]
@@ -77,21 +77,21 @@ def test_who_is_over_its_quota_asks_for_its_part_and_goes_when_it_has_it() -> No
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_recovery_replicas_that_turn_in_their_places_are_to_leave(purpose: Purpose) -> None:
+def test_pending_evictions_count_recovery_replicas_replaced_in_place(purpose: Purpose) -> None:
     wanted = assignment(replicas=2, away_share=0, purpose=purpose)
     old = [serving(n, wanted, revision="old") for n in range(2)]
     cache = view(wanted, *old, replica(2, wanted), node())
     assert asked(cache, wanted) == (2 if purpose is Purpose.RECOVERY else 0)
-    assert asked(view(wanted, *old, node()), wanted) == 0, "nobody waits beside them"
+    assert asked(view(wanted, *old, node()), wanted) == 0, "no surge replica is pending"
 
 
-def test_batch_work_has_no_budget() -> None:
+def test_batch_replicas_are_no_pending_evictions() -> None:
     shape = Batch(completions=1, parallelism=1)
     wanted = assignment(replicas=1, type=WorkloadType.BATCH, batch=shape)
     assert asked(view(wanted, serving(0, wanted), node(drain=True)), wanted) == 0
 
 
-def test_the_region_says_so() -> None:
+def test_region_reports_pending_and_blocked_evictions() -> None:
     wanted = assignment(replicas=2, away_share=1)
     web = [serving(0, wanted), serving(1, wanted, "n2")]
     here = view(wanted, *web, node(drain=True), node("n2"))

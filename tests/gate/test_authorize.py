@@ -82,7 +82,7 @@ def cells() -> Iterator[tuple[str, str, str, str, bool]]:
         yield name, plural, verb, place, allowed
 
 
-def test_the_whole_matrix_in_a_region() -> None:
+def test_authorization_matrix_in_region_matches_table() -> None:
     wrong = [
         (name, verb, plural, place, "should be allowed" if allowed else "should be refused")
         for name, plural, verb, place, allowed in cells()
@@ -146,7 +146,7 @@ def test_the_whole_matrix_in_a_region() -> None:
         ("nobody", "create", "tokenreviews", "", "", "", {}, "global", False),
     ],
 )
-def test_with_names_and_selectors(  # noqa: PLR0917 - the columns of the table above
+def test_authorization_by_name_and_selector_matches_table(  # noqa: PLR0917 - the columns of the table above
     who: str, verb: str, resource: str, sub: str, ns: str, name: str, fields: dict[str, str], cell: str, allowed: bool
 ) -> None:
     answer = authorize(PRINCIPALS[who], verb, resource, sub, ns, name, fields=fields, cell=cell)
@@ -174,15 +174,17 @@ def test_with_names_and_selectors(  # noqa: PLR0917 - the columns of the table a
         ("operator", "nonsense", (), False),
     ],
 )
-def test_placement_calls(who: str, verb: str, nodes: tuple[str, ...], allowed: bool) -> None:
+def test_placement_call_is_allowed_for_its_role_only(
+    who: str, verb: str, nodes: tuple[str, ...], allowed: bool
+) -> None:
     assert (authorize_call(PRINCIPALS[who], verb, nodes=nodes, cell="north") is None) == allowed
 
 
-def test_release_belongs_to_release() -> None:
+def test_release_call_is_allowed_for_release_controller() -> None:
     assert authorize_call(controller("release", cell="north"), "release", cell="north") is None
 
 
-def test_hollow_hosts() -> None:
+def test_hollow_host_is_limited_to_its_prefix() -> None:
     host = from_identity("holdfast:hollow:north:hollow-", ("holdfast:hollow-nodes",), credential="c")
     assert authorize_call(host, "renew", nodes=["hollow-1", "hollow-2"], cell="north") is None
     assert authorize_call(host, "renew", nodes=["hollow-1", "n1"], cell="north") is not None
@@ -191,7 +193,7 @@ def test_hollow_hosts() -> None:
     assert authorize(host, "watch", "bindings", cell="north") is not None
 
 
-def test_the_words_of_a_refusal() -> None:
+def test_access_refusal_has_kubernetes_message() -> None:
     answer = authorize(PRINCIPALS["shop user"], "list", "workloads.holdfast.dev", "", "bank")
     assert answer is not None
     assert answer.message == (
@@ -207,7 +209,7 @@ def test_the_words_of_a_refusal() -> None:
     assert answer.facts == {"name": "n1", "group": "holdfast.dev", "kind": "nodes"}
 
 
-def test_paths() -> None:
+def test_path_access_depends_on_role() -> None:
     for path in ("/api", "/apis/holdfast.dev/v1", "/openapi/v3", "/version/", "/healthz"):
         assert authorize_path(PRINCIPALS["nobody"], path) is None
     assert authorize_path(PRINCIPALS["nobody"], "/metrics") is not None
@@ -215,7 +217,7 @@ def test_paths() -> None:
     assert authorize_path(PRINCIPALS["viewer"], "/debug", "post") is not None
 
 
-def test_rules_say_what_authorize_does() -> None:
+def test_rules_review_matches_authorization() -> None:
     rules = rules_for(PRINCIPALS["shop user"], "shop", cell="global")["resourceRules"]
     assert {
         "verbs": sorted(VERBS),

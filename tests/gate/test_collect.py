@@ -99,7 +99,7 @@ async def finish(world: World, item: Any) -> None:
     await world.do(by("assign"), Update(with_meta(held, finalizers=left)))
 
 
-async def test_what_belongs_to_a_kind_that_is_unknown_here_stays(collected: World) -> None:
+async def test_dependent_of_unknown_kind_is_kept(collected: World) -> None:
     """Its owner may be there: only a release that knows the kind could say."""
     owner = await collected.create(USER, workload())
     tomorrow = OwnerReference(api_version="holdfast.dev/v2", kind="Tomorrow", name="t", uid="t-1")
@@ -111,7 +111,7 @@ async def test_what_belongs_to_a_kind_that_is_unknown_here_stays(collected: Worl
     assert collected.get(Assignment, "web.north.normal", "shop") is not None
 
 
-async def test_dependents_follow_their_owner(collected: World) -> None:
+async def test_dependents_of_deleted_owner_are_collected(collected: World) -> None:
     owner = await collected.create(USER, workload())
     other = await collected.create(USER, workload("other"))
     await collected.create(by("assign"), with_meta(assignment("north"), owner_references=owned_by(owner)))
@@ -128,7 +128,7 @@ async def test_dependents_follow_their_owner(collected: World) -> None:
     assert collected.get(Assignment, "web.west.normal", "shop")
 
 
-async def test_a_namesake_is_not_the_owner(collected: World) -> None:
+async def test_dependent_of_recreated_owner_is_collected(collected: World) -> None:
     owner = await collected.create(USER, workload())
     await collected.do(by("assign"), Update(with_meta(owner, finalizers=())))
     old = owned_by(owner)
@@ -138,7 +138,7 @@ async def test_a_namesake_is_not_the_owner(collected: World) -> None:
     await until(lambda: collected.get(Assignment, "web.north.normal", "shop") is None, "the uid does not match")
 
 
-async def test_foreground_waits_for_blocking_dependents(collected: World) -> None:
+async def test_foreground_deletion_waits_for_blocking_dependents(collected: World) -> None:
     owner = await collected.create(USER, workload())
     refs = owned_by(owner, block=True)
     kept = with_meta(assignment(), owner_references=refs, finalizers=("example.com/slow",))
@@ -155,7 +155,7 @@ async def test_foreground_waits_for_blocking_dependents(collected: World) -> Non
     await until(lambda: collected.get(Workload, "web", "shop") is None, "then the owner")
 
 
-async def test_orphans_stay(collected: World) -> None:
+async def test_orphan_deletion_keeps_dependents(collected: World) -> None:
     owner = await collected.create(USER, workload())
     await collected.create(by("assign"), with_meta(assignment(), owner_references=owned_by(owner)))
     await collected.do(USER, Delete("Workload", owner.key, owner.uid, propagation="Orphan"))
@@ -169,18 +169,18 @@ async def test_orphans_stay(collected: World) -> None:
     assert left is not None and left.metadata.owner_references == ()
 
 
-async def test_a_tenant_is_not_let_go_by_a_collector_that_has_not_seen_its_work(world: World) -> None:
+async def test_tenant_with_unseen_workload_is_not_removed(world: World) -> None:
     await world.create(USER, workload("late"))
     shop = world.get(Tenant, "shop")
     await world.do(OPERATOR, Delete("Tenant", shop.key, shop.uid))
     going = world.get(Tenant, "shop")
     blind = with_meta(going, finalizers=())
-    with pytest.raises(Conflict, match="1 workloads are in it"):
+    with pytest.raises(Conflict, match="not empty: 1 workloads"):
         await world.do(by("collect"), Update(blind))
     assert world.get(Tenant, "shop") is not None
 
 
-async def test_a_tenant_is_emptied_in_order(collected: World) -> None:
+async def test_terminating_tenant_is_emptied_in_order(collected: World) -> None:
     made = await collected.create(USER, workload())
     await collected.create(
         OPERATOR, Quota(metadata=ObjectMeta(name="quota", namespace="shop"), spec=QuotaSpec({"cpu": 8}))
@@ -201,15 +201,15 @@ async def test_a_tenant_is_emptied_in_order(collected: World) -> None:
     assert collected.get(Endpoint, "web.north", "shop") is None
 
 
-async def test_the_collector_is_stopped_by_an_owner_it_has_not_seen(world: World) -> None:
+async def test_collector_deletion_with_existing_owner_is_refused(world: World) -> None:
     """Its cache may lag: the gate looks at current state before it lets a dependent go."""
     owner = await world.create(USER, workload())
     made = await world.create(by("assign"), with_meta(assignment(), owner_references=owned_by(owner)))
-    with pytest.raises(Conflict, match="its owner Workload web exists"):
+    with pytest.raises(Conflict, match="owner Workload web still exists"):
         await world.do(by("collect"), Delete("Assignment", made.key, made.uid))
 
 
-async def test_in_a_region_only_leftovers_go_and_never_claims(collected_north: World) -> None:
+async def test_region_collector_removes_leftovers_but_no_claims(collected_north: World) -> None:
     north = collected_north
     rep = await north.create(by("replicate", "north"), replica())
     await north.plant(binding())
@@ -228,7 +228,7 @@ async def test_in_a_region_only_leftovers_go_and_never_claims(collected_north: W
     assert north.get(Binding, "web-north-0.1", "shop"), "a claim is freed on proof, by the authority"
 
 
-async def test_leftovers_are_found_without_any_event(north: World) -> None:
+async def test_resync_finds_leftovers_without_event(north: World) -> None:
     await north.plant(
         Decision(metadata=ObjectMeta(name="d", namespace="long-gone"), spec=DecisionSpec(request="r", workload="web"))
     )
@@ -238,7 +238,7 @@ async def test_leftovers_are_found_without_any_event(north: World) -> None:
     await running.stop()
 
 
-async def test_replicas_of_a_gone_assignment_go(collected_north: World) -> None:
+async def test_replicas_of_deleted_assignment_are_collected(collected_north: World) -> None:
     north = collected_north
     link = by("link", "north")
     held = await north.create(link, with_meta(assignment(), uid="global-uid"))
@@ -247,7 +247,7 @@ async def test_replicas_of_a_gone_assignment_go(collected_north: World) -> None:
     await until(lambda: north.get(Replica, "web-north-0", "shop").metadata.terminating, "its owner is gone")
 
 
-def test_what_it_follows() -> None:
+def test_collector_watches_owners_but_not_claims() -> None:
     controller = collector("north")
     assert Binding not in controller.wakes, "claims are not its business"
     assert Assignment in controller.wakes, "copies may own something"

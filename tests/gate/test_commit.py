@@ -47,7 +47,7 @@ from holdfast.store.objects import Objects
 from holdfast.store.sqlite import SqliteStore
 
 
-async def test_create_stamps_identity_and_starting_finalizers(world: World) -> None:
+async def test_create_sets_identity_and_initial_finalizers(world: World) -> None:
     given = msgspec.structs.replace(workload(), status=WorkloadStatus(summary=Summary(serving=9)))
     made = await world.create(USER, with_meta(given, uid="chosen", generation=7, deletion_timestamp="x"))
     meta = made.metadata
@@ -67,7 +67,7 @@ async def test_create_applies_defaults(world: World) -> None:
     assert made.spec.template.resources == {"cpu": "1"}
 
 
-async def test_create_keeps_the_status_its_writer_owns(world: World) -> None:
+async def test_create_keeps_only_status_owned_by_writer(world: World) -> None:
     given = msgspec.structs.replace(assignment(), status=msgspec.structs.replace(assignment().status, serving=3))
     made = await world.create(by("assign"), given)
     assert made.status.serving == 0
@@ -76,7 +76,7 @@ async def test_create_keeps_the_status_its_writer_owns(world: World) -> None:
     assert (await world.create(both, given)).status.serving == 3
 
 
-async def test_create_twice_and_with_a_revision(world: World) -> None:
+async def test_create_of_existing_or_versioned_object_is_refused(world: World) -> None:
     made = await world.create(USER, workload())
     with pytest.raises(AlreadyExists, match=re.escape('workloads.holdfast.dev "web" already exists')):
         await world.create(USER, workload())
@@ -84,14 +84,14 @@ async def test_create_twice_and_with_a_revision(world: World) -> None:
         await world.create(USER, with_meta(made, name="other"))
 
 
-async def test_generate_name(world: World) -> None:
+async def test_generate_name_makes_unique_names(world: World) -> None:
     given = with_meta(workload(), name="", generate_name="job-")
     names = {(await world.create(USER, given)).metadata.name for _ in range(5)}
     assert len(names) == 5
     assert all(re.fullmatch(r"job-[bcdfghjklmnpqrstvwxz2456789]{5}", name) for name in names)
 
 
-async def test_generation_counts_only_spec_changes(world: World) -> None:
+async def test_generation_increases_only_with_spec(world: World) -> None:
     made = await world.create(USER, workload())
     labelled = await world.do(USER, Update(with_meta(made, labels={"a": "b"})))
     assert labelled.metadata.generation == 1
@@ -106,7 +106,7 @@ async def test_generation_counts_only_spec_changes(world: World) -> None:
     assert going.metadata.deletion_grace_period_seconds == 0
 
 
-async def test_an_update_that_changes_nothing_keeps_the_revision(world: World) -> None:
+async def test_update_without_change_keeps_revision_and_audit(world: World) -> None:
     made = await world.create(USER, workload())
     head = world.store.head
     records = len(await world.audit())
@@ -118,7 +118,7 @@ async def test_an_update_that_changes_nothing_keeps_the_revision(world: World) -
     assert len(await world.audit()) == records
 
 
-async def test_main_update_ignores_status_and_status_update_ignores_the_rest(world: World) -> None:
+async def test_spec_and_status_updates_do_not_affect_each_other(world: World) -> None:
     made = await world.create(USER, workload())
     lied = msgspec.structs.replace(with_spec(made, replicas=2), status=WorkloadStatus(summary=Summary(serving=5)))
     after = await world.do(USER, Update(lied))
@@ -128,7 +128,7 @@ async def test_main_update_ignores_status_and_status_update_ignores_the_rest(wor
     assert (counted.spec.replicas, counted.status.summary.serving) == (2, 5)
 
 
-async def test_update_needs_the_current_revision(world: World) -> None:
+async def test_update_with_stale_revision_or_uid_is_refused(world: World) -> None:
     made = await world.create(USER, workload())
     await world.do(USER, Update(with_spec(made, replicas=2)))
     with pytest.raises(Conflict, match="the object has been modified; please apply your changes to the latest"):
@@ -141,7 +141,7 @@ async def test_update_needs_the_current_revision(world: World) -> None:
         await world.do(USER, Update(with_meta(made, name="gone")))
 
 
-async def test_writes_of_one_commit_are_all_or_none(world: World) -> None:
+async def test_commit_with_one_invalid_write_stores_nothing(world: World) -> None:
     made = await world.create(USER, workload())
     with pytest.raises(Invalid):
         await world.do(USER, Update(with_spec(made, replicas=2)), Create(workload("a.b")))
@@ -151,7 +151,7 @@ async def test_writes_of_one_commit_are_all_or_none(world: World) -> None:
     assert done.revision == max(o.revision for o in done.objects if o)
 
 
-async def test_two_writes_to_one_object_come_to_one(world: World) -> None:
+async def test_two_writes_to_one_object_make_one_revision(world: World) -> None:
     made = await world.create(USER, workload())
     both = msgspec.structs.replace(OPERATOR, roles=frozenset({"operator", "workload-status"}))
     head = world.store.head
@@ -168,12 +168,12 @@ async def test_two_writes_to_one_object_come_to_one(world: World) -> None:
     assert done.objects[0] == done.objects[1] == stored
 
 
-async def test_a_tenant_and_its_workload_in_one_commit(world: World) -> None:
+async def test_tenant_and_its_workload_commit_together(world: World) -> None:
     await world.do(OPERATOR, Create(tenant("new")), Create(workload(namespace="new")))
     assert world.get(Workload, "web", "new") is not None
 
 
-async def test_status_blocks_from_plain_data(world: World) -> None:
+async def test_status_block_of_plain_data_is_converted_or_refused(world: World) -> None:
     made = await world.create(USER, workload())
     told = await world.do(
         by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"serving": 2, "ready": 3}})
@@ -186,7 +186,7 @@ async def test_status_blocks_from_plain_data(world: World) -> None:
         await world.do(by("workload-status"), SetStatus("Workload", made.key, made.uid, {"nonsense": 1}))
 
 
-async def test_a_block_set_to_none_is_removed(world: World) -> None:
+async def test_status_block_set_to_none_is_removed(world: World) -> None:
     made = await world.create(USER, workload())
     scaled = await world.do(by("autoscale"), SetStatus("Workload", made.key, made.uid, {"scale": {"replicas": 4}}))
     assert scaled.status.scale.replicas == 4
@@ -194,14 +194,14 @@ async def test_a_block_set_to_none_is_removed(world: World) -> None:
     assert bare.status.scale is None
 
 
-async def test_ill_typed_objects_are_refused_not_stored(world: World) -> None:
+async def test_object_of_wrong_type_is_refused(world: World) -> None:
     with pytest.raises(Invalid) as wrong:
         await world.create(USER, workload(replicas="three"))
     assert wrong.value.causes[0].field == "spec.replicas"
     assert world.get(Workload, "web", "shop") is None
 
 
-async def test_conditions_merge_and_keep_their_time(world: World) -> None:
+async def test_older_condition_never_replaces_newer(world: World) -> None:
     made = await world.create(USER, workload())
     who = by("workload-status")
 
@@ -220,7 +220,7 @@ async def test_conditions_merge_and_keep_their_time(world: World) -> None:
     assert (await say("True", 1)).status == "False", "an older observation never replaces a newer"
 
 
-async def test_observed_generation_is_monotone_and_never_ahead(world: World) -> None:
+async def test_observed_generation_never_decreases_nor_exceeds_generation(world: World) -> None:
     made = await world.create(USER, workload())
     who = by("workload-status")
     await world.do(USER, Update(with_spec(made, replicas=2)))
@@ -228,7 +228,7 @@ async def test_observed_generation_is_monotone_and_never_ahead(world: World) -> 
         who, SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 2}}, observed_generation=2)
     )
     assert told.status.observed_generation == 2
-    with pytest.raises(Conflict, match="speaks of generation 2 already"):
+    with pytest.raises(Conflict, match="expected observedGeneration 2 or newer"):
         await world.do(who, SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}}, observed_generation=1))
     assert world.get(Workload, "web", "shop").status.summary.ready == 2
     # The autoscaler owns another block: its older look neither lowers the count nor loses its block.
@@ -240,7 +240,7 @@ async def test_observed_generation_is_monotone_and_never_ahead(world: World) -> 
         await world.do(who, SetStatus("Workload", made.key, made.uid, observed_generation=9))
 
 
-async def test_if_revision(world: World) -> None:
+async def test_write_with_stale_if_revision_conflicts(world: World) -> None:
     made = await world.create(USER, workload())
     await world.do(USER, Update(with_spec(made, replicas=2)))
     stale = SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}}, if_revision=made.revision)
@@ -250,7 +250,7 @@ async def test_if_revision(world: World) -> None:
         await world.do(USER, Delete("Workload", made.key, made.uid, if_revision=made.revision))
 
 
-async def test_status_writes_of_many_do_not_conflict(world: World) -> None:
+async def test_concurrent_status_writes_of_different_blocks_succeed(world: World) -> None:
     made = await world.create(USER, workload())
     writes = [
         world.do(by("workload-status"), SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}})),
@@ -264,28 +264,28 @@ async def test_status_writes_of_many_do_not_conflict(world: World) -> None:
     assert (status.summary.ready, status.scale.replicas, status.rollout.phase) == (1, 2, "Done")
 
 
-async def test_a_token_is_compared(world: World) -> None:
+async def test_commit_with_stale_fencing_token_is_refused(world: World) -> None:
     term = await world.create(by("assign"), Term(metadata=ObjectMeta(name="global"), spec=TermSpec(holder="a", term=1)))
     token = Token("global", term.revision)
     await world.do(by("assign"), Create(assignment()), token=token)
     await world.do(by("assign"), Update(with_spec(term, holder="b", term=2)))
     held = world.get(Assignment, "web.north.normal", "shop")
-    with pytest.raises(StaleToken, match="won by another"):
+    with pytest.raises(StaleToken, match="no longer the leader"):
         await world.do(by("assign"), Update(with_spec(held, replicas=2, epoch=2)), token=token)
     with pytest.raises(StaleToken):
         await world.do(by("assign"), Update(held), token=token)
     assert (await world.audit())[-1].reason == "StaleToken"
-    with pytest.raises(Invalid, match="terms only rise"):
+    with pytest.raises(Invalid, match="must increase"):
         await world.do(by("assign"), Update(with_spec(world.get(Term, "global"), holder="c", term=1)))
 
 
-async def test_only_controllers_hold_terms(world: World) -> None:
+async def test_term_write_by_people_is_forbidden(world: World) -> None:
     for who in (OPERATOR, USER):
         with pytest.raises(Forbidden):
             await world.create(who, Term(metadata=ObjectMeta(name="global"), spec=TermSpec(holder="a")))
 
 
-async def test_dry_run_stores_nothing_and_checks_everything(world: World) -> None:
+async def test_dry_run_validates_and_stores_nothing(world: World) -> None:
     head, records = world.store.head, len(await world.audit())
     shown = await world.do(USER, Create(workload()), dry_run=True)
     assert shown.metadata.uid and shown.metadata.generation == 1
@@ -294,7 +294,7 @@ async def test_dry_run_stores_nothing_and_checks_everything(world: World) -> Non
         await world.do(USER, Create(workload(replicas=-1)), dry_run=True)
 
 
-async def test_too_many_writes(world: World) -> None:
+async def test_commit_above_write_limit_is_refused(world: World) -> None:
     with pytest.raises(BadRequest):
         await world.gate.commit(USER, [Create(workload())] * (limits.MAX_WRITES_PER_COMMIT + 1))
     assert (await world.gate.commit(USER, [])).objects == ()
@@ -325,7 +325,7 @@ async def lossy() -> World:
     return made
 
 
-async def test_an_unknown_outcome_is_read_back(lossy: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ambiguous_commit_is_read_back(lossy: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "READ_BACK_S", 0.05)
     lossy.store.lose = "after"
     made = await lossy.create(OPERATOR, tenant("known"))
@@ -336,7 +336,7 @@ async def test_an_unknown_outcome_is_read_back(lossy: World, monkeypatch: pytest
         await lossy.create(OPERATOR, tenant("unknown"))
 
 
-async def test_on_disk_writers_of_one_object_wait_for_each_other(tmp_path: Path) -> None:
+async def test_concurrent_writers_on_sqlite_all_succeed(tmp_path: Path) -> None:
     """The store knows of a write before it is published: a loser waits for that, and then wins."""
     store = SqliteStore(tmp_path / "cell.db")
     objects = Objects(store, MemoryStore())
@@ -369,7 +369,7 @@ async def test_on_disk_writers_of_one_object_wait_for_each_other(tmp_path: Path)
         await store.close()
 
 
-async def test_events_are_updated_and_removed(world: World) -> None:
+async def test_event_updates_leave_no_audit_record(world: World) -> None:
     about = ObjectReference(kind="Workload", name="web", namespace="shop", uid="u")
     made = await world.create(
         USER, Event(metadata=ObjectMeta(name="e", namespace="shop"), involved_object=about, count=1)
@@ -379,5 +379,5 @@ async def test_events_are_updated_and_removed(world: World) -> None:
     assert (more.count, more.metadata.generation) == (2, 0)
     assert await world.do(USER, Delete("Event", made.key, made.uid)) is None
     assert len(await world.audit()) == records, "events are for people and leave no trail"
-    with pytest.raises(BadRequest, match="commit them by themselves"):
+    with pytest.raises(BadRequest, match="commit them separately"):
         await world.do(USER, Create(with_meta(made, name="f", resource_version="")), Create(workload()))

@@ -26,21 +26,21 @@ def exclusive(ordinal: int) -> Any:
     return with_spec(replica(f"web-north-{ordinal}"), exclusive=Exclusivity(), ordinal=ordinal)
 
 
-async def test_an_ordinal_that_is_not_this_regions_is_not_made(north: World) -> None:
-    with pytest.raises(Conflict, match=r"web\.north\.normal does not"):
+async def test_replica_of_unassigned_ordinal_is_not_created(north: World) -> None:
+    with pytest.raises(Conflict, match=r"web\.north\.normal no longer contains"):
         await north.create(REPLICATE, exclusive(0))
     await north.create(LINK, given(0))
     await north.create(REPLICATE, exclusive(0))
-    with pytest.raises(Conflict, match="ordinal 1 of exclusive work"):
+    with pytest.raises(Conflict, match="no longer contains ordinal 1"):
         await north.create(REPLICATE, exclusive(1))
     assert north.get(Replica, "web-north-1", "shop") is None
 
 
-async def test_what_needs_no_ordinal_needs_no_assignment(north: World) -> None:
+async def test_ordinary_replica_needs_no_assignment(north: World) -> None:
     await north.create(REPLICATE, replica())
 
 
-async def test_a_creation_on_its_way_does_not_land_after_the_ordinal_was_taken(north: World) -> None:
+async def test_replica_creation_in_flight_fails_after_ordinal_withdrawal(north: World) -> None:
     """Planned while the region had it, carried out after the region has said that it has it no more."""
     held = await north.create(LINK, given(0))
     plan = Plan("north", north.objects, north.ports, REPLICATE)

@@ -25,7 +25,7 @@ from holdfast.model.writes import Create, Delete, Notice, Update
 EVENT = BY_NAME["Event"]
 
 
-async def test_read_list_and_watch(world: World) -> None:
+async def test_local_client_reads_lists_and_watches_shared_objects(world: World) -> None:
     client = LocalClient(world.gate, USER)
     assert client.cell == "global"
     made = await world.create(USER, workload())
@@ -42,7 +42,7 @@ async def test_read_list_and_watch(world: World) -> None:
     assert new.object is world.get(Workload, "b", "shop"), "shared, never copied or decoded again"
 
 
-async def test_watch_by_field(north: World) -> None:
+async def test_local_client_watch_by_field_filters(north: World) -> None:
     client = LocalClient(north.gate, by("replicate", "north"))
     start = (await client.list(Binding, fields={"node": "n1"})).revision
     watch = client.watch(Binding, after=start, fields={"node": "n1"})
@@ -53,7 +53,7 @@ async def test_watch_by_field(north: World) -> None:
     assert (await client.list(Binding, fields={"node": "n1"})).items == (planted,)
 
 
-async def test_the_gate_judges_its_commits(world: World) -> None:
+async def test_local_client_commit_passes_the_gate(world: World) -> None:
     with pytest.raises(Forbidden):
         await LocalClient(world.gate, by("assign")).commit([Create(workload())])
 
@@ -72,8 +72,8 @@ class _Authority:
         return Answers()
 
 
-async def test_placement_goes_to_the_authority(world: World, north: World) -> None:
-    with pytest.raises(BadRequest, match="ask the cell of a region"):
+async def test_local_client_placement_reaches_authority(world: World, north: World) -> None:
+    with pytest.raises(BadRequest, match="call the region's cell"):
         await LocalClient(world.gate, by("scheduler")).reserve(ReserveRequest())
     authority = _Authority()
     await LocalClient(north.gate, by("scheduler", "north"), placement=authority).reserve(ReserveRequest())
@@ -82,7 +82,7 @@ async def test_placement_goes_to_the_authority(world: World, north: World) -> No
         await LocalClient(north.gate, by("replicate", "north"), placement=authority).reserve(ReserveRequest())
     agent = LocalClient(north.gate, node_agent("n1"), placement=authority)
     await agent.renew(RenewRequest((RenewItem("n1"),)))
-    with pytest.raises(Forbidden, match="for node 'n2'"):
+    with pytest.raises(Forbidden, match='for node "n2"'):
         await agent.renew(RenewRequest((RenewItem("n2"),)))
     assert (await north.audit())[-1].verb == "renew"
 
@@ -91,7 +91,7 @@ def events(world: World, namespace: str = "") -> list[Event]:
     return [e for e in world.objects.list(EVENT, namespace)[0] if isinstance(e, Event)]
 
 
-async def test_events_are_summed(world: World) -> None:
+async def test_repeated_notice_increments_event_count(world: World) -> None:
     client = LocalClient(world.gate, by("assign"))
     made = await world.create(USER, workload())
     said = Notice(made, "Assigned", "to north")
@@ -109,7 +109,7 @@ async def test_events_are_summed(world: World) -> None:
     assert stem == "web" and len(mark) == 16 and first.metadata.uid
 
 
-async def test_events_of_cluster_scoped_objects(north: World) -> None:
+async def test_event_of_cluster_scoped_object_is_in_default_namespace(north: World) -> None:
     machine: Node = await north.create(node_agent(), node())
     await LocalClient(north.gate, by("node-health", "north")).notify(
         [Notice(machine, "LeaseLapsed", "x")], component="h"
@@ -121,7 +121,7 @@ async def test_events_of_cluster_scoped_objects(north: World) -> None:
     assert len(events(north)) == 1
 
 
-async def test_events_expire_and_are_capped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_expire_and_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     log = EventLog(world.objects, world.ports)
     made = await world.create(USER, workload())
     await log.record([Notice(made, "Old", "x")], component="c")

@@ -43,7 +43,7 @@ def journal(tmp_path: Path) -> NodeJournal:
     return made
 
 
-def test_joins_revocations_and_removals_are_kept_and_renewals_cost_nothing(journal: NodeJournal) -> None:
+def test_journal_records_joins_and_revocations_but_no_renewals(journal: NodeJournal) -> None:
     size = journal.path.stat().st_size
     renewed = msgspec.structs.replace(node("a", 5), spec=msgspec.structs.replace(node("a", 5).spec, serial="FF"))
     journal.note([(renewed, node("a", 5))])
@@ -55,7 +55,7 @@ def test_joins_revocations_and_removals_are_kept_and_renewals_cost_nothing(journ
     assert journal.path.stat().st_mode & 0o077 == 0
 
 
-def test_a_torn_line_is_the_last_one_and_is_written_again(journal: NodeJournal) -> None:
+def test_journal_with_torn_last_line_is_repaired(journal: NodeJournal) -> None:
     journal.note([(node("a", 5, 5), node("a", 5))])
     whole = journal.path.read_bytes()
     for cut in range(1, len(whole.splitlines(keepends=True)[-1]) + 1):
@@ -66,19 +66,19 @@ def test_a_torn_line_is_the_last_one_and_is_written_again(journal: NodeJournal) 
     assert facts(again.read()) == {"a": (5, 5), "b": (7, 0)}
 
 
-def test_what_is_no_journal_is_refused_by_name(journal: NodeJournal) -> None:
+def test_node_journal_with_invalid_line_raises_store_failed_naming_line(journal: NodeJournal) -> None:
     journal.path.write_bytes(b"something else\n" + journal.path.read_bytes())
-    with pytest.raises(StoreFailed, match=r"nodes.journal is damaged in line 1"):
+    with pytest.raises(StoreFailed, match=r"nodes.journal: line 1 is damaged"):
         journal.read()
 
 
-def test_a_store_that_knows_less_is_named_and_what_left_it_unseen_is_ended(journal: NodeJournal) -> None:
+def test_journal_reports_nodes_that_store_forgot(journal: NodeJournal) -> None:
     journal.note([(node("a", 5, 5), node("a", 5))])
     assert NodeJournal(journal.path).begin({"a": node("a", 5)}) == ["a"]
     assert facts(NodeJournal(journal.path).read()) == {"a": (5, 5), "b": (7, 7)}
 
 
-def test_it_stays_small(journal: NodeJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_size_is_bounded(journal: NodeJournal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "NODE_JOURNAL_SPARE_LINES", 3)
     for generation in range(6, 60):
         journal.note([(node("a", generation, generation - 1), None)])
@@ -86,7 +86,7 @@ def test_it_stays_small(journal: NodeJournal, monkeypatch: pytest.MonkeyPatch) -
     assert facts(journal.read())["a"] == (59, 58)
 
 
-def test_a_write_that_failed_is_made_good(journal: NodeJournal) -> None:
+def test_journal_rewrites_after_failed_append(journal: NodeJournal) -> None:
     here, away = journal.path, journal.path.with_name("away")
     here.rename(away)
     here.mkdir()
@@ -102,7 +102,7 @@ TOKEN = JoinToken(metadata=ObjectMeta(name="rack"), spec=JoinTokenSpec(sha256="0
 SAVED = [put(node("a", 5)), put(node("b", 7)), put(TOKEN)]
 
 
-def test_a_restored_region_refuses_what_was_refused_and_knows_who_joined_since() -> None:
+def test_restored_identities_keep_revocations_and_later_joins() -> None:
     since = [{"a": node("a", 5, 5)}, {"b": node("b", 9), "c": node("c", 12)}]
     kept = restored_nodes(SAVED, since, None)
     assert facts(identities(kept)) == {"a": (5, 5), "b": (9, 0), "c": (12, 0)}
@@ -110,16 +110,16 @@ def test_a_restored_region_refuses_what_was_refused_and_knows_who_joined_since()
     assert facts(identities(restored_nodes(SAVED, [{"b": ended(node("b", 7))}], None)))["b"] == (7, 7)
 
 
-def test_without_a_memory_an_operator_must_decide() -> None:
+def test_restore_without_journal_requires_operator_choice() -> None:
     for nothing in ([], [{}]):
-        with pytest.raises(StoreFailed, match=r"2 nodes were members.*--node-journal.*--distrust-nodes.*--trust-nodes"):
+        with pytest.raises(StoreFailed, match=r"contains 2 nodes.*--node-journal.*--distrust-nodes.*--trust-nodes"):
             restored_nodes(SAVED, nothing, None)
     assert facts(identities(restored_nodes(SAVED, [], trusted=True))) == {"a": (5, 0), "b": (7, 0)}
     assert facts(identities(restored_nodes(SAVED, [], trusted=False))) == {"a": (5, 5), "b": (7, 7)}
     assert restored_nodes([], [], None) == [], "a cell without nodes has nothing to decide"
 
 
-async def test_a_restore_reads_what_is_given_up_the_journal_and_its_copies(tmp_path: Path) -> None:
+async def test_restore_merges_replaced_store_and_journals(tmp_path: Path) -> None:
     here = Place(cell="us-east", state=tmp_path / "here")
     here.state.mkdir()
     store = SqliteStore(here.file)
@@ -135,7 +135,7 @@ async def test_a_restore_reads_what_is_given_up_the_journal_and_its_copies(tmp_p
     assert facts(held(here)) == {"a": (5, 5), "b": (9, 0)}, "one from the data that was given up, one from the journal"
 
     new = Place(cell="us-east", state=tmp_path / "new")
-    with pytest.raises(StoreFailed, match="nothing is remembered"):
+    with pytest.raises(StoreFailed, match="no revocation journal covers"):
         await cell_storage.restore(new, tmp_path / "saved", replace=False)
     assert not new.file.exists(), "it asks before it does anything"
     await cell_storage.restore(new, tmp_path / "saved", replace=False, journals=[here.journal])

@@ -63,7 +63,7 @@ def _write(step: str, value: Any, item: Any) -> tuple[Any, Any]:
 
 @settings(max_examples=150, deadline=None)
 @given(_steps)
-def test_versions_tell_what_changed(steps: list[tuple[str, Any]]) -> None:
+def test_revision_and_generation_match_changes(steps: list[tuple[str, Any]]) -> None:
     async def run() -> None:
         world = await _fresh()
         uids: set[str] = set()
@@ -102,7 +102,7 @@ def test_versions_tell_what_changed(steps: list[tuple[str, Any]]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from([k for k in ALL if k.home is not Home.REGION]), _data, _data, _data)
-def test_no_data_breaks_the_gate(kind: Any, spec: Any, status: Any, labels: Any) -> None:
+def test_random_object_raises_only_faults(kind: Any, spec: Any, status: Any, labels: Any) -> None:
     """Objects built past all type checks are answered with a Fault, or stored as what their bytes say."""
 
     async def run() -> None:
@@ -121,7 +121,7 @@ def test_no_data_breaks_the_gate(kind: Any, spec: Any, status: Any, labels: Any)
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["summary", "scale", "rollout", "conditions", "observedGeneration", "nonsense"]), _data)
-def test_no_block_breaks_the_gate(block: str, value: Any) -> None:
+def test_random_status_block_raises_only_faults(block: str, value: Any) -> None:
     async def run() -> None:
         world = await _fresh()
         made = await world.create(USER, workload())

@@ -47,7 +47,7 @@ async def beside(world: World) -> AsyncIterator[World]:
     await objects.close()
 
 
-async def test_two_releases_write_one_object_in_turn(world: World, beside: World) -> None:
+async def test_two_releases_can_write_one_object_alternately(world: World, beside: World) -> None:
     made = await world.create(USER, workload())
     for number in range(1, 6):
         one, other = (world, beside) if number % 2 else (beside, world)
@@ -66,9 +66,7 @@ async def test_two_releases_write_one_object_in_turn(world: World, beside: World
     assert found.metadata.generation == 6 and found.uid == made.uid
 
 
-async def test_what_the_next_release_wrote_is_unchanged_by_a_write_that_changes_nothing(
-    world: World, beside: World
-) -> None:
+async def test_unknown_fields_survive_write_without_change(world: World, beside: World) -> None:
     made = await beside.create(USER, workload())
     said = SetStatus("Workload", made.key, made.uid, {"summary": {"ready": 1}})
     await beside.do(by("workload-status"), said)

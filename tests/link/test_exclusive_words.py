@@ -1,4 +1,4 @@
-"""What a region says of exclusive work does not rest on a watch that lags (S7)."""
+"""Reports on exclusive work do not depend on a lagging watch (S7)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.runtime.informer import Informers
 
 
 class Region:
-    """A region whose watch of replicas says nothing: what its link knows of them, it has asked for."""
+    """A region whose replica watch delivers nothing, so that the link must list replicas."""
 
     def __init__(self, north: World) -> None:
         self.north = north
@@ -28,8 +28,8 @@ class Region:
         self.here = Informers(self.client, north.ports)
         self.there = Cache()
 
-    async def told(self, *ordinals: int) -> None:
-        """The global cell gives these ordinals; the region has heard of it."""
+    async def assigned_ordinals(self, *ordinals: int) -> None:
+        """The global cell assigns these ordinals, and the region has received the Assignment."""
         known = self.north.get(Assignment, "web.north.normal", "shop")
         spec = msgspec.structs.replace(
             assignment().spec, exclusive=Exclusivity(), ordinals=ordinals, replicas=len(ordinals),
@@ -43,7 +43,7 @@ class Region:
         self.here.of(Assignment).absorb([copy])
         self.there.put(copy)
 
-    async def says(self) -> Any:
+    async def reported_ordinals(self) -> Any:
         key = assignment().key
         await see_ordinals(key, self.there, self.here, self.client)
         (write,) = assignment_writes(key, self.there, self.here.cache)
@@ -60,21 +60,21 @@ async def region() -> Any:
     await north.objects.close()
 
 
-async def test_a_replica_that_no_watch_told_of_is_named_all_the_same(region: Region) -> None:
-    await region.told(0)
+async def test_replica_missed_by_the_watch_is_reported(region: Region) -> None:
+    await region.assigned_ordinals(0)
     made = with_spec(replica(), exclusive=Exclusivity(), ordinal=0)
     await region.north.create(by("replicate", "north"), made)
-    await region.told()
-    said = await region.says()
+    await region.assigned_ordinals()
+    said = await region.reported_ordinals()
     assert (said["observedEpoch"], said["replicas"], said["ordinals"]) == (2, 1, (0,))
 
 
-async def test_nothing_is_said_from_a_list_that_is_older_than_the_assignment(region: Region) -> None:
-    await region.told(0)
+async def test_list_older_than_the_assignment_is_not_reported(region: Region) -> None:
+    await region.assigned_ordinals(0)
     ahead = msgspec.structs.replace(
         region.here.cache.get(Assignment, "web.north.normal", "shop"),
         metadata=msgspec.structs.replace(assignment().metadata, resource_version="999"),
     )
     region.here.of(Assignment).absorb([ahead])
     with pytest.raises(Unavailable, match="is of 999"):
-        await region.says()
+        await region.reported_ordinals()

@@ -1,4 +1,4 @@
-"""A region that is heard keeps its grants, though nothing is ever compared as a whole."""
+"""A reporting region keeps its grant leases even without a full comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.sim.world import Shape
 
 
 class Quiet(Staged):
-    """Nothing happens for several leases; `left_s` is how long each grant may still be spent then."""
+    """Nothing happens for several leases. `left_s` is the remaining time of each grant then."""
 
     left_s: dict[str, float]
 
@@ -38,7 +38,7 @@ class Quiet(Staged):
 
 
 @pytest.mark.slow
-def test_leases_are_renewed_by_the_pulse_of_the_region_alone():
+def test_grant_leases_are_renewed_by_region_reports_only():
     world = Quiet(1, Shape(nodes_per_region=3, resyncing=False), enabled=())
     outcome = world.run()
     assert outcome.violations == () and outcome.unsettled == ()

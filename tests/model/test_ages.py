@@ -1,4 +1,4 @@
-"""The table of ages: for every input, the code that uses it stops doing so when it is too old, and not before."""
+"""Freshness table: every input is used up to its maximum age and not beyond."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NOW = 1_800_000_000.0
 TESTED = {"node report", "region summary", "grant", "policy", "override"}
 
 
-def test_every_input_of_the_table_is_tested_here():
+def test_every_freshness_row_has_a_test():
     assert set(ages.AGES) == TESTED
     assert all(row.seconds > 0 and row.since and row.judge and row.after for row in ages.AGES.values())
 
 
-def test_a_node_report_past_its_age_binds_nothing_new():
+def test_bind_to_node_with_expired_lease_is_refused():
     assert ages.NODE_REPORT.seconds == limits.NODE_LEASE_TTL_S
     assert checks.node(node("n1"), "n1", 1, live=True) is None
     refused = checks.node(node("n1"), "n1", 1, live=False)
@@ -36,7 +36,7 @@ def test_a_node_report_past_its_age_binds_nothing_new():
 
 
 @pytest.mark.parametrize("lost_after_s", [45.0, 3600.0])
-def test_a_region_summary_past_its_age_assigns_nothing_however_patient_the_region_is(lost_after_s):
+def test_region_with_old_summary_gets_no_new_replicas_whatever_its_lost_after(lost_after_s):
     there = region("east")
     patient = again(there, spec=msgspec.structs.replace(there.spec, lost_after_seconds=lost_after_s))
     heard = msgspec.structs.replace(patient.status.health, heard_at=micro_text(NOW), heard_sequence=1)
@@ -53,7 +53,7 @@ def test_a_region_summary_past_its_age_assigns_nothing_however_patient_the_regio
     assert not [w for w in made if isinstance(w, Create) and w.object.spec.replicas]
 
 
-def test_a_grant_past_its_age_is_not_spent_and_neither_is_what_a_policy_would_choose():
+def test_expired_grant_lease_refuses_placements():
     assert ages.GRANT.seconds == ages.POLICY.seconds == limits.GRANT_LEASE_S
     grant = Grant(metadata=meta("east.normal", "acme"), spec=GrantSpec(region="east", limit={"cpu": "4"}))
     named = again(grant, metadata=meta(grant_sync.grant_name("east", grant.spec.grant_class), "acme"))
@@ -62,7 +62,7 @@ def test_a_grant_past_its_age_is_not_spent_and_neither_is_what_a_policy_would_ch
     assert until_s == pytest.approx(NOW + ages.GRANT.seconds)
 
 
-def test_an_override_that_allows_more_needs_news_and_one_that_forbids_does_not():
+def test_permissive_override_needs_contact_and_forbidding_override_does_not():
     def made(kind):
         status = OverrideStatus(phase="Active", expires_at=micro_text(NOW + 3600))
         return Override(metadata=meta(kind.value.lower()), spec=OverrideSpec(kind=kind, reason="x"), status=status)

@@ -1,4 +1,4 @@
-"""A region that was restored reports its new incarnation; what works on the replaced data is not heard."""
+"""A report of an incarnation older than the stored one is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def region(incarnation: int) -> Region:
     return Region(ObjectMeta(name="us-east"), RegionSpec(zones=("a",)), RegionStatus(report=report))
 
 
-def test_a_lower_incarnation_is_refused():
+def test_report_of_lower_incarnation_is_refused():
     assert not list(validate_region(region(2), region(1)))
     assert not list(validate_region(region(2), region(2)))
     (cause,) = validate_region(region(1), region(2))

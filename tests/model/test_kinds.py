@@ -1,4 +1,4 @@
-"""The table of kinds, and what must hold for every one of them."""
+"""Properties of every row of the kind table."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from holdfast.model.workload import Batch, Rollout, Workload, WorkloadSpec, defa
 
 
 @pytest.mark.parametrize("kind", kinds.ALL, ids=lambda k: k.name)
-def test_every_kind_has_owners_or_says_it_has_none(kind):
+def test_every_kind_has_field_owners_or_is_listed_as_unowned(kind):
     assert (kind.name in OWNERS) != (kind.name in UNOWNED)
     if kind.name in OWNERS:
         for group in OWNERS[kind.name]:
             current = kind.type
             for part in group.split("."):
                 fields = {f.encode_name: f.type for f in msgspec.structs.fields(current)}
-                assert part in fields, f"{kind.name}.{group} is no field"
+                assert part in fields, f"{kind.name}.{group} is not a field"
                 current = fields[part]
                 if not isinstance(current, type):
                     break
 
 
 def _complete(struct):
-    """A value for every required field, so that any kind can be made."""
+    """An instance of any kind with a value for every required field."""
     values = {}
     for field in msgspec.structs.fields(struct):
         if field.required:
@@ -46,7 +46,7 @@ def _value(wanted):
 
 
 @pytest.mark.parametrize("kind", kinds.ALL, ids=lambda k: k.name)
-def test_stored_bytes_serve_readers_as_they_are(kind):
+def test_wire_bytes_are_built_from_stored_bytes_without_loss(kind):
     item = _complete(kind.type)
     value = codec.encode(item)
     seen = msgspec.json.decode(codec.wire(kind, value, 42))
@@ -54,17 +54,17 @@ def test_stored_bytes_serve_readers_as_they_are(kind):
     assert seen["metadata"]["resourceVersion"] == "42" and seen["metadata"]["name"] == "x"
     back = codec.decode(kind, value, 42)
     assert isinstance(back, Object) and back.revision == 42
-    assert codec.encode(back) == value, "reading and storing again changes nothing"
+    assert codec.encode(back) == value, "decoding and encoding again must not change the bytes"
     assert not kind.has_status or "status" in seen, "clients crash on objects without a status"
 
 
-def test_store_keys_are_unambiguous():
+def test_store_key_identifies_its_kind():
     keys = {kind.store_key("n", "x") for kind in kinds.ALL}
     assert len(keys) == len(kinds.ALL)
     assert all(kinds.kind_of_store_key(kind.store_key("n", "x")) is kind for kind in kinds.ALL)
 
 
-def test_validation_reports_every_error_at_once():
+def test_validation_reports_all_errors():
     spec = WorkloadSpec(
         replicas=-1,
         template=Template(resources={"cpu": "x", "gpu": "1500m"}, ports=(Port(name="A"), Port(name="A")),
@@ -80,7 +80,7 @@ def test_validation_reports_every_error_at_once():
     }  # fmt: skip
 
 
-def test_equal_templates_hash_alike():
+def test_equal_templates_have_equal_hashes():
     one = default_workload(
         Workload(metadata=ObjectMeta(name="x"), spec=WorkloadSpec(template=Template(resources={"cpu": "1000m"})))
     )
@@ -90,7 +90,7 @@ def test_equal_templates_hash_alike():
     assert template_hash(one.spec.template) == template_hash(two.spec.template)
 
 
-def test_a_condition_keeps_its_time_until_its_status_turns():
+def test_condition_transition_time_changes_only_with_the_status():
     first = with_condition((), Condition(type="Serving", status="False", reason="a"), "t1")
     same = with_condition(first, Condition(type="Serving", status="False", reason="b"), "t2")
     assert same[0].last_transition_time == "t1" and same[0].reason == "b"
@@ -98,19 +98,19 @@ def test_a_condition_keeps_its_time_until_its_status_turns():
     assert with_condition(same, Condition(type="Serving", status="True"), "t4")[0].last_transition_time == "t4"
 
 
-def test_every_stage_can_be_reached_and_left():
+def test_every_stage_has_transitions_in_and_out():
     reached = {t.target for t in TRANSITIONS}
     left = {t.source for t in TRANSITIONS}
     assert reached == set(Stage)
     assert set(Stage) - left == {Stage.RELEASED}
     pairs = [(t.source, t.target) for t in TRANSITIONS]
-    assert len(pairs) == len(set(pairs)), "one transition, one owner"
+    assert len(pairs) == len(set(pairs)), "each transition has one row"
 
 
-def test_transitions_are_owned_by_someone_who_exists():
+def test_transition_owners_are_known_roles():
     writers = {role for groups in ownership.OWNERS.values() for roles in groups.values() for role in roles}
     assert {t.owner for t in lifecycle.TRANSITIONS} <= writers
 
 
-def test_every_reason_says_what_it_means():
+def test_every_reason_has_a_sentence():
     assert all(reason.says.endswith(".") and len(reason.says.split()) > 2 for reason in Reason)

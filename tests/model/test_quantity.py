@@ -1,4 +1,4 @@
-"""Quantities: exact, canonical, and refusing what is not one."""
+"""Quantities: exact arithmetic, canonical text, refusal of invalid text."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from holdfast.model.quantity import (
         ("memory", "1.5Ki", 1536), ("disk", "1Ti", 2**40), ("fpga", "1", 1000),
     ],
 )  # fmt: skip
-def test_people_write_amounts_in_many_ways(resource, text, base):
+def test_quantity_text_is_parsed_to_base_units(resource, text, base):
     assert parse_amount(resource, text) == base
 
 
 @pytest.mark.parametrize(
     "text", ["", "abc", "1x", "--1", "-1", "1 Gi", "0x10", "1e999", "NaN", "inf", True, "9" * 40, "1ei"]
 )
-def test_what_is_not_an_amount_is_refused(text):
+def test_invalid_quantity_is_refused(text):
     with pytest.raises(BadQuantity):
         parse_amount("memory", text)
 
 
 @given(st.sampled_from(["cpu", "memory", "gpu", "widgets"]), st.integers(0, MAX_AMOUNT))
-def test_the_text_of_an_amount_means_the_same_amount(resource, amount):
+def test_amount_text_round_trips(resource, amount):
     assert parse_amount(resource, amount_text(resource, amount)) == amount
 
 
@@ -48,7 +48,7 @@ lists = st.dictionaries(st.sampled_from(["cpu", "memory", "gpu"]), st.integers(0
 
 
 @given(lists, lists)
-def test_adding_and_taking_away_leaves_nothing_behind(one, two):
+def test_adding_and_subtracting_an_amount_restores_the_original(one, two):
     total = {name: amount for name, amount in one.items() if amount}
     add(total, two)
     add(total, two, times=-1)
@@ -56,12 +56,12 @@ def test_adding_and_taking_away_leaves_nothing_behind(one, two):
 
 
 @given(lists, lists)
-def test_a_shortfall_is_exactly_what_is_missing(wanted, limit):
+def test_shortfall_is_the_exact_difference(wanted, limit):
     missing = shortfall(wanted, limit)
     assert all(wanted[name] == limit.get(name, 0) + missing[name] for name in missing)
     assert all(wanted[name] <= limit.get(name, 0) for name in wanted if name not in missing)
 
 
-def test_zero_amounts_are_no_amounts():
+def test_zero_amounts_are_dropped():
     assert amounts({"cpu": "0", "memory": "1Ki"}) == {"memory": 1024}
     assert scaled({"cpu": 5}, 0) == {}

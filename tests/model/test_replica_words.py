@@ -1,4 +1,4 @@
-"""The agent's word on an attempt: an older one that arrives late undoes nothing."""
+"""Agent reports: a late, older report does not overwrite a newer one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.model.replica import ExecutionBlock, Phase, validate_replica
 from making import replica, serving_status
 
 
-def said(phase: Phase, attempt: int):
+def report(phase: Phase, attempt: int):
     made = replica(status=serving_status())
     block = ExecutionBlock(phase=phase, attempt=attempt)
     return msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, execution=block))
@@ -27,6 +27,6 @@ def said(phase: Phase, attempt: int):
         ((Phase.BACKING_OFF, 1), (Phase.STARTING, 1), False),
     ],
 )
-def test_what_ended_for_good_stays_so_within_its_attempt(old, new, refused):
-    causes = [c.field for c in validate_replica(said(*new), said(*old))]
+def test_report_older_than_the_stored_one_is_refused(old, new, refused):
+    causes = [c.field for c in validate_replica(report(*new), report(*old))]
     assert causes == (["status.execution"] if refused else [])

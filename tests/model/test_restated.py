@@ -1,4 +1,4 @@
-"""A status in place of another, spliced into stored bytes: the same bytes and objects as the long way gives."""
+"""Replacing a status inside stored bytes gives the same bytes and objects as encoding the whole object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUSES = (
 )
 
 
-def _restated(kind: Kind, before: Any, status: Any) -> None:
+def _replaced(kind: Kind, before: Any, status: Any) -> None:
     after = msgspec.structs.replace(before, status=status)
     found = codec.restated(kind, codec.encode(before), before, after)
     assert found is not None
@@ -38,21 +38,21 @@ def _restated(kind: Kind, before: Any, status: Any) -> None:
 
 @pytest.mark.parametrize("old", STATUSES)
 @pytest.mark.parametrize("new", STATUSES)
-def test_workload_is_restated_as_encoded(old: WorkloadStatus, new: WorkloadStatus) -> None:
-    _restated(BY_NAME["Workload"], msgspec.structs.replace(WORKLOAD, status=old), new)
+def test_replacing_a_workload_status_equals_full_encoding(old: WorkloadStatus, new: WorkloadStatus) -> None:
+    _replaced(BY_NAME["Workload"], msgspec.structs.replace(WORKLOAD, status=old), new)
 
 
-def test_other_kinds_are_restated_as_encoded() -> None:
+def test_replacing_a_status_of_any_kind_equals_full_encoding() -> None:
     node = Node(META, NodeSpec(zone="z", capacity={"cpu": "4"}))
-    _restated(BY_NAME["Node"], node, NodeStatus(contact=ContactBlock(since="2026-01-01T00:00:00.000000Z")))
+    _replaced(BY_NAME["Node"], node, NodeStatus(contact=ContactBlock(since="2026-01-01T00:00:00.000000Z")))
     empty = {"workload": "w", "workloadUid": "x", "assignment": "a", "revision": "r", "template": {}}
     replica = codec.read(BY_NAME["Replica"], msgspec.json.encode({"metadata": {"name": "r"}, "spec": empty}))
     replica = msgspec.structs.replace(replica, metadata=META)
     ran = ExecutionBlock(attempt=1, phase=Phase.RUNNING, ready=True)
-    _restated(BY_NAME["Replica"], replica, ReplicaStatus(placement=PlacementBlock(node="n"), execution=ran))
+    _replaced(BY_NAME["Replica"], replica, ReplicaStatus(placement=PlacementBlock(node="n"), execution=ran))
 
 
-def test_more_than_the_status_goes_the_long_way() -> None:
+def test_replacing_a_status_is_declined_if_the_spec_changed() -> None:
     kind, value = BY_NAME["Workload"], codec.encode(WORKLOAD)
     grown = msgspec.structs.replace(WORKLOAD, spec=msgspec.structs.replace(WORKLOAD.spec, replicas=4))
     assert codec.restated(kind, value, WORKLOAD, grown) is None
@@ -60,7 +60,7 @@ def test_more_than_the_status_goes_the_long_way() -> None:
     assert codec.restated(kind, value, WORKLOAD, named) is None
 
 
-def test_bytes_of_another_time_go_the_long_way() -> None:
+def test_replacing_a_status_is_declined_for_bytes_of_another_encoding() -> None:
     kind = BY_NAME["Workload"]
     after = msgspec.structs.replace(WORKLOAD, status=STATUSES[1])
     other = codec.encode(WORKLOAD).replace(b'"status":{', b'"status":{"unknown":1,', 1)
@@ -68,7 +68,7 @@ def test_bytes_of_another_time_go_the_long_way() -> None:
     assert codec.restated(kind, b"", WORKLOAD, after) is None
 
 
-def test_a_status_of_the_wrong_type_is_refused() -> None:
+def test_replacing_a_status_of_the_wrong_type_is_refused() -> None:
     wrong = msgspec.structs.replace(WORKLOAD, status=WorkloadStatus(summary=Summary(replicas="many")))  # type: ignore[arg-type]
     with pytest.raises(msgspec.ValidationError):
         codec.restated(BY_NAME["Workload"], codec.encode(WORKLOAD), WORKLOAD, wrong)

@@ -1,4 +1,4 @@
-"""Makes the scripted cell and virtual time importable from the tests of the runtime."""
+"""Makes `scripted` and `virtual` importable from these tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A small cell for tests of what stands in front of one: real compare-and-swap, tokens and history, and faults on call.
+"""A small in-memory cell for tests of clients: real compare-and-swap, tokens and history, with injected faults.
 
-It is no mock of the gate: it checks nothing but revisions, identities and tokens, and it misbehaves as it is told to.
+It checks only revisions, uids and tokens; the gate's admission is not part of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Place = tuple[type[Any], Key]
 
 
 class ScriptedCell:
-    """The state. Each user gets a `ScriptedClient` of its own."""
+    """The state of the cell. Each user has its own `ScriptedClient`."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -34,7 +34,7 @@ class ScriptedCell:
         self.commits: list[tuple[Write, ...]] = []
         self.lists = 0
         self.refuse_above = False
-        """Whether watches from a revision that was never reached are refused, as the server does."""
+        """Whether watches from a future revision are refused, as the server does."""
         self.notices: list[Notice] = []
         self.released: list[ReleaseItem] = []
         self.release_result = Result.ACCEPTED
@@ -57,7 +57,7 @@ class ScriptedCell:
         self._publish(kind, Seen(last, last, True, self.revision))
 
     def compact(self) -> None:
-        """Forgets the history; watches that need it expire."""
+        """Drops the history; watches that need it expire."""
         self.compacted = self.revision
         self.log.clear()
         self._wake()
@@ -74,7 +74,7 @@ class ScriptedCell:
         self._moved = asyncio.Event()
 
     def moved(self) -> Coroutine[Any, Any, bool]:
-        """Waits for the next change after this call, not after the wait began."""
+        """Waits for the next change after this call, even if it happens before the await."""
         return self._moved.wait()
 
     # Commits
@@ -123,7 +123,7 @@ class ScriptedCell:
 
 
 class ScriptedClient:
-    """One user's way to the cell. Faults are queued by the test and used up one by one."""
+    """One user's client of the cell. The test queues faults; each is raised once."""
 
     def __init__(self, cell: ScriptedCell, ports: Any) -> None:
         self._cell = cell
@@ -131,11 +131,11 @@ class ScriptedClient:
         self.before_commit: list[Fault] = []
         """Raised instead of committing."""
         self.after_commit: list[Fault] = []
-        """Raised although it was committed."""
+        """Raised after the commit took effect."""
         self.on_get: list[Fault] = []
         self.on_list: list[Fault] = []
         self.edit_batch: Callable[[list[Seen[Any]]], list[Seen[Any]]] = list
-        """What a watch makes of what it should deliver: drop, repeat, reorder."""
+        """Edits each watch batch: drops, repeats or reorders events."""
         self.broken = asyncio.Event()
         """Set to break every watch, once."""
         self.stalled = False

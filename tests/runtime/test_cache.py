@@ -1,4 +1,4 @@
-"""The cache's lists and indexes: in key order whenever they are asked for, however the objects came."""
+"""The cache's lists, indexes and totals: complete and in key order, whatever the order of arrival."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from making import again, assignment, bound_status, replica
 HELD = assignment()
 
 
-def test_a_burst_in_any_order_is_listed_in_key_order() -> None:
+def test_cache_lists_burst_in_key_order() -> None:
     made = [replica(number, HELD) for number in range(40)]
     shuffled = list(made)
     random.Random(3).shuffle(shuffled)
@@ -24,7 +24,7 @@ def test_a_burst_in_any_order_is_listed_in_key_order() -> None:
     assert list(cache.list(Replica)) == sorted(made, key=lambda r: r.key)
 
 
-def test_removing_from_an_unsorted_burst_takes_the_right_one() -> None:
+def test_cache_removal_from_unsorted_burst_removes_right_object() -> None:
     cache = Cache()
     made = [replica(number, HELD) for number in (5, 3, 9, 1)]
     for item in made:
@@ -33,7 +33,7 @@ def test_removing_from_an_unsorted_burst_takes_the_right_one() -> None:
     assert [r.spec.ordinal for r in cache.list(Replica)] == [1, 5, 9]
 
 
-def test_an_index_asked_for_late_knows_what_came_before_and_follows() -> None:
+def test_cache_index_built_late_is_complete_and_follows_changes() -> None:
     cache = Cache()
     first = replica(0, HELD, status=bound_status("n1"))
     cache.put(first)
@@ -48,7 +48,7 @@ def test_an_index_asked_for_late_knows_what_came_before_and_follows() -> None:
     assert len(cache.by(Replica, "workload", "acme/api")) == 1
 
 
-def test_a_namespace_is_listed_by_itself() -> None:
+def test_cache_lists_single_namespace() -> None:
     cache = Cache()
     other = replica(0, assignment(namespace="rival"))
     cache.put(replica(0, HELD))
@@ -60,7 +60,7 @@ def test_a_namespace_is_listed_by_itself() -> None:
     assert Key("rival", other.metadata.name) == other.key
 
 
-def test_a_total_asked_for_late_counts_what_came_before_and_follows() -> None:
+def test_cache_total_built_late_is_complete_and_follows_changes() -> None:
     def placed(item: Replica) -> dict[str, int]:
         return {"placed": 1} if item.status.placement.binding else {}
 

@@ -1,4 +1,4 @@
-"""The loop that compacts a cell's history: a whole cell in virtual time, with a history that is short for the test."""
+"""Compaction of a cell's history: a complete cell in virtual time with a short history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT, MOST = 50, 400
 
 
 class History:
-    """A cell that leads, or waits behind another that does."""
+    """A global cell and its store."""
 
     def __init__(self) -> None:
         self.ports = VirtualPorts()
@@ -39,7 +39,7 @@ class History:
             await self.operator.commit([Create(Tenant(ObjectMeta(name=f"t{self._made}")))])
 
     async def decide(self, *, at: int, planner: str = PLANNER_VERSION) -> Decision:
-        """A decision that was made on the state of a revision, as the authority stores it."""
+        """Stores a Decision that was made at revision `at`, as the authority does."""
         spec = DecisionSpec(
             workload="web",
             request="web",
@@ -56,7 +56,7 @@ class History:
         return item
 
     async def passed(self) -> int:
-        """What is compacted after the loop had its turn."""
+        """The compacted revision after one compaction interval."""
         await self.ports.clock.sleep(limits.COMPACT_EVERY_S + 1.0)
         return self.store.compacted
 
@@ -80,42 +80,42 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HISTORY_REVISIONS_MAX", MOST)
 
 
-def test_what_is_older_than_is_kept_goes_and_the_rest_stays() -> None:
+def test_compaction_removes_only_history_beyond_limit() -> None:
     async def test(history: History) -> None:
         await history.write(200)
         compacted = await history.passed()
         assert history.store.back(MOST) < compacted <= history.store.back(KEPT)
         before = history.store.head
-        assert await history.passed() >= compacted, "it goes on by itself"
+        assert await history.passed() >= compacted, "compaction never goes back"
         await history.write(KEPT * 2)
         assert before < await history.passed() <= history.store.back(KEPT)
 
     with_history(test)
 
 
-def test_decisions_that_are_kept_hold_the_history_they_need() -> None:
+def test_compaction_keeps_history_of_replayable_decision() -> None:
     async def test(history: History) -> None:
         await history.write(10)
         needed = history.store.head
         await history.decide(at=needed)
         await history.write(150)
-        assert await history.passed() <= needed, "or it could not be replayed"
+        assert await history.passed() <= needed, "the history of the decision is needed for replay"
 
     with_history(test)
 
 
-def test_a_decision_of_another_planner_holds_nothing() -> None:
+def test_compaction_ignores_decision_of_other_planner_version() -> None:
     async def test(history: History) -> None:
         await history.write(10)
         needed = history.store.head
         await history.decide(at=needed, planner="of old")
         await history.write(150)
-        assert await history.passed() > needed, "it cannot be replayed anyway"
+        assert await history.passed() > needed, "the decision cannot be replayed"
 
     with_history(test)
 
 
-def test_not_even_decisions_hold_it_for_ever() -> None:
+def test_compaction_beyond_maximum_ignores_decisions() -> None:
     async def test(history: History) -> None:
         await history.write(10)
         needed = history.store.head
@@ -127,7 +127,7 @@ def test_not_even_decisions_hold_it_for_ever() -> None:
     with_history(test)
 
 
-def test_a_cell_that_does_not_lead_compacts_nothing() -> None:
+def test_cell_that_is_not_leader_does_not_compact() -> None:
     async def test(history: History) -> None:
         await history.write(200)
         await history.cell.election.stop()

@@ -1,4 +1,4 @@
-"""Totals: kept true through every change, and counting what the pass under way has decided."""
+"""Totals of cache and view: equal to a recount, and including the writes of the current pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made(name: str, rank: int, revision: int, namespace: str = "t") -> PriorityC
         st.tuples(st.sampled_from("abc"), st.sampled_from(("t", "u")), st.integers(0, 5), st.booleans()), max_size=30
     )
 )
-def test_a_total_is_what_counting_would_give(steps) -> None:
+def test_cache_total_equals_recount(steps) -> None:
     cache = Cache()
     for revision, (name, namespace, rank, removed) in enumerate(steps, 1):
         if removed:
@@ -44,20 +44,20 @@ def test_a_total_is_what_counting_would_give(steps) -> None:
             assert cache.total(PriorityClass, where, ranks).get("rank", 0) == counted
 
 
-def test_totals_count_the_decisions_of_the_pass() -> None:
+def test_view_totals_include_writes_of_current_pass() -> None:
     cache = Cache()
     cache.put(made("a", 5, 1))
     view = DeclaredView("test", cache, frozenset({PriorityClass}))
     assert view.total(PriorityClass, "t", ranks) == {"rank": 5}
     view.assume([Create(made("b", 2, 0)), Update(made("a", 1, 1)), Delete("PriorityClass", Key("t", "x"), "x")])
     assert view.total(PriorityClass, "t", ranks) == {"rank": 3}
-    assert view.total(PriorityClass, "", ranks) == {"rank": 3}, "also for a measure that is asked for later"
+    assert view.total(PriorityClass, "", ranks) == {"rank": 3}, "also for a measure first read later"
     assert view.get(PriorityClass, "b", "t") is None, "single objects are seen as stored"
     view.begin_pass()
     assert view.total(PriorityClass, "t", ranks) == {"rank": 5}
 
 
-def test_an_ordered_controller_sees_the_status_its_pass_has_set() -> None:
+def test_view_shows_statuses_of_pass_only_if_requested() -> None:
     cache = Cache()
     for name, uid in (("a", "1"), ("b", "2")):
         cache.put(Replica(ObjectMeta(name=name, namespace="t", uid=uid, resource_version="1"), SPEC))
@@ -77,9 +77,9 @@ def test_an_ordered_controller_sees_the_status_its_pass_has_set() -> None:
         assert [r.status.release is not None for r in view.by(Replica, "workload", "t/w")] == [ordered, False]
         assert view.total(Replica, "t", leaving).get("leaving", 0) == int(ordered)
         view.begin_pass()
-        assert view.get(Replica, "a", "t").status.release is None, "what was refused is not there in the next pass"
+        assert view.get(Replica, "a", "t").status.release is None, "the next pass starts from stored state"
 
 
-def test_an_undeclared_kind_has_no_total() -> None:
-    with pytest.raises(LookupError, match="declare it"):
+def test_view_total_of_undeclared_kind_raises_lookup_error() -> None:
+    with pytest.raises(LookupError, match="not in its wakes or reads"):
         DeclaredView("test", Cache(), frozenset({PriorityClass})).total(Tenant, "", ranks)

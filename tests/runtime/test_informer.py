@@ -1,4 +1,4 @@
-"""The informer keeps its promises whatever the watch does to it."""
+"""The informer's guarantees under dropped, repeated and stalled watches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def endpoint(name: str, region: str = "west", namespace: str = "t") -> Endpoint:
 
 
 class Setup:
-    """A cell, an informer on it, and everything the informer has handed out."""
+    """A cell, an informer on it, and all changes the informer emitted."""
 
     def __init__(self, **options: Any) -> None:
         self.ports = VirtualPorts()
@@ -53,7 +53,7 @@ class Setup:
         return list(self.cache.list(Endpoint)) == self.cell.all(Endpoint)
 
 
-def test_lists_then_follows() -> None:
+def test_informer_lists_then_watches() -> None:
     async def main() -> None:
         setup = Setup()
         setup.cell.put(endpoint("a"))
@@ -74,7 +74,7 @@ def test_lists_then_follows() -> None:
     run(main)
 
 
-def test_a_dropped_watch_resumes_without_a_list() -> None:
+def test_informer_with_dropped_watch_resumes_without_list() -> None:
     async def main() -> None:
         async with Setup() as setup:
             setup.cell.put(endpoint("a"))
@@ -87,7 +87,7 @@ def test_a_dropped_watch_resumes_without_a_list() -> None:
     run(main)
 
 
-def test_an_expired_watch_lists_and_hands_out_the_deletions_it_missed() -> None:
+def test_informer_with_expired_watch_emits_missed_deletions() -> None:
     async def main() -> None:
         setup = Setup()
         setup.cell.put(endpoint("a"))
@@ -104,7 +104,7 @@ def test_an_expired_watch_lists_and_hands_out_the_deletions_it_missed() -> None:
     run(main)
 
 
-def test_what_was_made_anew_under_its_name_is_told_as_one_gone_and_one_new() -> None:
+def test_recreated_object_is_emitted_as_removal_and_addition() -> None:
     async def main() -> None:
         setup = Setup()
         old = setup.cell.put(endpoint("a"))
@@ -122,7 +122,7 @@ def test_what_was_made_anew_under_its_name_is_told_as_one_gone_and_one_new() -> 
     run(main)
 
 
-def test_a_resync_repairs_what_the_watch_dropped_and_takes_a_new_watch() -> None:
+def test_resync_after_dropped_events_repairs_cache_and_replaces_watch() -> None:
     async def main() -> None:
         async with Setup(resync_s=30.0) as setup:
             setup.client.edit_batch = lambda batch: []
@@ -136,7 +136,7 @@ def test_a_resync_repairs_what_the_watch_dropped_and_takes_a_new_watch() -> None
     run(main)
 
 
-def test_a_stalled_watch_costs_one_resync() -> None:
+def test_stalled_watch_is_repaired_by_next_resync() -> None:
     async def main() -> None:
         async with Setup(resync_s=30.0) as setup:
             setup.client.stalled = True
@@ -147,7 +147,7 @@ def test_a_stalled_watch_costs_one_resync() -> None:
     run(main)
 
 
-def test_it_starts_and_recovers_while_the_cell_is_down() -> None:
+def test_informer_started_while_cell_is_down_syncs_later() -> None:
     async def main() -> None:
         setup = Setup()
         setup.client.down = True
@@ -163,7 +163,7 @@ def test_it_starts_and_recovers_while_the_cell_is_down() -> None:
     run(main)
 
 
-def test_a_list_that_fails_is_tried_again() -> None:
+def test_informer_retries_failed_list() -> None:
     async def main() -> None:
         setup = Setup()
         setup.client.on_list = [Unavailable("no"), Unavailable("no")]
@@ -173,13 +173,13 @@ def test_a_list_that_fails_is_tried_again() -> None:
     run(main)
 
 
-def test_a_restored_cell_is_followed_again_and_a_lagging_one_waited_for() -> None:
+def test_informer_resets_cache_after_cell_restore() -> None:
     async def main() -> None:
         setup = Setup(resync_s=1000.0)
         for n in range(5):
             setup.cell.put(endpoint(f"e{n}"))
         async with setup:
-            # The cell comes back from a backup: fewer objects, lower revisions, and it refuses to watch from ours.
+            # The cell is restored from a backup: fewer objects, lower revisions, and watches from ours are refused.
             setup.cell.objects.clear()
             setup.cell.log.clear()
             setup.cell.revision = 0
@@ -196,7 +196,7 @@ def test_a_restored_cell_is_followed_again_and_a_lagging_one_waited_for() -> Non
     run(main)
 
 
-def test_fields_narrow_the_cache_and_leaving_them_is_a_deletion() -> None:
+def test_object_that_no_longer_matches_fields_is_emitted_as_removal() -> None:
     async def main() -> None:
         setup = Setup(fields={"region": "west"})
         setup.cell.put(endpoint("a", region="east"))
@@ -210,7 +210,7 @@ def test_fields_narrow_the_cache_and_leaving_them_is_a_deletion() -> None:
     run(main)
 
 
-def test_own_writes_are_seen_ahead_of_the_watch_and_told_once() -> None:
+def test_own_commit_is_visible_before_watch_and_emitted_once() -> None:
     async def main() -> None:
         async with Setup() as setup:
             setup.client.stalled = True
@@ -224,13 +224,13 @@ def test_own_writes_are_seen_ahead_of_the_watch_and_told_once() -> None:
             setup.client.stalled = False
             setup.client.broken.set()
             await asyncio.sleep(5)
-            # The creation that the watch delivers late must not bring it back.
+            # The late watch event of the creation must not bring the object back.
             assert setup.names() == [] and len(setup.changes) == told
 
     run(main)
 
 
-def test_a_failing_handler_stops_nobody() -> None:
+def test_failing_handler_does_not_affect_other_handlers() -> None:
     async def main() -> None:
         setup = Setup()
 
@@ -247,14 +247,14 @@ def test_a_failing_handler_stops_nobody() -> None:
     run(main)
 
 
-def test_a_set_shares_informers_and_refuses_other_fields() -> None:
+def test_informers_share_one_informer_per_kind_and_refuse_other_fields() -> None:
     async def main() -> None:
         ports = VirtualPorts()
         cell = ScriptedCell()
         informers = Informers(ScriptedClient(cell, ports), ports)
         one = informers.of(Endpoint, {"region": "west"})
         assert informers.of(Endpoint) is one
-        with pytest.raises(ValueError, match="already followed"):
+        with pytest.raises(ValueError, match="the informer has other fields"):
             informers.of(Endpoint, {"region": "east"})
         await informers.start()
         await informers.synced()
@@ -266,14 +266,14 @@ def test_a_set_shares_informers_and_refuses_other_fields() -> None:
     run(main)
 
 
-def test_an_unknown_index_is_a_mistake() -> None:
+def test_cache_with_unknown_index_raises_key_error() -> None:
     with pytest.raises(KeyError, match="has no index"):
         Cache().by(Endpoint, "colour", "red")
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(5, 60))
-def test_under_drops_repeats_and_disorder_it_never_goes_back_and_ends_true(seed: int, steps: int) -> None:
+def test_informer_under_lossy_watch_is_monotonic_and_converges(seed: int, steps: int) -> None:
     async def main() -> None:
         chance = random.Random(seed)
         setup = Setup(resync_s=20.0)

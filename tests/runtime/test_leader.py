@@ -1,4 +1,4 @@
-"""Elections: one leader at a time by the clock, and by the token whatever the clocks say."""
+"""Leader election: one leader at a time by clocks, and by the fencing token whatever the clocks say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.runtime.leader import NAMESPACE, Election
 
 
 class SlowClock(VirtualClock):
-    """A clock that drifts, or that a paused process did not see pass."""
+    """A clock that drifts by `rate`."""
 
     def __init__(self, rate: float = 1.0) -> None:
         self.rate = rate
@@ -42,7 +42,7 @@ def contender(
     return Election(client, "boss", identity, ports), client
 
 
-def test_the_first_wins_at_once_and_keeps_it() -> None:
+def test_first_contender_wins_and_keeps_leading() -> None:
     async def main() -> None:
         cell = ScriptedCell()
         one, _ = contender(cell, "one")
@@ -59,7 +59,7 @@ def test_the_first_wins_at_once_and_keeps_it() -> None:
     run(main)
 
 
-def test_takeover_waits_a_whole_ttl_and_raises_the_term() -> None:
+def test_takeover_waits_full_ttl_and_raises_term() -> None:
     async def main() -> None:
         cell, loop = ScriptedCell(), asyncio.get_running_loop()
         one, client = contender(cell, "one")
@@ -85,7 +85,7 @@ def test_takeover_waits_a_whole_ttl_and_raises_the_term() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.99, 1.0, 1.01])
-def test_two_never_lead_at_once_under_drift(rate: float) -> None:
+def test_contenders_with_clock_drift_never_lead_at_once(rate: float) -> None:
     async def main() -> None:
         cell = ScriptedCell()
         one, one_client = contender(cell, "one", rate=rate)
@@ -106,7 +106,7 @@ def test_two_never_lead_at_once_under_drift(rate: float) -> None:
     run(main)
 
 
-def test_a_paused_leaders_late_write_is_refused() -> None:
+def test_late_write_of_paused_leader_is_refused() -> None:
     async def main() -> None:
         cell = ScriptedCell()
         one, client = contender(cell, "one")
@@ -129,7 +129,7 @@ def test_a_paused_leaders_late_write_is_refused() -> None:
     run(main)
 
 
-def test_a_clean_stop_lets_the_next_in_soon_and_a_crash_does_not() -> None:
+def test_clean_stop_releases_lease_and_crash_does_not() -> None:
     async def main() -> None:
         cell, loop = ScriptedCell(), asyncio.get_running_loop()
         one, _ = contender(cell, "one")
@@ -148,7 +148,7 @@ def test_a_clean_stop_lets_the_next_in_soon_and_a_crash_does_not() -> None:
     run(main)
 
 
-def test_the_same_identity_takes_its_own_lease_again_at_once() -> None:
+def test_restarted_identity_takes_its_own_lease_at_once() -> None:
     async def main() -> None:
         cell, loop = ScriptedCell(), asyncio.get_running_loop()
         crashed, _ = contender(cell, "only")
@@ -164,7 +164,7 @@ def test_the_same_identity_takes_its_own_lease_again_at_once() -> None:
     run(main)
 
 
-def test_a_renewal_without_an_answer_costs_nothing() -> None:
+def test_unanswered_renewal_keeps_leadership() -> None:
     async def main() -> None:
         cell = ScriptedCell()
         one, client = contender(cell, "one")
@@ -172,7 +172,7 @@ def test_a_renewal_without_an_answer_costs_nothing() -> None:
         token = await one.won()
         for _ in range(10):
             client.after_commit.append(no_answer())
-            client.before_commit.append(Conflict("a late renewal of our own"))
+            client.before_commit.append(Conflict("late renewal of the same leader"))
             await asyncio.sleep(7)
             assert one.token == token
         await one.stop()
@@ -180,7 +180,7 @@ def test_a_renewal_without_an_answer_costs_nothing() -> None:
     run(main)
 
 
-def test_waiting_for_the_loss_ends_when_the_lease_runs_out() -> None:
+def test_expired_lease_ends_leadership_and_notifies_listeners() -> None:
     async def main() -> None:
         cell = ScriptedCell()
         one, client = contender(cell, "one")

@@ -1,4 +1,4 @@
-"""A process starts in order, stops in reverse, and says which part failed."""
+"""Process lifetime: start order, reverse stop order, failing components and signals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Recorded:
         self.journal.append(f"-{self.name}")
 
 
-async def test_parts_stop_in_reverse_on_a_signal() -> None:
+async def test_components_stop_in_reverse_order_on_signal() -> None:
     journal: list[str] = []
     life = Lifetime("test")
     for name in "abc":
@@ -43,7 +43,7 @@ async def test_parts_stop_in_reverse_on_a_signal() -> None:
     assert journal == ["+a", "+b", "+c", "-c", "-b", "-a"]
 
 
-async def test_a_part_that_cannot_start_ends_the_others() -> None:
+async def test_component_start_failure_stops_the_others() -> None:
     journal: list[str] = []
     life = Lifetime("test")
     life.add("a", Recorded("a", journal))
@@ -54,7 +54,7 @@ async def test_a_part_that_cannot_start_ends_the_others() -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-async def test_a_part_that_ends_early_ends_the_process(fails: bool) -> None:
+async def test_component_that_ends_early_ends_process_with_status_1(fails: bool) -> None:
     async def runs() -> None:
         await asyncio.sleep(0.01)
         if fails:
@@ -67,7 +67,7 @@ async def test_a_part_that_ends_early_ends_the_process(fails: bool) -> None:
     assert journal == ["+a", "-a"]
 
 
-async def test_a_part_that_does_not_stop_holds_nobody_up() -> None:
+async def test_component_stop_past_deadline_does_not_block_others() -> None:
     class Stuck(Recorded):
         async def stop(self) -> None:
             await asyncio.Event().wait()
@@ -83,7 +83,7 @@ async def test_a_part_that_does_not_stop_holds_nobody_up() -> None:
     assert journal[-1] == "-a"
 
 
-def test_a_second_signal_ends_at_once_and_logs_are_json() -> None:
+def test_second_signal_exits_at_once_with_json_logs() -> None:
     program = textwrap.dedent(
         """
         import asyncio
@@ -121,7 +121,7 @@ def test_a_second_signal_ends_at_once_and_logs_are_json() -> None:
     assert all(line["cell"] == "west" and line["component"] == "test" for line in lines)
 
 
-def test_an_unknown_log_format_is_named() -> None:
+def test_unknown_log_format_or_level_is_named_in_error() -> None:
     with pytest.raises(ValueError, match="xml"):
         log.configure(cell="west", component="test", form="xml")
     with pytest.raises(ValueError, match="loud"):

@@ -1,4 +1,4 @@
-"""systemd is told when the process is ready, and when it stops."""
+"""Notifications to systemd: readiness, stopping and watchdog keep-alives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from holdfast.runtime.lifetime import keep_telling, tell_supervisor
 
 
-def test_systemd_is_told_where_it_asked(tmp_path, monkeypatch):
+def test_notify_systemd_sends_state_to_notify_socket(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
@@ -21,7 +21,7 @@ def test_systemd_is_told_where_it_asked(tmp_path, monkeypatch):
     tell_supervisor("STOPPING=1")
 
 
-async def test_systemd_is_told_that_the_loop_turns_and_nobody_else_is(tmp_path, monkeypatch):
+async def test_watchdog_keepalive_stops_while_loop_hangs(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(str(tmp_path / "notify"))
         heard.setblocking(False)

@@ -1,6 +1,6 @@
-"""The repair controller on a real cell, killed before and after every call it makes, and started anew each time.
+"""The repair controller on a real cell, killed before and after every call and restarted each time.
 
-A killed process does not return from the call it is in: the call was carried out, or it was not, and nothing follows.
+A killed process never returns from its call: the call took effect or not, and nothing follows.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from making import replica
 REGION = "west"
 STUCK = limits.REPAIRS_PER_MINUTE + 3
 CALLS = 10
-"""A life makes fewer calls than this before it has nothing left to do."""
+"""Kill points; a complete run makes fewer calls."""
 REPAIR = next(c for c in regional_controllers(REGION) if c.name == "repair")
 
 
 class Mortal:
-    """A client in whose hands a process dies: at the call of this number, before or after it was carried out."""
+    """A client that kills its process at call number `dies_at`, before or after the call takes effect."""
 
     def __init__(self, client: LocalClient, dies_at: int, *, after: bool) -> None:
         self._client, self._dies_at, self._after = client, dies_at, after
@@ -85,7 +85,7 @@ class Cell:
         return LocalClient(self.gate, controller(role, cell=REGION))
 
     async def fill(self) -> None:
-        """Replicas that were bound long ago, and whose agent has not said a word."""
+        """Creates replicas that were bound long ago and have no report from the agent."""
         await self.objects.start()
         await self.client("link").commit([Create(Tenant(metadata=ObjectMeta(name="acme")))])
         long_ago = micro_text(self.ports.clock.now() - limits.STAGE_DEADLINE_S["Bound"] - 60)
@@ -112,13 +112,13 @@ class Cell:
         await self.client("link").commit([write])
 
     async def life(self, mortal: Mortal, *, lasts_s: float) -> None:
-        """One process of the controller, until it dies or its time is over."""
+        """Runs one controller process until it is killed or `lasts_s` is over."""
         informers = Informers(mortal, self.ports)  # type: ignore[arg-type]
         runner = Runner(REPAIR, mortal, informers, self.ports)  # type: ignore[arg-type]
         living = asyncio.ensure_future(self._live(informers, runner))
         dying = asyncio.ensure_future(mortal.died.wait())
         await asyncio.wait({dying}, timeout=lasts_s)
-        mortal.died.set()  # whatever it still calls is never carried out
+        mortal.died.set()  # later calls have no effect
         for task in (living, dying, runner._run_task):
             if task is not None:
                 task.cancel()
@@ -144,7 +144,7 @@ DONE = sorted(["Asked"] * limits.REPAIRS_PER_MINUTE + ["AwaitingApproval"] * 3)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the call", "after it"])
-def test_killed_at_any_call_repair_asks_each_once_and_keeps_to_its_budget(after: bool) -> None:
+def test_repair_killed_at_any_call_requests_each_release_once(after: bool) -> None:
     for dies_at in range(1, CALLS + 1):
 
         async def main(dies_at: int = dies_at) -> None:
@@ -156,13 +156,13 @@ def test_killed_at_any_call_repair_asks_each_once_and_keeps_to_its_budget(after:
             await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
             assert await cell.states() == DONE, f"killed at call {dies_at}"
             now = await cell.asked_at()
-            assert before.items() <= now.items(), "what was asked is not asked again: its evidence is the first one's"
+            assert before.items() <= now.items(), "no release is requested twice: the first record stays"
             await cell.objects.close()
 
         run(main)
 
 
-def test_a_pause_and_an_approval_hold_over_a_crash_and_leave_their_evidence() -> None:
+def test_repair_pause_and_approval_survive_crash() -> None:
     async def main() -> None:
         cell = Cell()
         await cell.fill()
@@ -172,7 +172,7 @@ def test_a_pause_and_an_approval_hold_over_a_crash_and_leave_their_evidence() ->
         assert await cell.states() == ["Paused"] * STUCK
         await cell.override(OverrideKind.PAUSE_REPAIR, acts=False)
         await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
-        assert await cell.states() == DONE, "more at once than usual wait for a person"
+        assert await cell.states() == DONE, "repairs beyond the rate limit await approval"
         await cell.override(OverrideKind.APPROVE_REPAIR, acts=True)
         await cell.life(Mortal(cell.client("repair"), 0, after=False), lasts_s=5.0)
         assert await cell.states() == ["Asked"] * STUCK
@@ -187,7 +187,7 @@ def test_a_pause_and_an_approval_hold_over_a_crash_and_leave_their_evidence() ->
 
 
 @pytest.mark.parametrize("silent_s", [5.0, ages.OVERRIDE.seconds + 1.0])
-def test_an_approval_of_which_nothing_was_heard_for_its_age_approves_nothing(silent_s: float) -> None:
+def test_repair_approval_past_contact_age_is_ignored(silent_s: float) -> None:
     async def main() -> None:
         cell = Cell()
         await cell.fill()
@@ -203,7 +203,7 @@ def test_an_approval_of_which_nothing_was_heard_for_its_age_approves_nothing(sil
     run(main)
 
 
-def test_a_life_makes_fewer_calls_than_are_died_at() -> None:
+def test_repair_run_makes_fewer_calls_than_kill_points() -> None:
     async def main() -> None:
         cell = Cell()
         await cell.fill()

@@ -1,4 +1,4 @@
-"""The runner carries out decisions once, sees its own writes, and survives everything that goes wrong around it."""
+"""The runner: decisions are applied once, its own writes are visible, and faults do not stop it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def one_endpoint_each(key: Key, view: View, now: float) -> Outcome:
-    """Every tenant gets one endpoint of its name; the tenant's goes with it."""
+    """Creates one Endpoint per tenant, and deletes it with the tenant."""
     tenant, made = view.get(Tenant, key.name), view.get(Endpoint, key.name, "t")
     if tenant is None and made is not None:
         return Outcome(writes=(Delete("Endpoint", made.key, made.uid),))
@@ -91,7 +91,7 @@ class Setup:
         return [item.metadata.name for item in self.cell.all(Endpoint)]
 
 
-def test_it_decides_when_woken_and_carries_out() -> None:
+def test_runner_decides_and_applies_when_woken() -> None:
     async def main() -> None:
         setup = Setup()
         setup.tenant("a")
@@ -106,12 +106,12 @@ def test_it_decides_when_woken_and_carries_out() -> None:
     run(main)
 
 
-def test_own_writes_are_visible_however_late_the_watch_is() -> None:
+def test_runner_with_stalled_watch_sees_its_own_writes() -> None:
     async def main() -> None:
         async with Setup() as setup:
             await asyncio.sleep(0.1)
             setup.client.stalled = True
-            # No watch speaks any more: only the resync of the tenants wakes it, and only its own writes are new.
+            # The watches are stalled: only the resync wakes the runner, and only its own writes are new.
             setup.tenant("a")
             await until(lambda: setup.made() == ["a"], within_s=90)
             for _ in range(20):
@@ -122,7 +122,7 @@ def test_own_writes_are_visible_however_late_the_watch_is() -> None:
     run(main)
 
 
-def test_a_conflict_is_decided_again_soon() -> None:
+def test_runner_retries_conflict_soon() -> None:
     async def main() -> None:
         setup = Setup()
         setup.client.before_commit = [Conflict("someone was first")] * 3
@@ -134,7 +134,7 @@ def test_a_conflict_is_decided_again_soon() -> None:
 
 
 @pytest.mark.parametrize("unanswered", [1, 3, 12])
-def test_no_answer_after_the_commit_has_one_effect(unanswered: int) -> None:
+def test_unanswered_commit_that_landed_has_one_effect(unanswered: int) -> None:
     async def main() -> None:
         setup = Setup()
         setup.client.after_commit = [no_answer() for _ in range(unanswered)]
@@ -148,7 +148,7 @@ def test_no_answer_after_the_commit_has_one_effect(unanswered: int) -> None:
     run(main)
 
 
-def test_no_answer_and_no_effect_is_repeated() -> None:
+def test_unanswered_commit_that_did_not_land_is_repeated() -> None:
     async def main() -> None:
         setup = Setup()
         setup.client.before_commit = [no_answer() for _ in range(30)]
@@ -161,7 +161,7 @@ def test_no_answer_and_no_effect_is_repeated() -> None:
     run(main)
 
 
-def test_an_overloaded_server_is_left_alone_as_long_as_it_asks() -> None:
+def test_runner_waits_retry_after_of_overloaded_server() -> None:
     async def main() -> None:
         setup = Setup()
         setup.client.before_commit = [Overloaded("busy", retry_after_s=9.0)]
@@ -174,7 +174,7 @@ def test_an_overloaded_server_is_left_alone_as_long_as_it_asks() -> None:
     run(main)
 
 
-def test_a_panic_is_that_keys_alone() -> None:
+def test_exception_in_decide_affects_only_its_key() -> None:
     async def main() -> None:
         def decide(key: Key, view: View, now: float) -> Outcome:
             if key.name == "bad":
@@ -192,12 +192,12 @@ def test_a_panic_is_that_keys_alone() -> None:
     run(main)
 
 
-def test_reading_an_undeclared_kind_is_a_mistake_not_an_absence() -> None:
+def test_decide_reading_undeclared_kind_raises_lookup_error() -> None:
     async def main() -> None:
         found: list[str] = []
 
         def decide(key: Key, view: View, now: float) -> Outcome:
-            with pytest.raises(LookupError, match="declare it") as caught:
+            with pytest.raises(LookupError, match="not in its wakes or reads") as caught:
                 view.get(Term, "x")
             found.append(str(caught.value))
             return NOTHING
@@ -210,7 +210,7 @@ def test_reading_an_undeclared_kind_is_a_mistake_not_an_absence() -> None:
     run(main)
 
 
-def test_a_refused_decision_is_left_alone_for_long() -> None:
+def test_forbidden_write_is_retried_after_long_backoff() -> None:
     async def main() -> None:
         setup = Setup(resync_s=1000.0)
         setup.client.before_commit = [Forbidden("not yours")]
@@ -223,7 +223,7 @@ def test_a_refused_decision_is_left_alone_for_long() -> None:
     run(main)
 
 
-def test_it_looks_again_when_asked_to() -> None:
+def test_runner_decides_again_after_requested_delay() -> None:
     async def main() -> None:
         setup = Setup(lambda key, view, now: Outcome(again_in_s=10.0), resync_s=1000.0)
         setup.tenant("a")
@@ -234,19 +234,19 @@ def test_it_looks_again_when_asked_to() -> None:
     run(main)
 
 
-def test_a_resync_finds_what_no_event_told() -> None:
+def test_runner_resync_repairs_without_event() -> None:
     async def main() -> None:
         setup = Setup(resync_s=30.0)
         setup.tenant("a")
         async with setup:
             await until(lambda: setup.made() == ["a"], within_s=1)
-            setup.cell.remove(Endpoint, Key("t", "a"))  # Nothing is woken by endpoints.
+            setup.cell.remove(Endpoint, Key("t", "a"))  # Endpoints wake nothing.
             await until(lambda: setup.made() == ["a"], within_s=60)
 
     run(main)
 
 
-def test_a_batch_is_one_commit_and_one_bad_decision_costs_little() -> None:
+def test_batch_is_one_commit_and_is_split_on_conflict() -> None:
     async def main() -> None:
         setup = Setup(batch=True)
         for n in range(100):
@@ -260,7 +260,7 @@ def test_a_batch_is_one_commit_and_one_bad_decision_costs_little() -> None:
         for n in range(100):
             spoiled.tenant(f"t{n:03}")
         async with spoiled:
-            # The cache does not know yet that one of them exists.
+            # The cache does not know yet that one Endpoint exists.
             spoiled.client.stalled = True
             spoiled.cell.put(Endpoint(metadata=meta("t050"), spec=EndpointSpec(workload="x", region="east")))
             await until(lambda: len(spoiled.made()) == 100, within_s=2)
@@ -269,7 +269,7 @@ def test_a_batch_is_one_commit_and_one_bad_decision_costs_little() -> None:
     run(main)
 
 
-def test_two_decisions_of_a_batch_about_one_object_follow_each_other() -> None:
+def test_batch_decisions_on_one_object_are_committed_in_sequence() -> None:
     async def main() -> None:
         def count(key: Key, view: View, now: float) -> Outcome:
             shared = view.get(Endpoint, "shared", "t")
@@ -289,7 +289,7 @@ def test_two_decisions_of_a_batch_about_one_object_follow_each_other() -> None:
     run(main)
 
 
-def test_releases_follow_the_commit_and_refused_ones_are_asked_again() -> None:
+def test_rejected_release_is_repeated_until_accepted() -> None:
     async def main() -> None:
         def free(key: Key, view: View, now: float) -> Outcome:
             item = ReleaseItem("t", key.name, "uid", 1, ReleaseAction.FREE)
@@ -308,14 +308,14 @@ def test_releases_follow_the_commit_and_refused_ones_are_asked_again() -> None:
     run(main)
 
 
-def test_a_singleton_writes_under_its_token_and_stops_when_it_is_taken() -> None:
+def test_singleton_stops_writing_after_losing_its_term() -> None:
     async def main() -> None:
         setup = Setup(election=True)
         async with setup:
             setup.tenant("a")
             await until(lambda: setup.made() == ["a"], within_s=5)
             assert setup.election is not None and setup.election.token is not None
-            # Someone else takes the term: whatever we still believe, our writes are refused from now on.
+            # Another process takes the term: writes under the old token are refused from now on.
             term = setup.cell.objects[(Term, Key("", "test"))]
             setup.cell.put(msgspec.structs.replace(term, spec=TermSpec(holder="other", term=9)))
             setup.tenant("b")
@@ -325,14 +325,14 @@ def test_a_singleton_writes_under_its_token_and_stops_when_it_is_taken() -> None
     run(main)
 
 
-def test_a_new_leader_builds_on_what_its_predecessor_committed() -> None:
+def test_new_leader_lists_before_its_first_decision() -> None:
     async def main() -> None:
         setup = Setup(election=True)
         setup.tenant("a")
         setup.client.stalled = True
         await setup.informers.start()
         await setup.informers.synced()
-        # Written by the predecessor after our caches were filled, and our watch has not said so.
+        # Written by the previous leader after our caches were synced; our watch has not delivered it.
         setup.cell.put(Endpoint(metadata=meta("a"), spec=EndpointSpec(workload="w", region="west")))
         async with setup:
             await until(lambda: len(setup.decided) > 0, within_s=10)
@@ -342,7 +342,7 @@ def test_a_new_leader_builds_on_what_its_predecessor_committed() -> None:
     run(main)
 
 
-def test_stopping_is_clean_and_final() -> None:
+def test_stopped_runner_decides_nothing_and_leaves_no_tasks() -> None:
     async def main() -> None:
         setup = Setup()
         async with setup:

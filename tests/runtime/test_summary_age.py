@@ -1,4 +1,4 @@
-"""A whole global cell in virtual time: a region whose summary is too old gets no new work, however patient it is."""
+"""A region with a stale summary gets no new work, even if its `lostAfterSeconds` is long. Virtual time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Fleet:
             await self.operator.commit([Create(item)])
 
     async def report(self) -> None:
-        """The region's own report, as its link writes it."""
+        """Writes the region's report, as its link does."""
         now = self.ports.clock.now()
         report = RegionReport(
             at=micro_text(now), sequence=int(now * 1000), nodes=2, live_nodes=2, capacity={"cpu": "32"}, used={}
@@ -68,8 +68,8 @@ class Fleet:
         await self.ports.clock.sleep(seconds)
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["fresh", "past its age"])
-def test_a_summary_assigns_while_it_is_fresh_and_not_past_its_age(old: bool) -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["fresh", "stale"])
+def test_region_with_stale_summary_gets_no_new_assignment(old: bool) -> None:
     async def main() -> None:
         fleet = Fleet()
         await fleet.start()

@@ -1,4 +1,4 @@
-"""The runtime on a real cell: memory store, objects, gate and the in-process client, in virtual time."""
+"""The controller runtime on a real cell: memory store, gate and in-process client, in virtual time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.store.objects import Objects
 
 
 class Cell:
-    """A regional cell, with a client for whoever asks."""
+    """A regional cell, with a client per role."""
 
     def __init__(self) -> None:
         self.ports = VirtualPorts()
@@ -73,7 +73,7 @@ def tenant(name: str, count: int) -> Tenant:
     return Tenant(metadata=made.metadata, spec=type(made.spec)(description=str(count)))
 
 
-def test_a_batching_singleton_fills_a_cell() -> None:
+def test_batching_singleton_creates_1000_objects_on_real_gate() -> None:
     async def main() -> None:
         async with Cell() as cell:
             client = cell.client("serve")
@@ -99,7 +99,7 @@ def test_a_batching_singleton_fills_a_cell() -> None:
     run(main)
 
 
-def test_a_paused_leaders_write_is_refused_by_the_gate() -> None:
+def test_gate_refuses_write_of_paused_leader() -> None:
     async def main() -> None:
         async with Cell() as cell:
             await cell.client("link").commit([Create(tenant("t", 0))])
@@ -109,7 +109,7 @@ def test_a_paused_leaders_write_is_refused_by_the_gate() -> None:
             await one.start()
             stale = await one.won()
             await one_client.commit([Create(endpoint(Key("t", "before")))], token=stale)
-            # Paused: its task is gone, its belief is not.
+            # Paused: its task is cancelled, but it still has its token.
             assert one._task is not None
             one._task.cancel()
             await two.start()

@@ -1,4 +1,4 @@
-"""The queue's invariants, as scripts and as a state machine."""
+"""The work queue's invariants, as examples and as a randomized test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def queue(**options: Any) -> Workqueue:
     return Workqueue("test", VirtualPorts(), **options)
 
 
-def test_a_key_waits_once_and_comes_back_when_added_while_worked_on() -> None:
+def test_key_added_while_processed_is_queued_again_once() -> None:
     async def main() -> None:
         q = queue()
         q.add(key("a"))
@@ -43,18 +43,18 @@ def test_a_key_waits_once_and_comes_back_when_added_while_worked_on() -> None:
     run(main)
 
 
-def test_with_a_pace_a_key_rests_after_its_work_unless_that_asked_for_more_at_once() -> None:
+def test_min_interval_delays_key_unless_immediate_retry_was_requested() -> None:
     async def main() -> None:
         q, loop = queue(pace_s=1.0), asyncio.get_running_loop()
         began = loop.time()
         q.add(key("a"))
-        assert await q.take() == [key("a")] and loop.time() == began, "the first time at once"
+        assert await q.take() == [key("a")] and loop.time() == began, "the first time without delay"
         q.add(key("a"))
         q.done(key("a"))
         q.add(key("b"))
-        assert await q.take(2) == [key("b")], "others do not wait for it"
+        assert await q.take(2) == [key("b")], "other keys are not delayed"
         assert await q.take() == [key("a")]
-        assert loop.time() == pytest.approx(began + 1.0), "nothing that was added is lost"
+        assert loop.time() == pytest.approx(began + 1.0), "the added key is not lost"
         q.add_after(key("a"), 0.0)
         q.done(key("a"))
         assert await q.take() == [key("a")] and loop.time() == pytest.approx(began + 1.0)
@@ -62,23 +62,23 @@ def test_with_a_pace_a_key_rests_after_its_work_unless_that_asked_for_more_at_on
     run(main)
 
 
-def test_in_a_burst_keys_wait_for_a_moment_of_calm_and_a_few_never_do() -> None:
+def test_debounce_delays_only_keys_beyond_burst() -> None:
     async def main() -> None:
         q, loop = queue(calm_s=1.0), asyncio.get_running_loop()
         began = loop.time()
         many = [key(f"k{n:04}") for n in range(limits.CALM_KEYS_BURST + 50)]
         q.add_all(many)
-        q.add_all(many)  # an event later
+        q.add_all(many)  # added again by a later event
         assert len(await q.take(1000)) == limits.CALM_KEYS_BURST and loop.time() == began
         q.add(many[-1])
         late = await q.take(1000)
-        assert sorted(late) == sorted(many[limits.CALM_KEYS_BURST :]), "each once, and none is lost"
+        assert sorted(late) == sorted(many[limits.CALM_KEYS_BURST :]), "each key once, none lost"
         assert loop.time() == pytest.approx(began + 1.0)
 
     run(main)
 
 
-def test_tenants_take_turns() -> None:
+def test_queue_serves_namespaces_round_robin() -> None:
     async def main() -> None:
         q = queue()
         q.add_all(key(f"k{n}", "noisy") for n in range(1000))
@@ -90,7 +90,7 @@ def test_tenants_take_turns() -> None:
     run(main)
 
 
-def test_delayed_keys_are_due_in_order_and_the_shortest_pause_counts() -> None:
+def test_delayed_keys_are_due_in_order_with_shortest_delay() -> None:
     async def main() -> None:
         q, loop = queue(), asyncio.get_running_loop()
         q.add_after(key("late"), 30.0)
@@ -109,7 +109,7 @@ def test_delayed_keys_are_due_in_order_and_the_shortest_pause_counts() -> None:
     run(main)
 
 
-def test_retries_pause_longer_each_time_until_forgotten() -> None:
+def test_retry_backoff_grows_until_reset() -> None:
     async def main() -> None:
         q = queue()
         pauses = [q.pause_s(key("a")) for _ in range(12)]
@@ -123,7 +123,7 @@ def test_retries_pause_longer_each_time_until_forgotten() -> None:
     run(main)
 
 
-def test_a_full_queue_refuses_and_counts() -> None:
+def test_full_queue_drops_and_counts_keys() -> None:
     async def main() -> None:
         q = queue(limit=2)
         q.add_all([key("a"), key("b"), key("c")])
@@ -132,7 +132,7 @@ def test_a_full_queue_refuses_and_counts() -> None:
     run(main)
 
 
-def test_closing_wakes_whoever_waits() -> None:
+def test_closed_queue_raises_in_waiting_take() -> None:
     async def main() -> None:
         q = queue()
         waiting = asyncio.create_task(q.take())
@@ -146,7 +146,7 @@ def test_closing_wakes_whoever_waits() -> None:
     run(main)
 
 
-def test_many_short_pauses_do_not_pile_up() -> None:
+def test_repeated_delays_do_not_grow_heap() -> None:
     async def main() -> None:
         q = queue()
         for _ in range(5000):
@@ -161,7 +161,7 @@ def test_many_short_pauses_do_not_pile_up() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_never_two_workers_on_a_key_and_no_wake_up_lost(seed: int) -> None:
+def test_queue_never_processes_key_twice_at_once_and_loses_no_wakeup(seed: int) -> None:
     async def main() -> None:
         chance = random.Random(seed)
         q = queue()
@@ -209,13 +209,13 @@ def test_never_two_workers_on_a_key_and_no_wake_up_lost(seed: int) -> None:
     run(main)
 
 
-def test_backoff_is_bounded_and_jittered() -> None:
+def test_backoff_delay_is_bounded_and_jittered() -> None:
     chance = random.Random(1)
     assert all(delay_s(n, chance, first_s=1.0, max_s=8.0) <= 8.0 for n in range(200))
     assert len({delay_s(3, chance) for _ in range(20)}) == 20
 
 
-def test_a_retry_budget_runs_dry_and_fills_again() -> None:
+def test_retry_budget_is_exhausted_and_refills() -> None:
     async def main() -> None:
         budget = RetryBudget(VirtualPorts().clock, per_s=10.0, burst=5)
         assert [budget.take() for _ in range(7)] == [True] * 5 + [False] * 2

@@ -13,7 +13,7 @@ EPOCH_S = 1_700_000_000.0
 
 
 class _Jumping(selectors.SelectSelector):
-    """Never waits: what would have been waited for has passed."""
+    """Never blocks: advances the virtual clock by the timeout instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class _Jumping(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> Any:
         ready = super().select(0)
         if not ready and timeout is None:
-            raise RuntimeError("nothing is left to happen: the test waits for ever")
+            raise RuntimeError("no timer and no event left: the test would wait forever")
         if not ready and timeout:
             self.now += timeout
         return ready
@@ -38,7 +38,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs a coroutine function to its end in virtual time; hours pass in no time."""
+    """Runs a coroutine function in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main())
 
@@ -71,7 +71,7 @@ class VirtualPorts:
 
 
 async def until(fact: Callable[[], object], *, within_s: float = 60.0, step_s: float = 0.01) -> None:
-    """Waits for a fact, with a deadline."""
+    """Waits until `fact` is true; fails after `within_s` of virtual time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while not fact():

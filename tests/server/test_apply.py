@@ -25,7 +25,7 @@ def managers(item: Any) -> dict[tuple[str, str, str], Any]:
     }
 
 
-async def test_applying_creates_then_changes_nothing(api: Api) -> None:
+async def test_apply_twice_creates_then_changes_nothing(api: Api) -> None:
     first = await api.apply(WEB, workload())
     assert first.code == 201
     owned = managers(first.json)[("tests", "Apply", "")]
@@ -36,7 +36,7 @@ async def test_applying_creates_then_changes_nothing(api: Api) -> None:
     assert second.code == 200 and second.json == first.json
 
 
-async def test_conflicts_name_the_field_and_the_owner(api: Api) -> None:
+async def test_apply_conflict_names_field_and_manager(api: Api) -> None:
     await api.apply(WEB, workload())
     await api.merge(f"{WEB}?fieldManager=ops", {"spec": {"replicas": 7}})
     refused = await api.apply(WEB, workload())
@@ -48,7 +48,7 @@ async def test_conflicts_name_the_field_and_the_owner(api: Api) -> None:
     assert forced.json["spec"]["replicas"] == 3 and ("ops", "Update", "") not in managers(forced.json)
 
 
-async def test_agreeing_managers_share_a_field(api: Api) -> None:
+async def test_field_applied_by_two_managers_stays_until_both_drop_it(api: Api) -> None:
     await api.apply(WEB, workload(), "a")
     assert (await api.apply(WEB, {"spec": {"replicas": 3}, "metadata": {}}, "b")).code == 200
     dropped = workload()
@@ -58,7 +58,7 @@ async def test_agreeing_managers_share_a_field(api: Api) -> None:
     assert (await api.apply(WEB, {"spec": {"replicas": 5}, "metadata": {}}, "b")).json["spec"]["replicas"] == 5
 
 
-async def test_what_is_no_longer_applied_goes_away(api: Api) -> None:
+async def test_field_dropped_from_apply_is_removed(api: Api) -> None:
     item = workload(minReadySeconds=5, recovery={"minServing": 2})
     item["spec"]["template"]["ports"].append({"name": "admin", "port": 9000})
     item["spec"]["template"]["env"] = {"A": "1", "B": "2"}
@@ -72,7 +72,7 @@ async def test_what_is_no_longer_applied_goes_away(api: Api) -> None:
     assert "minReadySeconds" not in left["spec"] and "recovery" not in left["spec"]
 
 
-async def test_list_items_are_merged_by_key(api: Api) -> None:
+async def test_apply_merges_keyed_list_items(api: Api) -> None:
     await api.apply(WEB, workload(), "a")
     other = {"metadata": {}, "spec": {"template": {"ports": [{"name": "admin", "port": 9000}]}}}
     both = (await api.apply(WEB, other, "b")).json
@@ -87,14 +87,14 @@ async def test_list_items_are_merged_by_key(api: Api) -> None:
     assert refused.json["details"]["causes"][0]["field"] == '.spec.template.ports[name="http"].port'
 
 
-async def test_the_same_quantity_in_other_words_is_no_conflict(api: Api) -> None:
+async def test_apply_of_equal_quantity_is_no_conflict(api: Api) -> None:
     await api.post(f"{WORKLOADS}?fieldManager=maker", workload())
     item = workload()
     item["spec"]["template"]["resources"] = {"cpu": "0.5"}
     assert (await api.apply(WEB, item)).code == 200
 
 
-async def test_an_object_from_before_is_owned_by_before(api: Api) -> None:
+async def test_object_without_managers_is_owned_by_before_first_apply(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     await api.merge(WEB, {"metadata": {"managedFields": [{}]}})
     assert managers((await api.get(WEB)).json) == {}
@@ -103,7 +103,7 @@ async def test_an_object_from_before_is_owned_by_before(api: Api) -> None:
     assert (await api.apply(WEB, workload())).code == 200
 
 
-async def test_managed_fields_can_be_set_and_cleared(api: Api) -> None:
+async def test_managed_fields_can_be_replaced_and_cleared(api: Api) -> None:
     await api.apply(WEB, workload())
     entries = (await api.get(WEB)).json["metadata"]["managedFields"]
     entries[0]["manager"] = "renamed"
@@ -115,7 +115,7 @@ async def test_managed_fields_can_be_set_and_cleared(api: Api) -> None:
     assert cleared.code == 200 and managers(cleared.json) == {}
 
 
-async def test_what_apply_asks_for(api: Api) -> None:
+async def test_apply_without_manager_or_with_bad_body_is_refused(api: Api) -> None:
     missing = await api.call("PATCH", WEB, workload(), type="application/apply-patch+yaml")
     assert (missing.code, missing.json["details"]["causes"][0]["field"]) == (422, "fieldManager")
     item = workload()
@@ -132,7 +132,7 @@ async def test_what_apply_asks_for(api: Api) -> None:
     assert (await api.apply(WEB, b"- just\n- a list\n")).code == 400
 
 
-async def test_updates_and_scale_take_what_they_change(api: Api) -> None:
+async def test_update_and_scale_own_the_fields_they_change(api: Api) -> None:
     await api.post(f"{WORKLOADS}?fieldManager=maker", workload())
     await api.merge(f"{WEB}/scale?fieldManager=scaler", {"spec": {"replicas": 6}})
     owned = managers((await api.get(WEB)).json)
@@ -144,7 +144,7 @@ async def test_updates_and_scale_take_what_they_change(api: Api) -> None:
     assert owned[("reporter", "Update", "status")] == {"f:status": {"f:summary": {"f:serving": {}}}}
 
 
-async def test_only_so_many_managers_are_remembered(api: Api) -> None:
+async def test_old_update_managers_are_merged_into_one(api: Api) -> None:
     await api.post(f"{WORKLOADS}?fieldManager=maker", workload())
     for n in range(15):
         await api.merge(f"{WEB}?fieldManager=m{n}", {"metadata": {"labels": {f"l{n}": "x"}}})
@@ -154,7 +154,7 @@ async def test_only_so_many_managers_are_remembered(api: Api) -> None:
     assert {f"f:l{n}" for n in range(15)} <= set(labels)
 
 
-async def test_apply_a_namespace_and_a_status(api: Api) -> None:
+async def test_apply_works_for_namespaces(api: Api) -> None:
     item = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "labels": {"team": "red"}}}
     assert (await api.apply("/api/v1/namespaces/shop", item)).json["metadata"]["labels"]["team"] == "red"
     del item["metadata"]["labels"]
@@ -192,7 +192,7 @@ def applied(live: Any, owners: Owners, config: Any, manager: str) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), configs), min_size=1, max_size=5))
-def test_after_an_apply_its_wishes_hold_and_nothing_stale_is_left(steps: list[tuple[str, Any]]) -> None:
+def test_apply_sequence_leaves_only_owned_fields(steps: list[tuple[str, Any]]) -> None:
     live: Any = None
     owners: Owners = {}
     for manager, config in steps:
@@ -210,7 +210,7 @@ def test_after_an_apply_its_wishes_hold_and_nothing_stale_is_left(steps: list[tu
 
 @settings(max_examples=150, deadline=None)
 @given(configs, configs)
-def test_an_update_owns_exactly_what_it_changed(old: Any, new: Any) -> None:
+def test_update_owns_exactly_its_changed_fields(old: Any, new: Any) -> None:
     now, version = "2026-01-01T00:00:00Z", "holdfast.dev/v1"
     first = after_update(SCHEMA, {}, None, old, Owner("a", UPDATE), now=now, api_version=version)
     second = after_update(SCHEMA, first, old, new, Owner("b", UPDATE), now=now, api_version=version)

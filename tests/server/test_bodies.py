@@ -26,19 +26,19 @@ from .conftest import WORKLOADS, Api, workload
     [b"", b"   ", b"{", b"nonsense", b"{'a':1}", b"NaN", b'{"a":NaN}', b'{"a":1e999}', b'"\\ud800"', b"\xff", b"[1,]",
      b"[" * 100 + b"]" * 100, b'{"a":' * 70 + b"1" + b"}" * 70, b"1" * 5000, b"\xef\xbb\xbf{}", b'{"a":1}x'],
 )  # fmt: skip
-def test_broken_json(body: bytes) -> None:
+def test_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         decode_json(body)
 
 
-def test_depth_inside_text_does_not_count() -> None:
+def test_brackets_inside_strings_do_not_count_as_nesting() -> None:
     body = json.dumps({"a": "[{" * 500 + '\\"', "b": [1]}).encode()
     assert decode_json(body)["b"] == [1]
     deep = b"[" * limits.MAX_NESTING + b"]" * limits.MAX_NESTING
     decode_json(deep)
 
 
-def test_keys_written_twice_are_remembered() -> None:
+def test_duplicate_keys_are_recorded() -> None:
     found = decode_json(b'{"a":1,"b":{"c":1,"c":2,"c":3},"a":4}')
     assert isinstance(found, RepeatedKeys) and found.repeated == ("a",) and found["a"] == 4
     assert found["b"].repeated == ("c",)
@@ -54,7 +54,7 @@ def test_keys_written_twice_are_remembered() -> None:
         ("a: '5'", {"a": "5"}), ("a: .5", {"a": 0.5}), ("{a: [1, b]}", {"a": [1, "b"]}), ("a: <<", {"a": "<<"}),
     ],
 )  # fmt: skip
-def test_yaml_reads_as_json_would(text: str, expected: Any) -> None:
+def test_yaml_scalars_decode_like_json(text: str, expected: Any) -> None:
     assert decode_yaml(text.encode()) == expected
 
 
@@ -63,7 +63,7 @@ def test_yaml_reads_as_json_would(text: str, expected: Any) -> None:
     ["a: &x 1\nb: *x", "a: !!python/object:os.system x", "a: !!set {b}", "a: !!binary aGk=", "a: [", "? [a]\n: b",
      "a: " + "[" * 100 + "]" * 100, "\tb: c", "a: b: c", "a: .nan", "a: 1\n---\nb: 2", "a: !!timestamp 2026-01-01"],
 )  # fmt: skip
-def test_yaml_that_is_not_taken(text: str) -> None:
+def test_unsupported_yaml_is_refused(text: str) -> None:
     if text == "a: .nan":
         assert decode_yaml(text.encode()) == {"a": ".nan"}
         return
@@ -73,7 +73,7 @@ def test_yaml_that_is_not_taken(text: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["", "application/json", "application/yaml", PROTOBUF, "text/html"]))
-def test_no_body_breaks_the_decoder(body: bytes, content_type: str) -> None:
+def test_random_body_raises_only_refusals(body: bytes, content_type: str) -> None:
     for given_body in (body, b"k8s\0" + body, b"k8s\0\x0a\x0d\x0a\x02v1\x12\x09Namespace\x12" + body):
         with contextlib.suppress(BadRequest, Refusal):
             decode_body(content_type, given_body)
@@ -81,7 +81,7 @@ def test_no_body_breaks_the_decoder(body: bytes, content_type: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=40))
-def test_no_selector_breaks_the_parser(text: str) -> None:
+def test_random_label_selector_raises_only_bad_request(text: str) -> None:
     try:
         parse_labels(text)
     except BadRequest:
@@ -110,7 +110,7 @@ def envelope(api_version: str, kind: str, raw: bytes) -> bytes:
     return protobuf.MAGIC + field(1, meta) + field(2, raw) + field(3, b"") + field(4, b"")
 
 
-def test_a_namespace_as_kubectl_sends_it() -> None:
+def test_protobuf_namespace_of_kubectl_decodes_without_zero_values() -> None:
     """kubectl 1.32 and later: zero values and empty messages are written out and must not show up."""
     labels = field(11, field(1, b"team") + field(2, b"red"))
     meta = (
@@ -129,7 +129,7 @@ def test_a_namespace_as_kubectl_sends_it() -> None:
     }  # fmt: skip
 
 
-def test_other_messages() -> None:
+def test_protobuf_reviews_decode_and_unknown_kinds_are_refused() -> None:
     attributes = field(1, b"shop") + field(2, b"create") + field(3, b"holdfast.dev") + field(5, b"workloads")
     review = protobuf.decode(
         envelope("authorization.k8s.io/v1", "SelfSubjectAccessReview", field(2, field(1, attributes)))
@@ -154,7 +154,7 @@ def test_other_messages() -> None:
         protobuf.decode(b"nonsense")
 
 
-async def test_protobuf_over_the_api(api: Api) -> None:
+async def test_api_accepts_protobuf_bodies(api: Api) -> None:
     body = envelope("v1", "Namespace", field(1, field(1, b"blue")))
     made = await api.post("/api/v1/namespaces", body, type=PROTOBUF)
     assert (made.code, made.json["metadata"]["name"]) == (201, "blue")
@@ -167,7 +167,7 @@ async def test_protobuf_over_the_api(api: Api) -> None:
 # over the API ----------------------------------------------------------------------------------------------------
 
 
-async def test_sizes_and_types(api: Api) -> None:
+async def test_oversized_or_unsupported_body_is_refused(api: Api) -> None:
     huge = b'{"a":"' + b"x" * limits.MAX_BODY_BYTES + b'"}'
     refused = await api.post(WORKLOADS, huge)
     assert (refused.code, refused.json["reason"]) == (413, "RequestEntityTooLarge")
@@ -190,7 +190,7 @@ async def test_sizes_and_types(api: Api) -> None:
      {"template": {"command": ["\u0000"]}}, {"template": {"resources": {"cpu": "1e99"}}}, {"autoscale": {}},
      {"template": {"resources": {"cpu": -1}}}, {"template": {"resources": {"c" * 70: 1}}}, {"replicas": [[[[[]]]]]}],
 )  # fmt: skip
-async def test_hostile_specs_are_refused_clearly(api: Api, spec: dict[str, Any]) -> None:
+async def test_malformed_spec_is_refused_with_status(api: Api, spec: dict[str, Any]) -> None:
     item = workload()
     item["spec"] = spec
     refused = await api.post(WORKLOADS, item)
@@ -198,7 +198,7 @@ async def test_hostile_specs_are_refused_clearly(api: Api, spec: dict[str, Any])
     assert (await api.get(WORKLOADS)).json["items"] == []
 
 
-async def test_many_unknown_fields_hide_no_known_ones(api: Api) -> None:
+async def test_many_unknown_fields_give_bounded_warnings(api: Api) -> None:
     item = {**{f"x{n}": n for n in range(500)}, **workload()}
     made = await api.post(WORKLOADS, item)
     assert made.code == 201 and made.json["spec"]["replicas"] == 3
@@ -207,7 +207,7 @@ async def test_many_unknown_fields_hide_no_known_ones(api: Api) -> None:
     assert (await api.put(f"{WORKLOADS}/web", current)).code == 200
 
 
-async def test_causes_are_bounded(api: Api) -> None:
+async def test_number_of_causes_is_bounded(api: Api) -> None:
     item = workload()
     item["spec"]["template"]["command"] = [5] * 100_000
     refused = await api.post(WORKLOADS, item)

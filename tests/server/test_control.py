@@ -27,7 +27,7 @@ from holdfast.server.flow_control import FlowControl, Lane
 from .conftest import V1, WORKLOADS, Api, World, workload
 
 
-async def test_scale(api: Api) -> None:
+async def test_scale_subresource_reads_and_validates_replicas(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     found = (await api.get(f"{WORKLOADS}/web/scale")).json
     assert (found["kind"], found["apiVersion"], found["spec"]["replicas"]) == ("Scale", "autoscaling/v1", 3)
@@ -46,7 +46,7 @@ async def test_scale(api: Api) -> None:
     assert (await api.as_user("tim").merge(f"{WORKLOADS}/web/scale", {"spec": {"replicas": 2}})).code == 200
 
 
-async def test_a_commit_is_all_or_nothing(api: Api, world: World) -> None:
+async def test_commit_with_one_refused_write_stores_nothing(api: Api, world: World) -> None:
     await api.post(WORKLOADS, workload())
     stored = (await api.get(f"{WORKLOADS}/web")).body
     item = wire.decode_object(stored)
@@ -64,7 +64,7 @@ async def test_a_commit_is_all_or_nothing(api: Api, world: World) -> None:
     assert result.revision == result.objects[1].revision  # type: ignore[union-attr]
 
 
-async def test_commits_carry_blocks_deletions_and_tokens(api: Api) -> None:
+async def test_commit_carries_status_blocks_deletions_and_fencing_tokens(api: Api) -> None:
     made = (await api.post(WORKLOADS, workload())).json
     writer = api.as_user("holdfast:controller:workload-status")
     block = SetStatus("Workload", Key("shop", "web"), made["metadata"]["uid"], {"summary": Summary(serving=2)})
@@ -87,19 +87,19 @@ async def test_commits_carry_blocks_deletions_and_tokens(api: Api) -> None:
              b'{"writes":[{"op":"create","object":{"kind":"Nope"}}]}', b"[" * 5000, b'{"writes":[{"op":"\xff"}]}',
              b'{"writes":[{"op":"setStatus","kind":"Event","name":"x","blocks":{"a":1}}]}'],
 )  # fmt: skip
-async def test_broken_commits(api: Api, body: bytes) -> None:
+async def test_malformed_commit_is_refused(api: Api, body: bytes) -> None:
     refused = await api.post("/commit/v1", body)
     assert 400 <= refused.code < 500 and refused.json["kind"] == "Status"
 
 
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b'{"items":5,"notices":5}', b"[" * 5000, b"\xff"])
 @pytest.mark.parametrize("path", ["/notify/v1", "/placement/v1/reserve", "/placement/v1/renew", "/placement/v1/bind"])
-async def test_broken_calls(api: Api, path: str, body: bytes) -> None:
+async def test_malformed_internal_call_is_refused(api: Api, path: str, body: bytes) -> None:
     refused = await api.post(path, body)
     assert 400 <= refused.code < 500 and refused.json["kind"] == "Status"
 
 
-async def test_notices_become_events(api: Api) -> None:
+async def test_notice_about_existing_object_becomes_event(api: Api) -> None:
     made = (await api.post(WORKLOADS, workload())).json
     about = {"kind": "Workload", "namespace": "shop", "name": "web", "uid": made["metadata"]["uid"]}
     notices = [
@@ -114,7 +114,7 @@ async def test_notices_become_events(api: Api) -> None:
     assert [(e["reason"], e["source"]["component"], e["type"]) for e in events] == [("Placed", "agent", "Normal")]
 
 
-async def test_stock_clients_may_post_events(api: Api) -> None:
+async def test_user_can_create_and_patch_event(api: Api) -> None:
     event = {
         "metadata": {"generateName": "web."},
         "involvedObject": {"kind": "Workload", "name": "web", "namespace": "shop"},
@@ -141,10 +141,10 @@ class Authority:
         return answer
 
 
-async def test_placement_calls_reach_the_authority(region: World) -> None:
+async def test_placement_call_reaches_authority_with_caller_name(region: World) -> None:
     api = Api(region.app)
     refused = await api.as_user("holdfast:controller:scheduler").post("/placement/v1/reserve", {"items": []})
-    assert refused.code == 400 and "places nothing" in refused.json["message"]
+    assert refused.code == 400 and "does not place replicas" in refused.json["message"]
     authority = Authority()
     region.app.placement = authority
     intent = {"replicaUid": "u", "templateHash": "h", "attempt": 1}
@@ -163,7 +163,7 @@ async def test_placement_calls_reach_the_authority(region: World) -> None:
         assert (await agent.post(path, {})).code == 404
 
 
-async def test_a_node_reads_only_what_is_its_own(region: World) -> None:
+async def test_agent_can_list_only_bindings_of_its_node(region: World) -> None:
     agent = Api(region.app, "holdfast:node:west:n1")
     assert (await agent.get(f"{V1}/bindings?fieldSelector=node=n1")).code == 200
     assert (await agent.get(f"{V1}/bindings?fieldSelector=spec.node=n1")).code == 200
@@ -172,7 +172,7 @@ async def test_a_node_reads_only_what_is_its_own(region: World) -> None:
     assert (await agent.get(f"{V1}/bindings")).code == 403
 
 
-async def test_endpoints_of_a_silent_region_age_out(world: World) -> None:
+async def test_endpoints_of_unreachable_region_expire(world: World) -> None:
     api = Api(world.app)
     now_s = world.ports.clock.now()
     for name, heard_s in (("near", now_s), ("far", now_s - 300)):
@@ -199,7 +199,7 @@ async def test_endpoints_of_a_silent_region_age_out(world: World) -> None:
     assert (await api.as_user("").get("/endpoints/shop")).code == 401
 
 
-async def test_metrics_are_for_operators_unless_opened(api: Api, world: World) -> None:
+async def test_metrics_require_operator_unless_open(api: Api, world: World) -> None:
     await api.get(WORKLOADS)
     text = (await api.get("/metrics")).body.decode()
     assert 'holdfast_server_requests_total{code="200",resource="workloads",verb="list"}' in text
@@ -223,7 +223,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> FlowControl:
     return FlowControl()
 
 
-async def test_tenants_take_turns(narrow: FlowControl) -> None:
+async def test_queued_tenants_are_served_round_robin(narrow: FlowControl) -> None:
     order: list[str] = []
     first = narrow.turn(user("a", "one"), "one")
     await first.__aenter__()
@@ -241,7 +241,7 @@ async def test_tenants_take_turns(narrow: FlowControl) -> None:
     assert order == ["one", "two", "one"]
 
 
-async def test_a_crowd_is_refused_and_others_are_not(narrow: FlowControl) -> None:
+async def test_full_flow_is_refused_while_others_are_served(narrow: FlowControl) -> None:
     async def hold(who: Principal, tenant: str) -> None:
         async with narrow.turn(who, tenant):
             await asyncio.sleep(60)
@@ -265,7 +265,7 @@ async def test_a_crowd_is_refused_and_others_are_not(narrow: FlowControl) -> Non
         pass
 
 
-async def test_waiting_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queued_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(flow_control.LANES, "users", Lane("users", running=1, waiting=8, wait_s=0.05, watches=2))
     flow = FlowControl()
     who = user("a", "one")
@@ -277,9 +277,7 @@ async def test_waiting_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-async def test_overload_is_answered_with_when_to_come_back(
-    api: Api, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_overload_response_has_retry_after(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(flow_control.LANES, "users", Lane("users", running=0, waiting=0, wait_s=0.05, watches=2))
     world.app.flow = FlowControl()
     refused = await api.as_user("tim").get(WORKLOADS)
@@ -287,7 +285,7 @@ async def test_overload_is_answered_with_when_to_come_back(
     assert (await api.get(WORKLOADS)).code == 200
 
 
-async def test_watches_are_counted(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_above_client_limit_is_refused(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(flow_control.LANES, "users", Lane("users", running=9, waiting=9, wait_s=1, watches=1))
     tim = api.as_user("tim")
     async with tim.watch(f"{WORKLOADS}?watch=true"):

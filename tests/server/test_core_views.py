@@ -48,7 +48,7 @@ def node(region: World, name: str = "n1") -> Node:
     return found
 
 
-async def test_a_core_node_shows_both_views_in_one(api: Api, region: World) -> None:
+async def test_core_node_shows_core_and_holdfast_fields(api: Api, region: World) -> None:
     live = ContactBlock(state=Contact.LIVE, since="2026-01-02T03:04:05Z", reason="LeaseRenewed")
     await region.commit(
         SetStatus("Node", Key("", "n1"), node(region).uid, blocks={"contact": live}), role="node-health"
@@ -62,7 +62,7 @@ async def test_a_core_node_shows_both_views_in_one(api: Api, region: World) -> N
     assert listed["kind"] == "NodeList" and [n["metadata"]["name"] for n in listed["items"]] == ["n1", "n2"]
 
 
-async def test_every_condition_says_when_the_agent_was_last_heard(api: Api, region: World) -> None:
+async def test_node_conditions_have_heartbeat_time_of_lease(api: Api, region: World) -> None:
     """`kubectl describe node` shows a time that is not there as one of the year 1."""
     lease = NodeLease(epoch=1, renewed_at_s=parse_time("2026-02-03T04:05:06Z"), ttl_s=15.0)
     page = LeasePage(metadata=ObjectMeta(name="page-0"), spec=LeasePageSpec(page=0, leases={"n1": lease}))
@@ -77,7 +77,7 @@ async def test_every_condition_says_when_the_agent_was_last_heard(api: Api, regi
     assert done.code == 200 and node(region).spec.unschedulable, "what was read can be written back"
 
 
-async def test_cordon_and_uncordon(api: Api, region: World) -> None:
+async def test_uncordon_also_ends_a_drain(api: Api, region: World) -> None:
     done = await api.call("PATCH", "/api/v1/nodes/n1", {"spec": {"unschedulable": True}}, type=STRATEGIC)
     assert done.code == 200 and done.json["spec"]["unschedulable"] is True
     assert node(region).spec.unschedulable and node(region).spec.zone == "west-a"
@@ -87,7 +87,7 @@ async def test_cordon_and_uncordon(api: Api, region: World) -> None:
     assert (spec.unschedulable, spec.drain, spec.drain_seconds) == (False, False, 0.0), "uncordon ends a drain as well"
 
 
-async def test_pods_are_the_bindings_of_a_node(api: Api) -> None:
+async def test_pods_of_node_are_its_bindings(api: Api) -> None:
     listed = (await api.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&limit=500")).json
     (pod,) = listed["items"]
     assert (listed["kind"], pod["metadata"]["name"], pod["spec"]["nodeName"]) == ("PodList", "web-0.1", "n1")
@@ -96,7 +96,7 @@ async def test_pods_are_the_bindings_of_a_node(api: Api) -> None:
     assert (await api.get(POD)).json["status"]["phase"] == "Running"
 
 
-async def test_pods_cannot_be_written(api: Api, region: World) -> None:
+async def test_write_to_pod_is_not_allowed(api: Api, region: World) -> None:
     pod = (await api.get(POD)).json
     for method, path, body in (
         ("DELETE", POD, None), ("PUT", POD, pod), ("PATCH", POD, {}), ("POST", "/api/v1/namespaces/shop/pods", pod),
@@ -106,7 +106,7 @@ async def test_pods_cannot_be_written(api: Api, region: World) -> None:
     assert region.objects.get(BY_NAME["Binding"], "shop", "web-0.1") is not None
 
 
-async def test_an_eviction_is_a_wish_to_drain(api: Api, region: World) -> None:
+async def test_eviction_sets_drain_on_the_node(api: Api, region: World) -> None:
     assert (await api.post(f"{POD}/eviction", {**EVICTION, "deleteOptions": {"dryRun": ["All"]}})).code == 201
     assert not node(region).spec.drain
     assert (await api.post(f"{POD}/eviction", EVICTION)).code == 201
@@ -117,7 +117,7 @@ async def test_an_eviction_is_a_wish_to_drain(api: Api, region: World) -> None:
     assert gone.code == 404
 
 
-async def test_an_eviction_that_a_budget_forbids_is_asked_again(api: Api, region: World) -> None:
+async def test_eviction_blocked_by_budget_returns_429_without_retry_after(api: Api, region: World) -> None:
     made = making.replica(0, making.assignment("web", "west", namespace="shop"), status=making.serving_status())
     status = msgspec.structs.replace(
         made.status, placement=PlacementBlock(attempt=1, node="n1", binding="web-0.1", reservation="web-0.1")
@@ -134,25 +134,26 @@ async def test_an_eviction_that_a_budget_forbids_is_asked_again(api: Api, region
     said = SetStatus("Replica", stored.key, stored.uid, blocks={"execution": status.execution})
     await region.gate.commit(agent("n1", region="west"), [said])
     waits = await api.post(f"{POD}/eviction", EVICTION)
-    assert waits.code == 429 and "shop/web-0: its budget lets none be away" in waits.json["message"]
+    assert waits.code == 429
+    assert "shop/web-0: disruption budget: disruption.maxUnavailable is 0" in waits.json["message"]
     assert node(region).spec.drain, "the wish stands"
     # Told when to come back, client-go asks ten times within the one request, and kubectl forgets its --timeout.
     assert "retry-after" not in waits.headers and "retryAfterSeconds" not in waits.json["details"]
 
 
-async def test_evictions_of_one_drain_come_all_at_once(api: Api, region: World) -> None:
+async def test_concurrent_evictions_of_one_node_all_succeed(api: Api, region: World) -> None:
     answers = await asyncio.gather(*(api.post(f"{POD}/eviction", EVICTION) for _ in range(12)))
     assert {a.code for a in answers} == {201} and node(region).spec.drain
 
 
-async def test_only_operators_evict(api: Api, region: World) -> None:
+async def test_eviction_by_user_is_forbidden(api: Api, region: World) -> None:
     for user in ("tim", "nobody"):
         assert (await api.as_user(user).post(f"{POD}/eviction", EVICTION)).code == 403
         assert (await api.as_user(user).get("/api/v1/pods")).code == 403
     assert not node(region).spec.drain
 
 
-async def test_discovery_says_how_evictions_are_asked_for(api: Api) -> None:
+async def test_discovery_lists_eviction_subresource(api: Api) -> None:
     rows = {r["name"]: r for r in (await api.get("/api/v1")).json["resources"]}
     assert rows["pods/eviction"] == {
         "name": "pods/eviction", "singularName": "", "namespaced": True, "kind": "Eviction", "verbs": ["create"],
@@ -178,9 +179,9 @@ async def answered(region: World, lines: list[dict[str, str]]) -> None:
         await node.call("POST", f"{path}?end=true", body)
 
 
-async def test_kubectl_logs_asks_the_agent(api: Api, region: World) -> None:
+async def test_pod_log_is_served_by_the_agent(api: Api, region: World) -> None:
     silent = await api.get(f"{POD}/log")
-    assert silent.code == 503 and "agent of node n1 is not connected" in silent.json["message"]
+    assert silent.code == 503 and "node n1: its agent is not connected" in silent.json["message"]
     rows = [{"at": f"2026-01-02T03:04:0{i}Z", "stream": "stdout", "text": f"line {i}"} for i in (1, 2)]
     for query, text in (
         ("", "line 1\nline 2\n"), ("?limitBytes=9", "line 1\nli"),
@@ -197,10 +198,10 @@ async def test_kubectl_logs_asks_the_agent(api: Api, region: World) -> None:
     assert (await api.get(POD.replace("web-0", "web-9") + "/log")).code == 404
 
 
-async def test_what_an_agent_cannot_find_is_an_error_and_no_log(api: Api, region: World) -> None:
-    agent_answers = asyncio.create_task(answered(region, [{"error": "nothing of web-0 was ever run on n1"}]))
+async def test_pod_log_with_agent_error_returns_503(api: Api, region: World) -> None:
+    agent_answers = asyncio.create_task(answered(region, [{"error": "replica web-0: no logs on node n1"}]))
     while "n1" not in region.app.asks.agents:
         await asyncio.sleep(0)
     said = await api.get(f"{POD}/log")
     await agent_answers
-    assert said.code == 503 and "node n1: nothing of web-0 was ever run" in said.json["message"]
+    assert said.code == 503 and "node n1: replica web-0: no logs" in said.json["message"]

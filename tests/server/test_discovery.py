@@ -16,7 +16,7 @@ V2BETA1 = V2.replace("v=v2", "v=v2beta1")
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-async def test_legacy_discovery(api: Api, slash: str) -> None:
+async def test_legacy_discovery_lists_public_resources(api: Api, slash: str) -> None:
     assert (await api.get(f"/api{slash}")).json["versions"] == ["v1"]
     groups = (await api.get(f"/apis{slash}")).json
     assert [g["name"] for g in groups["groups"]][:2] == ["holdfast.dev", "coordination.k8s.io"]
@@ -31,7 +31,7 @@ async def test_legacy_discovery(api: Api, slash: str) -> None:
 
 
 @pytest.mark.parametrize(("accept", "version"), [(V2, "v2"), (V2BETA1, "v2beta1")])
-async def test_aggregated_discovery_repeats_its_type(api: Api, accept: str, version: str) -> None:
+async def test_aggregated_discovery_returns_requested_type(api: Api, accept: str, version: str) -> None:
     for path in ("/api", "/apis"):
         found = await api.get(path, accept=f"{accept},application/json")
         assert found.headers["content-type"] == accept and found.headers["vary"] == "Accept"
@@ -42,7 +42,7 @@ async def test_aggregated_discovery_repeats_its_type(api: Api, accept: str, vers
     assert {s["subresource"] for s in rows["workloads"]["subresources"]} == {"status", "scale"}
 
 
-async def test_a_region_shows_its_own_kinds(region: World) -> None:
+async def test_region_discovery_shows_its_own_kinds(region: World) -> None:
     rows = (await Api(region.app).get("/apis/holdfast.dev/v1")).json["resources"]
     shown = {row["name"] for row in rows if "/" not in row["name"]}
     expected = {
@@ -54,7 +54,7 @@ async def test_a_region_shows_its_own_kinds(region: World) -> None:
     assert elsewhere.code == 404 and "global cell" in elsewhere.json["message"]
 
 
-async def test_whatever_is_listed_is_served(api: Api) -> None:
+async def test_every_listed_resource_is_served(api: Api) -> None:
     for group in ("api/v1", "apis/holdfast.dev/v1", "apis/coordination.k8s.io/v1"):
         for row in (await api.get(f"/{group}")).json["resources"]:
             if "list" in row["verbs"]:
@@ -62,12 +62,12 @@ async def test_whatever_is_listed_is_served(api: Api) -> None:
                 assert (found.code, found.json["kind"]) == (200, f"{row['kind']}List"), row["name"]
 
 
-async def test_internal_kinds_are_hidden_but_readable(api: Api) -> None:
+async def test_internal_kind_is_hidden_and_readable_by_operator(api: Api) -> None:
     assert (await api.get(f"{V1}/terms")).code == 200
     assert (await api.as_user("tim").get(f"{V1}/terms")).code == 403
 
 
-async def test_version_and_health_need_no_credentials(api: Api) -> None:
+async def test_version_and_health_are_served_without_credentials(api: Api) -> None:
     stranger = api.as_user("")
     assert (await stranger.get("/version/")).json["minor"] == "32"
     for path in ("/healthz", "/livez", "/readyz", "/readyz/ping", "/livez/store"):
@@ -80,14 +80,14 @@ async def test_version_and_health_need_no_credentials(api: Api) -> None:
     assert (refused.code, refused.json["reason"], refused.json["kind"]) == (401, "Unauthorized", "Status")
 
 
-async def test_health_sees_a_store_that_failed(api: Api, world: World) -> None:
+async def test_readyz_with_failed_store_returns_500(api: Api, world: World) -> None:
     await world.objects.close()
     found = await api.get("/readyz")
     assert found.code == 500 and b"[-]store failed" in found.body
     assert 500 <= (await api.get(WORKLOADS)).code <= 503
 
 
-async def test_openapi_has_what_kubectl_looks_for(api: Api) -> None:
+async def test_openapi_document_has_extensions_for_kubectl(api: Api) -> None:
     root = (await api.get("/openapi/v3")).json
     url = root["paths"]["apis/holdfast.dev/v1"]["serverRelativeURL"]
     found = await api.get(url)
@@ -142,7 +142,7 @@ async def test_openapi_v2_is_an_empty_protobuf_document(api: Api) -> None:
 AUTHZ, AUTHN = "/apis/authorization.k8s.io/v1", "/apis/authentication.k8s.io/v1"
 
 
-async def test_reviews(api: Api, world: World) -> None:
+async def test_access_and_token_reviews_match_authorization(api: Api, world: World) -> None:
     tim = api.as_user("tim")
     ask = {
         "resourceAttributes": {"namespace": "shop", "verb": "create", "resource": "workloads", "group": "holdfast.dev"}
@@ -169,7 +169,7 @@ async def test_reviews(api: Api, world: World) -> None:
         assert (await tim.post(f"{AUTHZ}/selfsubjectaccessreviews", broken)).code == 400, broken
 
 
-async def test_credentials(api: Api, world: World) -> None:
+async def test_bearer_token_authenticates_and_limits_user(api: Api, world: World) -> None:
     token = world.tokens.issue("t", "tina", ("holdfast:tenant:shop",))
     stranger = api.as_user("")
     assert (await stranger.get(WORKLOADS, authorization=f"Bearer {token}")).code == 200
@@ -182,7 +182,7 @@ async def test_credentials(api: Api, world: World) -> None:
     assert (await api.as_user("nobody").get("/openapi/v3")).code == 200
 
 
-async def test_impersonation(api: Api) -> None:
+async def test_impersonation_requires_operator_and_user(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     as_tim = {"impersonate_user": "tim", "impersonate_group": "holdfast:tenant:shop"}
     assert (await api.get(WORKLOADS, **as_tim)).code == 200
@@ -191,5 +191,5 @@ async def test_impersonation(api: Api) -> None:
     assert (await api.get(WORKLOADS, impersonate_group="x")).code == 400
 
 
-def test_every_resource_has_a_unique_place() -> None:
+def test_resource_group_and_plural_are_unique() -> None:
     assert len({(r.kind.group, r.kind.plural) for r in RESOURCES}) == len(RESOURCES)

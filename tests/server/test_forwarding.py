@@ -23,7 +23,7 @@ def server(cell: str = "us-east", *groups: str):
     return from_identity(f"holdfast:server:{cell}", groups or (SERVERS,), credential="certificate:1")
 
 
-def test_a_server_of_the_cell_speaks_for_whoever_asked_it():
+def test_call_forwarded_by_own_cell_has_original_caller():
     node = forwarded(server(), told("holdfast:node:us-east:n1", NODES), "us-east")
     assert (node.node, node.region, node.roles) == ("n1", "us-east", frozenset({"agent"}))
     asked = forwarded(server(), told("holdfast:controller:scheduler", "holdfast:controllers"), "us-east")
@@ -40,13 +40,13 @@ def test_a_server_of_the_cell_speaks_for_whoever_asked_it():
         from_identity("mallory", (SERVERS,), credential="x"),
     ],
 )
-def test_nobody_else_does(by):
+def test_call_forwarded_by_other_principal_is_forbidden(by):
     with pytest.raises(Forbidden):
         forwarded(by, told("holdfast:node:us-east:n1", NODES), "us-east")
 
 
 @pytest.mark.parametrize("header", ["", "!", base64.b64encode(b"[]").decode(), "AAAA"])
-def test_what_cannot_be_read_is_refused(header):
+def test_forwarded_call_with_invalid_header_is_forbidden(header):
     with pytest.raises(Forbidden):
         forwarded(server(), header, "us-east")
 
@@ -71,7 +71,7 @@ class _Dialled:
         return Answers((), 7)
 
 
-async def test_a_call_goes_to_the_address_in_the_lease():
+async def test_placement_call_is_forwarded_to_leader_address():
     dialled: dict[str, _Dialled] = {}
 
     def dial(url: str) -> _Dialled:
@@ -88,7 +88,7 @@ async def test_a_call_goes_to_the_address_in_the_lease():
     assert forwarded(server(), dialled[there].headers[0][HEADER], "us-east").node == "n1"
 
 
-async def test_without_a_leader_elsewhere_nothing_is_passed_on():
+async def test_placement_call_without_other_leader_is_unavailable():
     own = "https://10.0.0.1:7401"
     who = from_identity("holdfast:node:us-east:n1", (NODES,), credential="x")
     for holder in ("", identity_of("us-east", own), "us-east-0"):

@@ -154,11 +154,11 @@ async def storm(api: Api, world: World, seed: int, requests: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_storms_of_bad_requests(api: Api, world: World, seed: int) -> None:
+async def test_mutated_requests_never_cause_server_error(api: Api, world: World, seed: int) -> None:
     await storm(api, world, seed, 500)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 100 + STORMS))
-async def test_longer_storms_of_bad_requests(api: Api, world: World, seed: int) -> None:
+async def test_mutated_requests_long_run_never_causes_server_error(api: Api, world: World, seed: int) -> None:
     await storm(api, world, seed, 2000)

@@ -30,7 +30,7 @@ def names(found: Any) -> list[str]:
     return [item["metadata"]["name"] for item in found["items"]]
 
 
-async def test_a_list_says_what_it_is_and_when(api: Api) -> None:
+async def test_list_has_kind_and_newest_revision(api: Api) -> None:
     await fill(api, "b", "a")
     found = (await api.get(WORKLOADS)).json
     assert (found["kind"], found["apiVersion"]) == ("WorkloadList", "holdfast.dev/v1")
@@ -49,7 +49,7 @@ async def test_a_list_says_what_it_is_and_when(api: Api) -> None:
         ("nope", []), ("app in (a),app notin (a)", []), ("app=", []), ("", ["a", "b", "c"]),
     ],
 )  # fmt: skip
-async def test_label_selectors(api: Api, selector: str, expected: list[str]) -> None:
+async def test_label_selector_returns_matching_objects(api: Api, selector: str, expected: list[str]) -> None:
     await fill(api, "a", "b", "c")
     assert names((await api.get(f"{WORKLOADS}?labelSelector={selector.replace(' ', '%20')}")).json) == expected
 
@@ -57,12 +57,12 @@ async def test_label_selectors(api: Api, selector: str, expected: list[str]) -> 
 @pytest.mark.parametrize(
     "selector", ["app in", "app in (a", "=a", "app=(", "a b", "app in a", "!!app", "-x=1", "a=b=c"]
 )
-async def test_broken_label_selectors(api: Api, selector: str) -> None:
+async def test_invalid_label_selector_is_refused(api: Api, selector: str) -> None:
     refused = await api.get(f"{WORKLOADS}?labelSelector={selector.replace(' ', '%20')}")
     assert (refused.code, refused.json["reason"]) == (400, "BadRequest"), selector
 
 
-async def test_field_selectors(api: Api, region: World) -> None:
+async def test_field_selector_filters_and_refuses_unknown_fields(api: Api, region: World) -> None:
     await fill(api, "a", "b")
     assert names((await api.get(f"{WORKLOADS}?fieldSelector=metadata.name=a")).json) == ["a"]
     assert names((await api.get(f"{WORKLOADS}?fieldSelector=metadata.name!=a")).json) == ["b"]
@@ -75,7 +75,7 @@ async def test_field_selectors(api: Api, region: World) -> None:
         assert (await there.get(f"{V1}/bindings?fieldSelector={label}")).code == 200, label
 
 
-async def test_pages_show_one_state(api: Api) -> None:
+async def test_pages_show_state_of_first_page(api: Api) -> None:
     await fill(api, "a", "b", "c", "d", "e")
     first = (await api.get(f"{WORKLOADS}?limit=2")).json
     assert names(first) == ["a", "b"] and first["metadata"]["remainingItemCount"] == 3
@@ -88,7 +88,7 @@ async def test_pages_show_one_state(api: Api) -> None:
     assert names(last) == ["e"] and "continue" not in last["metadata"]
 
 
-async def test_pages_with_selectors(api: Api) -> None:
+async def test_paged_list_with_selector_returns_all_matches(api: Api) -> None:
     await fill(api, *(f"w{n}" for n in range(9)))
     for n in range(0, 9, 2):
         await api.merge(f"{WORKLOADS}/w{n}", {"metadata": {"labels": {"even": "yes"}}})
@@ -103,7 +103,7 @@ async def test_pages_with_selectors(api: Api) -> None:
     assert found == ["w0", "w2", "w4", "w6", "w8"]
 
 
-async def test_bad_and_old_continue_tokens(api: Api, world: World) -> None:
+async def test_continue_token_invalid_or_compacted_is_refused(api: Api, world: World) -> None:
     await fill(api, "a", "b", "c")
     token = (await api.get(f"{WORKLOADS}?limit=1")).json["metadata"]["continue"]
     for bad in ("nonsense", "%00", token[:-3], "e30"):
@@ -115,7 +115,7 @@ async def test_bad_and_old_continue_tokens(api: Api, world: World) -> None:
     assert (expired.code, expired.json["reason"]) == (410, "Expired")
 
 
-async def test_revisions_asked_for(api: Api, world: World) -> None:
+async def test_list_at_requested_revision_is_served_or_refused(api: Api, world: World) -> None:
     await fill(api, "a")
     old = world.objects.head(BY_NAME["Workload"])
     await fill(api, "b")
@@ -133,14 +133,14 @@ async def test_revisions_asked_for(api: Api, world: World) -> None:
         assert (await api.get(f"{WORKLOADS}?{bad}")).code == 422, bad
 
 
-async def test_a_revision_of_the_future(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_at_future_revision_times_out(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FUTURE_REVISION_WAIT_S", 0.05)
     refused = await api.get(f"{WORKLOADS}?resourceVersion=999999")
     assert (refused.code, refused.json["reason"]) == (504, "Timeout")
     assert refused.json["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"
 
 
-async def test_tables(api: Api) -> None:
+async def test_table_has_columns_and_requested_objects(api: Api) -> None:
     await fill(api, "a", "b")
     found = (await api.get(WORKLOADS, accept=TABLE)).json
     assert (found["kind"], found["apiVersion"]) == ("Table", "meta.k8s.io/v1")
@@ -157,7 +157,7 @@ async def test_tables(api: Api) -> None:
     assert [row["cells"][0] for row in one["rows"]] == ["a"]
 
 
-async def test_metadata_only(api: Api) -> None:
+async def test_partial_metadata_has_no_spec(api: Api) -> None:
     await fill(api, "a")
     found = (await api.get(WORKLOADS, accept=PARTIAL)).json
     assert found["kind"] == "PartialObjectMetadataList"
@@ -166,14 +166,14 @@ async def test_metadata_only(api: Api) -> None:
     assert (one["kind"], one["metadata"]["name"]) == ("PartialObjectMetadata", "a")
 
 
-async def test_negotiation(api: Api) -> None:
+async def test_accept_header_selects_json_or_is_refused(api: Api) -> None:
     for accept in ("*/*", "", "application/vnd.kubernetes.protobuf,application/json", "text/html,*/*;q=0.1"):
         assert (await api.get(WORKLOADS, accept=accept)).code == 200, accept
     refused = await api.get(WORKLOADS, accept="application/xml")
     assert (refused.code, refused.json["reason"]) == (406, "NotAcceptable")
 
 
-def test_every_kind_has_a_table() -> None:
+def test_table_columns_of_every_kind_render_bare_object() -> None:
     """Every cell of every kind can be made from a bare object: a broken column would only show as an empty one."""
     for resource in RESOURCES:
         kind = resource.kind
@@ -210,7 +210,7 @@ def bare(type_: type[Any]) -> Any:
     return msgspec.structs.replace(built, metadata=ObjectMeta(name="x", creation_timestamp="2026-01-01T00:00:00Z"))
 
 
-def test_events_show_when_they_were_last_seen() -> None:
+def test_event_table_shows_age_of_last_occurrence() -> None:
     item = Event(metadata=ObjectMeta(name="e"), last_timestamp="2026-01-01T00:00:00Z", reason="Placed")
     row = tables.cells("Event", item, 1767225610.0)
     assert row[0] == "10s" and row[2] == "Placed"

@@ -10,7 +10,7 @@ from holdfast.model.writes import SetStatus
 from .conftest import V1, WORKLOADS, Api, World, workload
 
 
-async def test_a_new_object_has_identity_defaults_and_a_status(api: Api) -> None:
+async def test_created_object_has_identity_defaults_and_status(api: Api) -> None:
     made = await api.post(WORKLOADS, workload())
     assert made.code == 201
     found = made.json
@@ -24,7 +24,7 @@ async def test_a_new_object_has_identity_defaults_and_a_status(api: Api) -> None
     assert again == found
 
 
-async def test_kind_and_version_may_be_left_out_but_not_contradict(api: Api) -> None:
+async def test_missing_kind_is_accepted_and_wrong_kind_refused(api: Api) -> None:
     bare = {key: value for key, value in workload().items() if key not in ("apiVersion", "kind")}
     assert (await api.post(WORKLOADS, bare, type="")).code == 201
     wrong = await api.post(WORKLOADS, {**workload("b"), "kind": "Node"})
@@ -34,7 +34,7 @@ async def test_kind_and_version_may_be_left_out_but_not_contradict(api: Api) -> 
     assert (await api.post(WORKLOADS, elsewhere)).code == 400
 
 
-async def test_yaml_is_understood_as_people_mean_it(api: Api) -> None:
+async def test_yaml_strings_such_as_on_stay_strings(api: Api) -> None:
     text = b"""
 metadata: {name: web}
 spec:
@@ -48,7 +48,7 @@ spec:
     assert made.json["spec"]["template"]["command"] == ["on", "yes", "1:30"]
 
 
-async def test_create_refuses_what_cannot_be_created(api: Api) -> None:
+async def test_create_of_duplicate_or_invalid_object_is_refused(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     twice = await api.post(WORKLOADS, workload())
     assert (twice.code, twice.json["reason"]) == (409, "AlreadyExists")
@@ -64,7 +64,7 @@ async def test_create_refuses_what_cannot_be_created(api: Api) -> None:
         assert (refused.code, refused.json["reason"]) == (422, "Invalid"), name
 
 
-async def test_generated_names(api: Api) -> None:
+async def test_generate_name_makes_unique_names(api: Api) -> None:
     item = workload()
     item["metadata"] = {"generateName": "job-"}
     first, second = await api.post(WORKLOADS, item), await api.post(WORKLOADS, item)
@@ -72,7 +72,7 @@ async def test_generated_names(api: Api) -> None:
     assert len(names) == 2 and all(name.startswith("job-") for name in names)
 
 
-async def test_every_wrong_field_is_reported_at_once(api: Api) -> None:
+async def test_all_invalid_fields_are_reported_at_once(api: Api) -> None:
     item = workload(replicas="three", type="Other")
     item["spec"]["template"]["ports"] = [{"port": "x"}]
     refused = await api.post(WORKLOADS, item)
@@ -86,7 +86,7 @@ async def test_every_wrong_field_is_reported_at_once(api: Api) -> None:
     }
 
 
-async def test_unknown_and_repeated_fields(api: Api) -> None:
+async def test_unknown_and_duplicate_fields_follow_field_validation(api: Api) -> None:
     body = b'{"metadata":{"name":"web"},"spec":{"replicas":1,"replicas":2,"replicaz":3,"template":{"command":["x"]}}}'
     strict = await api.post(f"{WORKLOADS}?fieldValidation=Strict", body)
     assert strict.code == 400
@@ -101,7 +101,7 @@ async def test_unknown_and_repeated_fields(api: Api) -> None:
     assert (await api.post(f"{WORKLOADS}?fieldValidation=Maybe", body)).code == 422
 
 
-async def test_a_dry_run_stores_nothing(api: Api) -> None:
+async def test_dry_run_stores_nothing(api: Api) -> None:
     assert (await api.post(f"{WORKLOADS}?dryRun=All", workload())).code == 201
     assert (await api.get(f"{WORKLOADS}/web")).code == 404
     await api.post(WORKLOADS, workload())
@@ -114,7 +114,7 @@ async def test_a_dry_run_stores_nothing(api: Api) -> None:
     assert (await api.post(f"{WORKLOADS}?dryRun=Some", workload("b"))).code == 422
 
 
-async def test_updates_need_the_revision_and_lose_to_a_newer_one(api: Api) -> None:
+async def test_update_without_current_revision_is_refused(api: Api) -> None:
     item = (await api.post(WORKLOADS, workload())).json
     bare = {**item, "metadata": {**item["metadata"], "resourceVersion": ""}}
     assert (await api.put(f"{WORKLOADS}/web", bare)).code == 422
@@ -130,7 +130,7 @@ async def test_updates_need_the_revision_and_lose_to_a_newer_one(api: Api) -> No
     assert (await api.put(f"{WORKLOADS}/gone", {**workload("gone"), "metadata": {"resourceVersion": "1"}})).code == 404
 
 
-async def test_what_changes_nothing_keeps_the_revision(api: Api) -> None:
+async def test_write_without_change_keeps_revision(api: Api) -> None:
     item = (await api.post(WORKLOADS, workload())).json
     for reply in (
         await api.merge(f"{WORKLOADS}/web", {}),
@@ -140,7 +140,7 @@ async def test_what_changes_nothing_keeps_the_revision(api: Api) -> None:
         assert (reply.code, reply.json["metadata"]["resourceVersion"]) == (200, item["metadata"]["resourceVersion"])
 
 
-async def test_generation_follows_the_spec_alone(api: Api) -> None:
+async def test_generation_increases_only_with_spec(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     assert (await api.merge(f"{WORKLOADS}/web", {"metadata": {"labels": {"a": "b"}}})).json["metadata"][
         "generation"
@@ -153,7 +153,7 @@ async def test_generation_follows_the_spec_alone(api: Api) -> None:
     assert done.json["status"]["summary"]["serving"] == 4
 
 
-async def test_main_and_status_ignore_each_other(api: Api) -> None:
+async def test_spec_and_status_writes_do_not_affect_each_other(api: Api) -> None:
     item = workload()
     item["status"] = {"summary": {"serving": 99}}
     assert (await api.post(WORKLOADS, item)).json["status"]["summary"]["serving"] == 0
@@ -168,13 +168,13 @@ async def test_main_and_status_ignore_each_other(api: Api) -> None:
     assert (await api.get(f"{WORKLOADS}/web/status")).json == done.json
 
 
-async def test_owners_are_respected(api: Api) -> None:
+async def test_status_write_by_other_role_is_forbidden(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     refused = await api.merge(f"{WORKLOADS}/web/status", {"status": {"summary": {"serving": 9}}})
     assert (refused.code, refused.json["reason"]) == (403, "Forbidden")
 
 
-async def test_deleting_with_and_without_finalizers(api: Api) -> None:
+async def test_delete_marks_object_until_finalizers_are_removed(api: Api) -> None:
     assert (await api.post(f"{V1}/priorityclasses", {"metadata": {"name": "low"}})).code == 201
     gone = await api.delete(f"{V1}/priorityclasses/low")
     assert (gone.code, gone.json["status"]) == (200, "Success")
@@ -190,7 +190,7 @@ async def test_deleting_with_and_without_finalizers(api: Api) -> None:
     assert (await api.get(f"{WORKLOADS}/web")).code == 404
 
 
-async def test_preconditions_of_a_deletion(api: Api) -> None:
+async def test_delete_with_wrong_precondition_is_refused(api: Api) -> None:
     item = (await api.post(WORKLOADS, workload())).json
     wrong = {"preconditions": {"uid": "another"}}
     assert (await api.delete(f"{WORKLOADS}/web", wrong)).code == 409
@@ -201,7 +201,7 @@ async def test_preconditions_of_a_deletion(api: Api) -> None:
         assert 400 <= (await api.delete(f"{WORKLOADS}/web", bad)).code < 500
 
 
-async def test_deleting_a_collection(api: Api) -> None:
+async def test_delete_collection_deletes_matching_objects(api: Api) -> None:
     for name in ("a", "b", "c"):
         await api.post(WORKLOADS, workload(name))
     assert (await api.delete(f"{WORKLOADS}?labelSelector=app in (a,b)")).code == 200
@@ -213,7 +213,7 @@ async def test_deleting_a_collection(api: Api) -> None:
     }
 
 
-async def test_namespaces_are_tenants_seen_another_way(api: Api) -> None:
+async def test_namespace_is_a_view_of_tenant(api: Api) -> None:
     made = await api.post("/api/v1/namespaces", {"metadata": {"name": "new", "labels": {"a": "b"}}})
     assert made.code == 201 and made.json["status"]["phase"] == "Active"
     assert made.json["metadata"]["labels"] == {"a": "b", "kubernetes.io/metadata.name": "new"}
@@ -236,7 +236,7 @@ async def test_namespaces_are_tenants_seen_another_way(api: Api) -> None:
     assert listed["kind"] == "NamespaceList" and "new" in [i["metadata"]["name"] for i in listed["items"]]
 
 
-async def test_patches_survive_others_writing_at_the_same_time(api: Api, world: World) -> None:
+async def test_concurrent_patches_all_take_effect(api: Api, world: World) -> None:
     import asyncio
 
     item = (await api.post(WORKLOADS, workload())).json
@@ -258,11 +258,11 @@ async def test_patches_survive_others_writing_at_the_same_time(api: Api, world: 
 
 
 @pytest.mark.parametrize("path", ["/nothing", V1 + "/nothings", WORKLOADS + "/a/b/c", V1 + "/namespaces/shop/tenants"])
-async def test_unknown_paths(api: Api, path: str) -> None:
+async def test_unknown_path_returns_404(api: Api, path: str) -> None:
     assert (await api.get(path)).code == 404
 
 
-async def test_wrong_methods(api: Api) -> None:
+async def test_wrong_method_returns_405(api: Api) -> None:
     for method, path in (
         ("POST", f"{WORKLOADS}/web"),
         ("PUT", WORKLOADS),

@@ -32,7 +32,7 @@ plain = st.recursive(
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ],
 )  # fmt: skip
-def test_merge_patch_as_in_rfc_7386(target: Any, patch: Any, expected: Any) -> None:
+def test_merge_patch_follows_rfc_7386(target: Any, patch: Any, expected: Any) -> None:
     assert merge_patch(target, patch) == expected
 
 
@@ -49,7 +49,7 @@ def test_merge_patch_as_in_rfc_7386(target: Any, patch: Any, expected: Any) -> N
         ({"m~n": 2}, [{"op": "test", "path": "/m~0n", "value": 2}], {"m~n": 2}),
     ],
 )
-def test_json_patch_as_in_rfc_6902(target: Any, patch: Any, expected: Any) -> None:
+def test_json_patch_follows_rfc_6902(target: Any, patch: Any, expected: Any) -> None:
     assert json_patch(target, patch) == expected
 
 
@@ -66,7 +66,7 @@ def test_json_patch_as_in_rfc_6902(target: Any, patch: Any, expected: Any) -> No
         ([{"op": "add", "path": "/l/٣", "value": 1}], Invalid),
     ],
 )  # fmt: skip
-def test_broken_json_patches(patch: Any, fault: type[Fault]) -> None:
+def test_invalid_json_patch_raises_and_keeps_input(patch: Any, fault: type[Fault]) -> None:
     target = {"a": 1, "l": [1], "d": {}}
     with pytest.raises(fault):
         json_patch(target, patch)
@@ -74,13 +74,13 @@ def test_broken_json_patches(patch: Any, fault: type[Fault]) -> None:
 
 
 @given(plain, plain)
-def test_patches_never_fail_in_another_way(target: Any, patch: Any) -> None:
+def test_random_patch_raises_only_faults(target: Any, patch: Any) -> None:
     merge_patch(target, patch)
     with contextlib.suppress(Fault):
         json_patch(target, patch)
 
 
-async def test_over_the_api(api: Api) -> None:
+async def test_json_patch_over_api_applies_or_is_refused(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     operations = [
         {"op": "test", "path": "/spec/replicas", "value": 3},
@@ -94,7 +94,7 @@ async def test_over_the_api(api: Api) -> None:
     assert (refused.code, refused.json["reason"]) == (422, "Invalid")
 
 
-async def test_a_tested_revision_guards_the_patch(api: Api) -> None:
+async def test_patch_with_stale_revision_is_refused(api: Api) -> None:
     """How kopf writes: the patch is refused when someone else was faster."""
     item = (await api.post(WORKLOADS, workload())).json
     await api.merge(f"{WORKLOADS}/web", {"spec": {"replicas": 8}})
@@ -108,14 +108,14 @@ async def test_a_tested_revision_guards_the_patch(api: Api) -> None:
     assert (refused.code, refused.json["reason"]) == (409, "Conflict")
 
 
-async def test_types_of_patches_that_are_not_taken(api: Api) -> None:
+async def test_unsupported_patch_type_is_refused(api: Api) -> None:
     await api.post(WORKLOADS, workload())
     for type_ in ("application/strategic-merge-patch+json", "application/json", "text/html", ""):
         refused = await api.call("PATCH", f"{WORKLOADS}/web", {}, type=type_)
         assert (refused.code, refused.json["reason"]) == (415, "UnsupportedMediaType"), type_
 
 
-async def test_a_patch_cannot_change_who_an_object_is(api: Api) -> None:
+async def test_patch_cannot_change_identity(api: Api) -> None:
     item = (await api.post(WORKLOADS, workload())).json
     for patch in ({"metadata": {"name": "other"}}, {"kind": "Node"}, {"metadata": None}, {"metadata": {"uid": "x"}}):
         refused = await api.merge(f"{WORKLOADS}/web", patch)

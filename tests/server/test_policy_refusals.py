@@ -30,7 +30,7 @@ def policy(**rules: Any) -> dict[str, Any]:
         ({"scoreExpressions": [{"name": "mine", "expression": "1 / 0"}]}, "rules.scoreExpressions[0].expression"),
     ],
 )
-async def test_a_policy_is_refused_where_it_is_wrong(api: Api, rules: dict[str, Any], said: str) -> None:
+async def test_invalid_policy_is_refused_with_position(api: Api, rules: dict[str, Any], said: str) -> None:
     answer = await api.post(POLICIES, policy(**rules))
     assert answer.code in (400, 422), answer.body
     assert said in answer.body.decode()

@@ -25,7 +25,7 @@ def structs(schema: Schema, found: dict[str, Schema]) -> dict[str, Schema]:
     return found
 
 
-def test_every_note_is_about_a_field_that_exists() -> None:
+def test_field_notes_name_existing_fields() -> None:
     known: dict[str, Schema] = {}
     for kind in ALL:
         structs(schema_of(kind), known)
@@ -35,7 +35,7 @@ def test_every_note_is_about_a_field_that_exists() -> None:
         assert all(note.endswith(".") for note in notes.values())
 
 
-def test_kubectl_explain_says_what_every_kind_is() -> None:
+def test_every_public_kind_has_description() -> None:
     shown = {kind.type.__name__: schema_of(kind) for kind in ALL if not kind.internal}
     assert set(KIND_NOTES) == set(shown)
     for name, schema in shown.items():
@@ -43,7 +43,7 @@ def test_kubectl_explain_says_what_every_kind_is() -> None:
         assert all(schema.fields[part].description for part in ("spec", "status") if part in schema.fields), name
 
 
-def test_every_kind_passes_its_own_schema() -> None:
+def test_bare_object_of_every_kind_passes_schema() -> None:
     for kind in ALL:
         data = msgspec.json.decode(msgspec.json.encode(bare(kind.type)))
         found = Findings()
@@ -77,7 +77,7 @@ def damaged(draw: Any) -> Any:
 
 @settings(max_examples=400, deadline=None)
 @given(damaged())
-def test_what_passes_the_walk_converts(item: Any) -> None:
+def test_data_that_passes_schema_converts_to_type(item: Any) -> None:
     kind = BY_NAME["Workload"]
     found = Findings()
     kept = walk(schema_of(kind), item, found)

@@ -24,9 +24,9 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 async def plain(world: World) -> AsyncIterator[Listener]:
-    listener = await listen(world.app, HOST, 0)
-    yield listener
-    await listener.stop()
+    server_listener = await listen(world.app, HOST, 0)
+    yield server_listener
+    await server_listener.stop()
 
 
 class Client:
@@ -60,7 +60,7 @@ class Client:
         self.writer.close()
 
 
-async def test_headers_must_come_in_time(plain: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_headers_are_answered_with_408(plain: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HEADER_TIMEOUT_S", 0.2)
     silent, half = await Client.to(plain.port), await Client.to(plain.port)
     await half.send(b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow: ")
@@ -70,7 +70,7 @@ async def test_headers_must_come_in_time(plain: Listener, monkeypatch: pytest.Mo
         client.close()
 
 
-async def test_headers_may_not_grow_without_end(plain: Listener) -> None:
+async def test_oversized_headers_are_answered_with_431(plain: Listener) -> None:
     client = await Client.to(plain.port)
     await client.send(b"GET /version HTTP/1.1\r\nHost: x\r\n")
 
@@ -90,7 +90,7 @@ async def test_headers_may_not_grow_without_end(plain: Listener) -> None:
     endless.close()
 
 
-async def test_large_bodies_come_through(plain: Listener, world: World) -> None:
+async def test_large_body_is_read_completely(plain: Listener, world: World) -> None:
     token = world.tokens.issue("t", "ada", (OPERATORS,))
     client = await Client.to(plain.port)
     for size in (100, 70_000, 1_000_000, 2_900_000):
@@ -101,7 +101,7 @@ async def test_large_bodies_come_through(plain: Listener, world: World) -> None:
     client.close()
 
 
-async def test_what_is_not_http(plain: Listener) -> None:
+async def test_non_http_input_is_answered_with_400_status(plain: Listener) -> None:
     for data in (
         b"\x16\x03\x01\x02\x00",
         b"nonsense\r\n\r\n",
@@ -115,7 +115,9 @@ async def test_what_is_not_http(plain: Listener) -> None:
         client.close()
 
 
-async def test_a_slow_body_is_given_up(plain: Listener, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_body_is_answered_with_408_and_closed(
+    plain: Listener, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.2)
     token = world.tokens.issue("t", "ada", (OPERATORS,))
     client = await Client.to(plain.port)
@@ -127,7 +129,7 @@ async def test_a_slow_body_is_given_up(plain: Listener, world: World, monkeypatc
     client.close()
 
 
-async def test_a_body_announced_too_large_is_refused_before_it_is_sent(plain: Listener, world: World) -> None:
+async def test_body_announced_too_large_is_refused_before_transfer(plain: Listener, world: World) -> None:
     token = world.tokens.issue("t", "ada", (OPERATORS,))
     client = await Client.to(plain.port)
     head = f"POST {WORKLOADS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 99999999\r\n\r\n"
@@ -140,7 +142,7 @@ async def test_a_body_announced_too_large_is_refused_before_it_is_sent(plain: Li
     stranger.close()
 
 
-async def test_connections_are_kept_for_the_next_request(plain: Listener) -> None:
+async def test_connection_is_reused_for_next_request(plain: Listener) -> None:
     client = await Client.to(plain.port)
     for _ in range(3):
         await client.send(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -148,9 +150,7 @@ async def test_connections_are_kept_for_the_next_request(plain: Listener) -> Non
     client.close()
 
 
-async def test_an_answer_is_one_write_and_answers_keep_their_order(
-    plain: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_responses_are_single_writes_in_request_order(plain: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[bytes] = []
     made = serve.Connection.connection_made
 
@@ -187,7 +187,7 @@ class _Overheard:
         return getattr(self._transport, name)
 
 
-async def test_a_client_that_stops_reading_costs_a_bounded_amount(
+async def test_watcher_that_stops_reading_is_disconnected(
     plain: Listener, world: World, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half-open watchers: the socket's buffers fill, the stream is ended, and nothing stays behind."""
@@ -215,14 +215,14 @@ async def test_a_client_that_stops_reading_costs_a_bounded_amount(
         client.close()
 
 
-async def test_tls_and_client_certificates(world: World, tmp_path: Path) -> None:
+async def test_client_certificate_of_other_ca_fails_handshake(world: World, tmp_path: Path) -> None:
     now_s = world.ports.clock.now()
     ca = make_ca(tmp_path / "pki", now_s=now_s)
     server = issue(tmp_path / "pki", "server", "cell", now_s=now_s, ips=(HOST,), server=True)
     ada = issue(tmp_path / "pki", "ada", "ada", (OPERATORS,), now_s=now_s)
     make_ca(tmp_path / "other", now_s=now_s)
     stranger = issue(tmp_path / "other", "ada", "ada", (OPERATORS,), now_s=now_s)
-    listener = await listen(world.app, HOST, 0, Tls(server.certificate, server.key, ca.certificate))
+    server_listener = await listen(world.app, HOST, 0, Tls(server.certificate, server.key, ca.certificate))
 
     def context(issued: Any) -> ssl.SSLContext:
         made = ssl.create_default_context(cafile=str(ca.certificate))
@@ -232,30 +232,30 @@ async def test_tls_and_client_certificates(world: World, tmp_path: Path) -> None
 
     request = f"GET {WORKLOADS} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     for issued, expected in ((ada, 200), (None, 401)):
-        client = await Client.to(listener.port, context(issued))
+        client = await Client.to(server_listener.port, context(issued))
         await client.send(request)
         assert (await client.answer())[0] == expected
         client.close()
 
     async def intrude() -> None:
-        client = await Client.to(listener.port, context(stranger))
+        client = await Client.to(server_listener.port, context(stranger))
         await client.send(request)
         await client.answer()
 
     with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
         await intrude()
-    await listener.stop()
+    await server_listener.stop()
 
 
-async def test_the_end_is_quiet(world: World, api: Api) -> None:
-    listener = await listen(world.app, HOST, 0)
+async def test_listener_stop_ends_streams_cleanly(world: World, api: Api) -> None:
+    server_listener = await listen(world.app, HOST, 0)
     token = world.tokens.issue("t", "ada", (OPERATORS,))
-    client = await Client.to(listener.port)
+    client = await Client.to(server_listener.port)
     head = f"GET {WORKLOADS}?watch=true HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n"
     await client.send(head.encode())
     await client.reader.readuntil(b"\r\n\r\n")
-    await listener.stop()
+    await server_listener.stop()
     assert (await client.closed()).endswith(b"0\r\n\r\n"), "the stream was ended and not cut"
     client.close()
     with pytest.raises(ConnectionError):
-        await Client.to(listener.port)
+        await Client.to(server_listener.port)

@@ -16,7 +16,7 @@ from .conftest import V1, WORKLOADS, Api, World, workload
 from .test_lists import TABLE
 
 
-async def test_a_watch_without_a_revision_begins_with_what_is_there(api: Api) -> None:
+async def test_watch_without_revision_starts_with_existing_objects(api: Api) -> None:
     await api.post(WORKLOADS, workload("a"))
     async with api.watch(f"{WORKLOADS}?watch=true") as events:
         first = await events.next()
@@ -33,7 +33,7 @@ async def test_a_watch_without_a_revision_begins_with_what_is_there(api: Api) ->
         assert int(last["object"]["metadata"]["resourceVersion"]) > int(second["object"]["metadata"]["resourceVersion"])
 
 
-async def test_a_watch_from_a_list_misses_nothing(api: Api) -> None:
+async def test_watch_from_list_revision_misses_nothing(api: Api) -> None:
     await api.post(WORKLOADS, workload("a"))
     revision = (await api.get(WORKLOADS)).json["metadata"]["resourceVersion"]
     await api.post(WORKLOADS, workload("b"))
@@ -43,7 +43,7 @@ async def test_a_watch_from_a_list_misses_nothing(api: Api) -> None:
         assert (await events.next())["object"]["metadata"]["name"] == "c"
 
 
-async def test_selectors_turn_changes_into_coming_and_going(api: Api) -> None:
+async def test_watch_with_selector_reports_added_and_deleted(api: Api) -> None:
     await api.post(WORKLOADS, workload("a"))
     async with api.watch(f"{WORKLOADS}?watch=true&labelSelector=color=red&resourceVersion=0") as events:
         await api.merge(f"{WORKLOADS}/a", {"metadata": {"labels": {"color": "red"}}})
@@ -58,14 +58,14 @@ async def test_selectors_turn_changes_into_coming_and_going(api: Api) -> None:
         assert (await events.next())["type"] == "ADDED"
 
 
-async def test_watching_one_name(api: Api) -> None:
+async def test_watch_by_name_reports_only_that_object(api: Api) -> None:
     async with api.watch(f"{WORKLOADS}?watch=true&fieldSelector=metadata.name=b") as events:
         await api.post(WORKLOADS, workload("a"))
         await api.post(WORKLOADS, workload("b"))
         assert (await events.next())["object"]["metadata"]["name"] == "b"
 
 
-async def test_watching_one_object_by_its_path(api: Api) -> None:
+async def test_watch_by_path_reports_only_that_object(api: Api) -> None:
     await api.post(WORKLOADS, workload("a"))
     await api.post(WORKLOADS, workload("b"))
     async with api.watch(f"{WORKLOADS}/b?watch=true") as events:
@@ -75,7 +75,7 @@ async def test_watching_one_object_by_its_path(api: Api) -> None:
         assert (await events.next())["object"]["metadata"]["name"] == "b"
 
 
-async def test_initial_events_end_with_a_bookmark(api: Api) -> None:
+async def test_initial_events_end_with_bookmark(api: Api) -> None:
     await api.post(WORKLOADS, workload("a"))
     path = f"{WORKLOADS}?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
     async with api.watch(path) as events:
@@ -89,7 +89,7 @@ async def test_initial_events_end_with_a_bookmark(api: Api) -> None:
     assert (refused.code, refused.json["reason"]) == (422, "Invalid")
 
 
-async def test_bookmarks_only_for_who_asks(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bookmarks_are_sent_only_on_request(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BOOKMARK_EVERY_S", 0.05)
     async with api.watch(f"{WORKLOADS}?watch=true&allowWatchBookmarks=true") as events:
         await api.post(f"{V1}/tenants", {"metadata": {"name": "unrelated"}})
@@ -102,12 +102,14 @@ async def test_bookmarks_only_for_who_asks(api: Api, monkeypatch: pytest.MonkeyP
         assert events.waiting() == 0
 
 
-async def test_the_timeout_ends_the_stream(api: Api) -> None:
+async def test_watch_ends_after_timeout(api: Api) -> None:
     async with api.watch(f"{WORKLOADS}?watch=true&timeoutSeconds=1") as events:
         await asyncio.wait_for(events.ended.wait(), 5)
 
 
-async def test_an_old_revision_is_expired(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_from_compacted_revision_is_expired(
+    api: Api, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "FUTURE_REVISION_WAIT_S", 0.05)
     await api.post(WORKLOADS, workload("a"))
     await api.merge(f"{WORKLOADS}/a", {"spec": {"replicas": 1}})
@@ -127,7 +129,7 @@ async def test_an_old_revision_is_expired(api: Api, world: World, monkeypatch: p
     assert (ahead.code, ahead.json["reason"]) == (410, "Expired")
 
 
-async def test_tables_and_metadata_in_watches(api: Api) -> None:
+async def test_watch_serves_tables_and_partial_metadata(api: Api) -> None:
     async with api.watch(f"{WORKLOADS}?watch=true", accept=TABLE) as events:
         await api.post(WORKLOADS, workload("a"))
         await api.post(WORKLOADS, workload("b"))
@@ -139,7 +141,7 @@ async def test_tables_and_metadata_in_watches(api: Api) -> None:
         assert (await events.next())["object"]["kind"] == "PartialObjectMetadata"
 
 
-async def test_namespaces_can_be_watched(api: Api) -> None:
+async def test_watch_of_namespaces_follows_tenants(api: Api) -> None:
     async with api.watch("/api/v1/namespaces?watch=true&fieldSelector=metadata.name=new") as events:
         await api.post(f"{V1}/tenants", {"metadata": {"name": "new"}})
         made = await events.next()
@@ -148,7 +150,7 @@ async def test_namespaces_can_be_watched(api: Api) -> None:
         assert (await events.next())["object"]["status"]["phase"] == "Terminating"
 
 
-async def test_many_watchers_share_one_encoding(api: Api, world: World) -> None:
+async def test_many_watchers_receive_equal_events(api: Api, world: World) -> None:
     opened = [api.watch(f"{WORKLOADS}?watch=true") for _ in range(20)]
     for events in opened:
         await events.__aenter__()
@@ -159,7 +161,7 @@ async def test_many_watchers_share_one_encoding(api: Api, world: World) -> None:
         await events.__aexit__()
 
 
-async def test_a_stalled_client_is_dropped(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_watcher_is_disconnected(api: Api, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SEND_STALL_S", 0.2)
     async with api.watch(f"{WORKLOADS}?watch=true") as events:
         events.reading.clear()
@@ -170,7 +172,7 @@ async def test_a_stalled_client_is_dropped(api: Api, world: World, monkeypatch: 
         events.reading.set()
 
 
-async def test_drain_ends_watches_in_good_order(api: Api, world: World) -> None:
+async def test_drain_ends_watches_and_readiness(api: Api, world: World) -> None:
     async with api.watch(f"{WORKLOADS}?watch=true") as events:
         await world.app.drain()
         await asyncio.wait_for(events.ended.wait(), 5)
@@ -178,14 +180,14 @@ async def test_drain_ends_watches_in_good_order(api: Api, world: World) -> None:
     assert (await api.get("/livez")).code == 200
 
 
-async def test_leaving_frees_what_the_watch_held(api: Api, world: World) -> None:
+async def test_closed_watch_releases_its_resources(api: Api, world: World) -> None:
     async with api.watch(f"{WORKLOADS}?watch=true"):
         assert world.app.flow._all_watches == 1
     assert world.app.flow._all_watches == 0
     assert not world.objects._durable.caches["Workload"].streams._by_namespace
 
 
-async def test_a_line_is_one_json_document(api: Api, world: World) -> None:
+async def test_watch_line_is_one_json_document(api: Api, world: World) -> None:
     item = workload("a")
     item["metadata"]["annotations"] = {"text": "two\nlines \u2028 and more"}
     async with api.watch(f"{WORKLOADS}?watch=true") as events:

@@ -77,7 +77,7 @@ def test_a_run_fails_when_a_decision_reaches_for_the_real_world_even_if_that_is_
     monkeypatch.setattr(assign, "decide", reaching)
     outcome = small_world()
     assert not outcome.ok
-    assert "simulated code gets time, chance and the network through its ports" in outcome.failures[0]
+    assert "simulated code gets time, randomness and network through its ports" in outcome.failures[0]
 
 
 ITERATES_A_SET = """

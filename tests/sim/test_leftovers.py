@@ -26,7 +26,7 @@ CLAIM = binding(RUNS)
 def found(*items: Object, cell: str = "east") -> list[str]:
     state = {kind_of(type(i)).store_key(i.metadata.namespace, i.metadata.name): i for i in items}
     return [
-        what for where, (promise, what, _) in leftovers({cell: state}, NOW_S) if (where, promise) == (cell, "leftover")
+        what for where, (promise, what, _) in leftovers({cell: state}, NOW_S) if (where, promise) == (cell, "leak")
     ]
 
 
@@ -75,13 +75,13 @@ def test_what_is_of_use_is_not_left_over() -> None:
 @pytest.mark.parametrize(
     ("items", "cell", "says"),
     [
-        ((replica(1, terminating=True),), "east", "is kept by holdfast.dev/release"),
+        ((replica(1, terminating=True),), "east", "still has finalizers: holdfast.dev/release"),
         ((CLAIM,), "east", "is a claim of replica"),
-        ((RUNS, hold("acme/gone.1")), "east", "is drawn by claim acme/gone.1, which is gone"),
-        ((RUNS, asks("another")), "east", "none of them is there"),
+        ((RUNS, hold("acme/gone.1")), "east", "is consumed by claim acme/gone.1, which is gone"),
+        ((RUNS, asks("another")), "east", "has no existing member"),
         ((override(OVERDUE_S + 1.0),), "global", "is still Active"),
         ((owned("another"),), "global", "belongs to Workload api, which is gone"),
-        ((BORROWS, recovery(RecoveryPhase.CLOSED)), "global", "no recovery is open"),
+        ((BORROWS, recovery(RecoveryPhase.CLOSED)), "global", "no Recovery is open"),
     ],
     ids=["deleted", "claim", "draw", "request", "override", "dependent", "borrowed"],
 )

@@ -50,7 +50,7 @@ def test_a_planted_bug_is_caught_by_its_seed(name: str) -> None:
     others = itertools.islice(planting.seeds_for(find(name), first=1, seeds=OTHERS), OTHERS + 1)
     seeds = dict.fromkeys((KEPT[name], *others))
     for tried in (planting.try_out(seed, name) for seed in seeds):
-        assert not tried.tripped, f"the mutation {name} must be mended: {tried.tripped}"
+        assert not tried.tripped, f"the mutation {name} itself failed: {tried.tripped}"
         if tried.by:
             return
     pytest.fail(

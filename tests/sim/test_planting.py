@@ -81,10 +81,10 @@ def test_a_mutation_whose_signature_is_out_of_date_is_told_and_has_caught_nothin
     assert "Victim.answer: TypeError" in patch.tripped
 
     def tripped(seed: int, name: str = "") -> planting.Tried:
-        return planting.Tried(seed, by="unsettled", tripped=patch.tripped)
+        return planting.Tried(seed, by="convergence", tripped=patch.tripped)
 
     monkeypatch.setattr(planting, "try_out", tripped)
-    with pytest.raises(RuntimeError, match=r"must be mended: Victim\.answer"):
+    with pytest.raises(RuntimeError, match=r"the mutation itself failed: Victim\.answer"):
         planting.catch("quota-left-out", [1])
 
 
@@ -119,7 +119,7 @@ def test_a_catalogue_that_takes_too_long_fails(
     monkeypatch.setattr(garden, "try_out", lambda seed, name="": planting.Tried(seed, by="S1" if name else ""))
     told: list[str] = []
     assert garden.plant(garden.Wish("all", 1), told.append) == (0 if well else 1)
-    assert any("in the median; at most 25 is asked for" in line for line in told) is not well
+    assert any("(limit 25)" in line for line in told) is not well
 
 
 def test_a_search_that_was_stopped_goes_on_and_runs_no_world_twice(
@@ -141,13 +141,13 @@ def test_a_search_that_was_stopped_goes_on_and_runs_no_world_twice(
     (tmp_path / "calm").touch()
     told: list[str] = []
     assert garden.plant(wish, told.append) == 0
-    assert told[0].startswith("going on after")
+    assert told[0].startswith("continuing after")
     planted_at_1 = [line for line in ran.read_text().split() if line.endswith("-left-out@1")]
     assert sorted(planted_at_1) == ["ledger-left-out@1", "quota-left-out@1"]
     assert sorted(line for line in ran.read_text().split() if line.startswith("@")) == ["@1", "@2", "@3"]
     page = (tmp_path / "page").read_text()
     assert (
-        "2 of 2 caught, after 3 seeds in the median and 3 at most; control: 3 seeds without any bug, 0 alarms" in page
+        "2 of 2 caught, after 3 seeds in the median and 3 at most; control: 3 seeds without mutation, 0 failures" in page
     )
 
 
@@ -172,7 +172,7 @@ def test_the_page_says_how_often_a_bug_ran_and_lists_what_is_proven_harmless(mon
     assert (
         "| quota-left-out | the tenant's limit is left out of the check of a placement | 4 | 4 | 75% | S3 |  |" in page
     )
-    assert "None: each of these bugs changes what the system does" in page
+    assert "None: every mutation changes the behaviour" in page
     assert table.missed == ["ledger-left-out"] and not table.disproven
 
     proven = msgspec.structs.replace(find("ledger-left-out"), equivalent="Nothing is ever placed.")
@@ -194,5 +194,5 @@ def test_what_a_bug_takes_is_counted_from_the_first_seed_of_the_search() -> None
 
 
 def test_a_bug_that_nobody_planted_is_not_there() -> None:
-    with pytest.raises(LookupError, match="there is no bug"), planted("no-such-bug"):
+    with pytest.raises(LookupError, match="no-such-bug: not found"), planted("no-such-bug"):
         pass

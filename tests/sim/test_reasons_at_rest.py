@@ -64,10 +64,10 @@ def test_who_says_why_and_what_for_waits_rightly() -> None:
 @pytest.mark.parametrize(
     ("request_of", "what"),
     [
-        (asks("another"), "no request asks for one"),
-        (asks(reasons=()), "names no reason"),
-        (asks(wake_on=(), next_try_at=""), "neither a next try nor anything that wakes it"),
-        (asks(next_try_at=micro_text(NOW_S - OVERDUE_S - 1.0)), "and was not"),
+        (asks("another"), "in no request"),
+        (asks(reasons=()), "has no reason"),
+        (asks(wake_on=(), next_try_at=""), "neither a retry time nor a wakeup event"),
+        (asks(next_try_at=micro_text(NOW_S - OVERDUE_S - 1.0)), "was not retried at"),
     ],
     ids=["nobody asks", "no reason", "no wake-up", "not tried again"],
 )
@@ -79,9 +79,9 @@ def test_who_does_not_is_told(request_of: SchedulingRequest, what: str) -> None:
 @pytest.mark.parametrize(
     ("conditions", "what"),
     [
-        ((), "no condition says why"),
-        ((Condition("Serving", "False", observed_generation=3),), "no condition says why"),
-        ((Condition("Serving", "False", "Pending", observed_generation=2),), "of generation 2, not of 3"),
+        ((), "no condition has a reason"),
+        ((Condition("Serving", "False", observed_generation=3),), "no condition has a reason"),
+        ((Condition("Serving", "False", "Pending", observed_generation=2),), "for generation 2, not 3"),
     ],
     ids=["silent", "no reason", "of the past"],
 )

@@ -86,7 +86,7 @@ def test_two_at_once_of_one_region_are_found_however_short_it_lasts() -> None:
     east.let_go(10.1, 1)
     east.serves(10.2, 0)
     (found,) = broken(east)
-    assert "2 replicas of api were let go at once, of 1 that may" in found
+    assert "2 replicas of api are evicted at once (budget 1)" in found
 
 
 def test_two_at_once_in_two_regions_are_found() -> None:
@@ -131,8 +131,8 @@ def test_a_verdict_says_what_it_judged_and_what_it_could_not() -> None:
     verdict = judge([east.past()])
     told = "\n".join(verdict.lines())
     assert verdict.objects == 4 and verdict.cells == ("us-east",)
-    assert "judged: 1 cells (us-east), 4 objects" in told
-    assert "budget broken at" in told and "(disruption)" in told
-    assert "us-east: whether its limits were granted, as the global cell's history is not here" in told
+    assert "checked: 1 cells (us-east), 4 objects" in told
+    assert "budget violated at" in told and "(disruption)" in told
+    assert "us-east: limits against grants, because the global cell's history is missing" in told
     compacted = replace(east.past(), first=(Entry("/x", b"{}", 1, 1),))
-    assert "what was before its history was compacted; 1 entries" in "\n".join(judge([compacted]).lines())
+    assert "the time before its compaction; 1 entries" in "\n".join(judge([compacted]).lines())

@@ -58,7 +58,7 @@ def test_work_that_does_not_is_told(late_s: float, count: int) -> None:
     told = Told()
     told.serve(LOST_S + WITHIN_S + late_s, "east", count)
     (what,) = told.missed()
-    assert "2 are promised" in what and "serving in west when that was lost" in what
+    assert "expected 2 in another region" in what and "after the loss of west" in what
 
 
 def test_what_went_again_before_the_time_was_up_does_not_count() -> None:
@@ -73,13 +73,13 @@ def test_work_that_people_changed_meanwhile_is_not_judged_and_a_loss_without_any
     changed = replace(told.made, spec=replace(told.made.spec, replicas=3))
     told.add(LOST_S + 50.0, "global", changed, told.made)
     (what,) = told.missed()
-    assert what.startswith("no critical work")
+    assert what.startswith("no unchanged critical workload")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "within_s", "says"),
-    [("west", 15.0, "0 served elsewhere, 4 are promised"), ("east", 300.0, "no critical work")],
+    [("west", 15.0, "expected 4 in another region, found 0"), ("east", 300.0, "no unchanged critical workload")],
     ids=["before the loss can be known", "of the other region"],
 )
 def test_the_scenario_can_fail(target: str, within_s: float, says: str) -> None:

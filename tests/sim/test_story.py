@@ -73,7 +73,7 @@ def test_objects_in_a_message_are_named_by_kind_and_name() -> None:
 
 
 def test_a_fault_says_what_it_is_and_where() -> None:
-    assert fault_says("reply slow@node/west/west-n5#8").endswith("its answer comes late, of node west-n5")
+    assert fault_says("reply slow@node/west/west-n5#8").endswith("response to a call is slow, of node west-n5")
     assert fault_says("watch delayed@node/west/west-n5/Binding#1").endswith("of node west-n5, about its Bindings")
     assert fault_says("watch stalled@west/Replica#2").endswith("about Replicas inside west")
     assert fault_says("call lost@region/west#2").endswith("of region west to the global cell")
@@ -83,8 +83,8 @@ def test_a_fault_says_what_it_is_and_where() -> None:
 
 
 def test_an_act_says_what_sort_of_work_is_brought() -> None:
-    assert act_says("user brings acme/ledger: 2 of sort exclusive") == SORTS["exclusive"]
-    assert act_says("user#3: brings acme/batch2") == SORTS["batch"]
+    assert act_says("user creates acme/ledger: 2 of profile exclusive") == SORTS["exclusive"]
+    assert act_says("user#3: creates acme/batch2") == SORTS["batch"]
     assert act_says("user#3: scales acme/api from 1 to 2") == ""
 
 
@@ -94,7 +94,7 @@ def test_the_writer_of_a_placement_is_the_authority_for_whoever_asked() -> None:
     assert author_of(under, "holdfast:controller:authority") == "authority"
     assert author_of(Txn(), "holdfast:node:west:west-n5") == "agent west-n5"
     assert author_of(Txn(), "holdfast:region:west") == "link of west"
-    assert author_of(Txn(), "") == "nobody"
+    assert author_of(Txn(), "") == "unknown"
 
 
 # The account
@@ -102,21 +102,21 @@ def test_the_writer_of_a_placement_is_the_authority_for_whoever_asked() -> None:
 
 def test_the_account_names_the_promise_the_breaker_and_what_should_have_been() -> None:
     lines = list(account(broken()))
-    assert lines[0] == "the promise     S1: never two live accepted bindings for one replica identity"
-    assert lines[1] == "who broke it    authority, for scheduler, in west, 40.000 s after the world began"
+    assert lines[0] == "invariant       S1: no two live accepted bindings for one replica identity"
+    assert lines[1] == "violated by     authority, for scheduler, in west, 40.000 s after the start"
     assert lines[2].endswith("is bound by Binding acme/web-0.1 and Binding acme/web-0.1.2")
-    assert lines[3] == f"what should be  {PROMISES['S1'].instead}"
+    assert lines[3] == f"expected        {PROMISES['S1'].instead}"
 
 
 def test_what_never_came_right_is_accounted_for_in_few_lines() -> None:
     lines = list(account(outcome(unsettled=tuple(f"replica r{n} is Queued" for n in range(30)))))
-    assert lines[0].startswith("the promise     unsettled: never work that is not done")
-    assert "for 600 s without any fault" in lines[1]
-    assert len(lines) < 12 and any("and 25 more like these" in line for line in lines)
+    assert lines[0].startswith("invariant       convergence: no system that does not converge")
+    assert "for 600 s without faults" in lines[1]
+    assert len(lines) < 12 and any("and 25 more of these" in line for line in lines)
 
 
 def test_where_nobody_can_be_named_that_is_said() -> None:
-    assert "not known; seen in west, 40.000 s" in list(account(broken(40.0, "")))[1]
+    assert "unknown; observed in west, 40.000 s" in list(account(broken(40.0, "")))[1]
 
 
 # The timeline
@@ -129,7 +129,7 @@ def test_times_are_before_the_breach_and_the_breach_is_last() -> None:
     lines = list(timeline(broken(40.0, "x", key), told((37.5, "authority, for scheduler", None, claim))))
     assert lines[0].startswith("     -2.500 s  west    authority, for scheduler Binding acme/")
     assert "created, for replica" in lines[0] and "on node west-n1" in lines[0]
-    assert lines[-1].startswith("!     0.000 s  S1 is broken: replica web-0 is bound by Binding")
+    assert lines[-1].startswith("!     0.000 s  S1 is violated: replica web-0 is bound by Binding")
 
 
 def test_a_change_of_times_alone_is_not_told() -> None:
@@ -173,14 +173,14 @@ def test_faults_and_users_are_told_in_words_and_so_is_the_healing() -> None:
     telling = replace(
         told(),
         struck=(Struck(3.0, "reply lost@node/west/west-n1#1"),),
-        acts=(Struck(2.0, "user brings acme/api", "2 of sort service"),),
+        acts=(Struck(2.0, "user creates acme/api", "2 of profile service"),),
         healed_s=300.0,
     )
     lines = list(timeline(outcome(unsettled=("acme/api serves 0 of 2",)), telling))
     assert [line[0] for line in lines] == [">", "*", "=", "!"]
-    assert lines[0] == ">  -898.000 s  user brings acme/api: 2 of sort service (an ordinary service)"
-    assert "its answer is lost, of node west-n1)" in lines[1]
-    assert lines[-1].endswith("not come right: acme/api serves 0 of 2")
+    assert lines[0] == ">  -898.000 s  user creates acme/api: 2 of profile service (a plain service)"
+    assert "the response to a call is lost, of node west-n1)" in lines[1]
+    assert lines[-1].endswith("not converged: acme/api serves 0 of 2")
 
 
 def test_a_story_fits_a_screen_unless_the_whole_is_asked_for() -> None:
@@ -206,10 +206,10 @@ def test_a_planted_bug_is_told_so_that_a_stranger_can_follow() -> None:
     said: list[str] = []
     assert single.tell(single.Asked(2, bug="heartbeat-trusted", shrink_s=25.0), said.append) == 1
     text = "\n".join(said)
-    part = text[text.index("The smallest story") :]
-    assert "the promise     S7: never two running instances" in part
-    assert re.search(r"who broke it    authority, in \w+, [\d.]+ s after the world began", part)
-    assert "what should be  the first counts as over only once" in part
+    part = text[text.index("Smallest reproduction") :]
+    assert "invariant       S7: no two running instances" in part
+    assert re.search(r"violated by     authority, in \w+, [\d.]+ s after the start", part)
+    assert "expected        the first instance counts as ended only after" in part
     assert "! " in part and "/nodes/" not in part, "objects are named in full"
     assert part.count("\n") < 60, "about one screen"
 
@@ -218,4 +218,4 @@ def test_a_planted_bug_is_told_so_that_a_stranger_can_follow() -> None:
 def test_a_planted_bug_that_never_rests_is_told_all_the_same() -> None:
     said: list[str] = []
     assert single.tell(single.Asked(1, bug="retried-without-pause", shrink_s=0.0), said.append) == 1
-    assert any("the promise     load: never more writes" in line for line in said)
+    assert any("invariant       load: no more writes" in line for line in said)

@@ -72,7 +72,7 @@ def test_who_waits_for_quota_that_is_free_is_late_after_half_a_minute_and_told_o
     east = East()
     assert not east.late(LATE_S - 2.0)
     (what,) = east.late(LATE_S)
-    assert "acme/" in what and "waits for quota in east" in what
+    assert "acme/" in what and "is pending for quota in east" in what
     assert not east.late(LATE_S + 60.0)
 
 
@@ -126,4 +126,4 @@ def test_a_lost_wake_up_is_seen() -> None:
     quiet()
     with planted("wake-up-lost"):
         found = ({violation.promise for violation in World(seed).run().violations} for seed in (1, 4, 5, 6))
-        assert any("waking" in promises for promises in found)
+        assert any("wakeup" in promises for promises in found)

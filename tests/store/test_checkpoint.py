@@ -18,7 +18,7 @@ async def write(store: SqliteStore, begin: int, count: int) -> None:
         await store.commit(Txn((), (Put(f"/k/{number}", VALUE),)))
 
 
-async def test_the_file_takes_over_what_the_log_gathered_while_the_store_is_open(tmp_path: Path) -> None:
+async def test_wal_is_checkpointed_while_store_is_open(tmp_path: Path) -> None:
     path = tmp_path / "cell.db"
     log = tmp_path / "cell.db-wal"
     store = SqliteStore(path)

@@ -102,7 +102,7 @@ async def is_quiet(stream) -> bool:
     return False
 
 
-async def test_a_commit_can_be_read_when_it_returns(objects):
+async def test_commit_is_readable_when_it_returns(objects):
     for i in range(20):
         revision = await save(objects, making.workload(replicas=i))
         found = objects.get(WORKLOAD, "acme", "api")
@@ -113,12 +113,12 @@ async def test_a_commit_can_be_read_when_it_returns(objects):
     assert objects.get(WORKLOAD, "acme", "api") is None
 
 
-async def test_a_conflict_is_passed_on(objects):
+async def test_commit_with_failed_compare_raises_conflict(objects):
     with pytest.raises(Conflict):
         await objects.commit(None, Txn((Compare("/workloads/acme/api", 7),), (put(making.workload()),)))
 
 
-async def test_lists_are_in_key_order_by_namespace_and_by_field(objects):
+async def test_list_is_in_key_order_and_filtered(objects):
     await save(objects, *(binding(f"b{i}", f"n{i % 3}", ns) for ns in ("zeta", "acme") for i in range(6)))
     listed, revision = objects.list(BINDING)
     assert revision == objects.head(BINDING)
@@ -133,11 +133,11 @@ async def test_lists_are_in_key_order_by_namespace_and_by_field(objects):
     assert objects.list(BINDING, fields={"node": "none"})[0] == []
     entries, _ = objects.entries(BINDING, fields={"node": "n1"})
     assert entries[0].key == "/bindings/acme/b1"
-    with pytest.raises(BadRequest, match="cannot be selected by 'colour'"):
+    with pytest.raises(BadRequest, match="field colour is not selectable"):
         objects.list(BINDING, fields={"colour": "red"})
 
 
-async def test_a_list_is_its_readers_own_and_the_next_follows_every_change(objects):
+async def test_modified_list_does_not_affect_next_list(objects):
     await save(objects, binding("a", "n1"), binding("b", "n1"), binding("b", "n1", "zeta"))
     for _ in range(2):
         listed, _ = objects.list(BINDING, "acme")
@@ -151,7 +151,7 @@ async def test_a_list_is_its_readers_own_and_the_next_follows_every_change(objec
     assert names(objects.list(BINDING, "acme")[0]) == ["b", "c"]
 
 
-async def test_indexes_follow_changes(objects):
+async def test_index_follows_changes(objects):
     await save(objects, binding("b", "n1"))
     await save(objects, binding("b", "n2"))
     assert objects.list(BINDING, fields={"node": "n1"})[0] == []
@@ -160,7 +160,7 @@ async def test_indexes_follow_changes(objects):
     assert objects.list(BINDING, fields={"node": "n2"})[0] == []
 
 
-async def test_a_stream_delivers_exactly_what_follows_a_list(objects):
+async def test_stream_after_list_delivers_exactly_later_changes(objects):
     await save(objects, making.workload("one"))
     listed, revision = objects.list(WORKLOAD)
     stream = objects.stream(WORKLOAD, after=revision)
@@ -182,7 +182,7 @@ async def test_a_stream_delivers_exactly_what_follows_a_list(objects):
     assert [c.new.metadata.name for c in await read(stream, 1)] == ["three"]
 
 
-async def test_streams_of_a_namespace_see_only_it(objects):
+async def test_namespace_stream_delivers_only_its_namespace(objects):
     stream = objects.stream(WORKLOAD, "acme", after=0)
     await save(objects, making.workload("x", "other"), making.workload("a"), making.workload("y", "other"))
     assert [c.new.metadata.name for c in await read(stream, 1)] == ["a"]
@@ -191,7 +191,7 @@ async def test_streams_of_a_namespace_see_only_it(objects):
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "caught-up"])
-async def test_a_field_stream_sees_objects_come_and_go(objects, live):
+async def test_field_stream_reports_objects_that_start_or_stop_matching(objects, live):
     start = await save(objects, binding("other", "n9"))
     one = objects.stream(BINDING, after=start, fields={"node": "n1"})
     if live:
@@ -209,7 +209,7 @@ async def test_a_field_stream_sees_objects_come_and_go(objects, live):
     assert await is_quiet(one)
 
 
-async def test_a_field_change_touches_only_its_watchers(objects):
+async def test_field_change_is_delivered_only_to_matching_streams(objects):
     streams = [objects.stream(BINDING, after=0, fields={"node": f"n{i}"}) for i in range(200)]
     for stream in streams:
         assert await asyncio.wait([asyncio.ensure_future(anext(stream))], timeout=0)
@@ -219,7 +219,7 @@ async def test_a_field_change_touches_only_its_watchers(objects):
     assert unread[7] == sum(unread)
 
 
-async def test_streams_over_several_fields(objects):
+async def test_stream_with_several_fields_requires_all(objects):
     stream = objects.stream(BINDING, "acme", after=0, fields={"node": "n1", "metadata.name": "b"})
     await save(objects, binding("a", "n1"), binding("b", "n1", "zeta"), binding("b", "n2"))
     await save(objects, binding("b", "n1"))
@@ -227,7 +227,7 @@ async def test_streams_over_several_fields(objects):
     assert (change.new.spec.node, change.old) == ("n1", None)
 
 
-async def test_a_slow_reader_is_ended_with_expired(objects, monkeypatch):
+async def test_slow_stream_reader_gets_expired(objects, monkeypatch):
     monkeypatch.setattr(limits, "WATCHER_BACKLOG_EVENTS", 50)
     slow, quick = objects.stream(WORKLOAD, after=0), objects.stream(WORKLOAD, after=0)
     assert await is_quiet(slow) and await is_quiet(quick)
@@ -240,7 +240,7 @@ async def test_a_slow_reader_is_ended_with_expired(objects, monkeypatch):
         await anext(slow)
 
 
-async def test_a_stream_resumes_anywhere_in_history(objects, monkeypatch):
+async def test_stream_resumes_from_any_revision(objects, monkeypatch):
     monkeypatch.setattr(objects._durable.cache(WORKLOAD).recent, "_keep_events", 5)
     revisions = [await save(objects, making.workload(replicas=i), making.node(f"n{i}")) for i in range(20)]
     for after in (0, revisions[2], revisions[17], revisions[19]):
@@ -252,7 +252,7 @@ async def test_a_stream_resumes_anywhere_in_history(objects, monkeypatch):
         assert await is_quiet(stream)
 
 
-async def test_a_stream_of_a_quiet_kind_resumes_without_waiting_for_others(objects, backing):
+async def test_stream_of_unchanged_kind_is_live_at_once(objects, backing):
     """History before this process began holds nothing of the kind: the stream is live at once."""
     for i in range(5):
         await save(objects, making.node(f"n{i}"))
@@ -266,7 +266,7 @@ async def test_a_stream_of_a_quiet_kind_resumes_without_waiting_for_others(objec
     await second.close()
 
 
-async def test_a_compacted_stream_expires(objects):
+async def test_stream_from_compacted_revision_expires(objects):
     for i in range(5):
         await save(objects, making.workload(replicas=i))
     objects._durable.cache(WORKLOAD).recent.drop_through(objects.head(WORKLOAD))
@@ -275,7 +275,7 @@ async def test_a_compacted_stream_expires(objects):
         await anext(objects.stream(WORKLOAD, after=1))
 
 
-async def test_a_stream_that_is_dropped_or_closed_leaves_nothing(objects):
+async def test_closed_stream_releases_its_subscription(objects):
     streams = objects._durable.cache(BINDING).streams
     kept, dropped = (objects.stream(BINDING, after=0, fields={"node": "n1"}) for _ in range(2))
     assert await is_quiet(kept) and await is_quiet(dropped)
@@ -287,7 +287,7 @@ async def test_a_stream_that_is_dropped_or_closed_leaves_nothing(objects):
     assert streams._by_field == {}
 
 
-async def test_pages_of_a_past_revision_show_one_state(objects):
+async def test_pages_of_past_revision_show_one_state(objects):
     await save(objects, *(making.workload(f"w{i}") for i in range(7)))
     first = await objects.page(WORKLOAD, "acme", at=None, after="", limit=3)
     assert (names(first.items), first.more, first.remaining) == (["w0", "w1", "w2"], True, 4)
@@ -308,7 +308,7 @@ async def test_pages_of_a_past_revision_show_one_state(objects):
     assert (await objects.page(WORKLOAD, at=None, after="", limit=0)).remaining == 0
 
 
-async def test_waiting_for_a_revision(objects):
+async def test_wait_for_revision_returns_when_reached_or_timed_out(objects):
     head = await save(objects, making.workload())
     assert await objects.wait_for(WORKLOAD, head, timeout_s=0.01)
     assert not await objects.wait_for(WORKLOAD, head + 1, timeout_s=0.01)
@@ -318,7 +318,7 @@ async def test_waiting_for_a_revision(objects):
     assert await waiting
 
 
-async def test_who_is_cancelled_while_the_revision_comes_does_not_go_on(objects):
+async def test_wait_for_revision_cancelled_with_result_is_cancelled(objects):
     """In the same turn of the loop: a task that took the result for its answer would never end."""
     head = await save(objects, making.workload())
     waiting = asyncio.create_task(objects.wait_for(WORKLOAD, head + 1, timeout_s=5))
@@ -332,7 +332,7 @@ async def test_who_is_cancelled_while_the_revision_comes_does_not_go_on(objects)
     assert waiting.cancelled()
 
 
-async def test_events_live_in_the_volatile_store_with_revisions_of_their_own(objects):
+async def test_events_are_in_volatile_store_with_own_revisions(objects):
     await save(objects, making.workload(), making.node())
     event = Event(metadata=ObjectMeta(name="e", namespace="acme", uid="1"), reason="Tested")
     assert await save(objects, event) == 1
@@ -342,7 +342,7 @@ async def test_events_live_in_the_volatile_store_with_revisions_of_their_own(obj
     assert change.new == objects.get(EVENT, "acme", "e")
 
 
-async def test_a_second_reader_of_the_store_loads_the_same_state(objects, backing):
+async def test_second_objects_on_store_loads_same_state(objects, backing):
     await save(objects, *(binding(f"b{i}", "n1") for i in range(5)))
     second = Objects(backing, MemoryStore())
     await second.start()
@@ -354,7 +354,7 @@ async def test_a_second_reader_of_the_store_loads_the_same_state(objects, backin
     await second.close()
 
 
-async def test_closing_ends_every_stream_and_read(objects):
+async def test_close_ends_streams_and_reads(objects):
     stream = objects.stream(WORKLOAD, after=0)
     waiting = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
@@ -365,7 +365,7 @@ async def test_closing_ends_every_stream_and_read(objects):
         objects.list(WORKLOAD)
 
 
-async def test_a_watch_that_expired_under_it_means_starting_over():
+async def test_objects_reload_after_expired_watch():
     class Forgetful(WatchOnly):
         """Its first watch ends as compacted, when it is told to."""
 

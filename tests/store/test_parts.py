@@ -16,7 +16,7 @@ key = st.text(alphabet="ab/é\U0010ffff", max_size=5)
 
 
 @given(first=st.sets(key), steps=st.lists(key, max_size=60), prefix=key, after=key)
-def test_ordered_keys_are_a_sorted_set(first, steps, prefix, after):
+def test_ordered_keys_behave_like_sorted_set(first, steps, prefix, after):
     size, ordered.BUCKET_KEYS = ordered.BUCKET_KEYS, 3
     try:
         keys, expected = OrderedKeys(first), sorted(first)
@@ -35,14 +35,14 @@ def test_ordered_keys_are_a_sorted_set(first, steps, prefix, after):
 
 
 @given(prefix=st.text(max_size=4), rest=st.text(max_size=3), other=st.text(max_size=6))
-def test_the_upper_bound_is_above_all_of_a_prefix_and_nothing_else(prefix, rest, other):
+def test_upper_bound_separates_prefix_from_larger_keys(prefix, rest, other):
     bound = upper_bound(prefix)
     assert bound is None or prefix + rest < bound
     if bound is not None and other >= prefix and not other.startswith(prefix):
         assert other >= bound
 
 
-async def test_a_bounded_store_forgets_what_was_written_longest_ago():
+async def test_bounded_store_removes_least_recently_written_keys():
     store = MemoryStore(keep=3)
     for name in ("a", "b", "c", "a", "d"):
         await store.commit(Txn(writes=(Put(f"/{name}", b""),)))

@@ -36,7 +36,7 @@ async def objects():
     await made.close()
 
 
-async def test_lists_and_streams_what_begins_so_and_nothing_else(objects) -> None:
+async def test_prefix_filter_lists_and_streams_only_matching_objects(objects) -> None:
     await save(objects, binding("a", "h-1"), binding("b", "other"), binding("c", "h-2"))
     found, revision = objects.list(BINDING, fields={"node": "h-*"})
     assert [item.metadata.name for item in found] == ["a", "c"]
@@ -53,12 +53,12 @@ async def test_lists_and_streams_what_begins_so_and_nothing_else(objects) -> Non
     assert [(change.new, change.old.metadata.name) for change in gone] == [(None, "e")]
     await stream.aclose()
     await exact.aclose()
-    assert not objects._cache(BINDING).streams._beginnings.get("node"), "a stream that ended leaves nothing behind"
+    assert not objects._cache(BINDING).streams._prefixes.get("node"), "a stream that ended leaves nothing behind"
 
 
 @pytest.mark.parametrize(
     ("selector", "matches"),
     [("node=h-*", True), ("node=h-1", True), ("node=x-*", False), ("node!=h-*", False), ("spec.node=h-*", False)],
 )
-def test_only_fields_with_an_index_know_beginnings(selector, matches) -> None:
+def test_prefix_selector_works_only_for_indexed_fields(selector, matches) -> None:
     assert parse(BINDING, "", selector).matches(binding("a", "h-1")) is matches

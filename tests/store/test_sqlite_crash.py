@@ -25,7 +25,7 @@ def start(path: Path, *arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-async def test_killed_at_any_moment_nothing_acknowledged_is_lost(tmp_path):
+async def test_sigkill_at_any_moment_loses_no_acknowledged_commit(tmp_path):
     path, witness, chance = tmp_path / "cell.db", Witness(), random.Random(11)
     for kill in range(KILLS):
         child = start(path, kill)
@@ -44,7 +44,7 @@ async def test_killed_at_any_moment_nothing_acknowledged_is_lost(tmp_path):
     assert witness.told > KILLS
 
 
-async def test_a_full_disk_stops_the_store_and_loses_nothing(tmp_path):
+async def test_full_disk_stops_store_without_losing_commits(tmp_path):
     path, witness = tmp_path / "cell.db", Witness()
     child = start(path, "full", 300_000)
     lines = child.communicate(timeout=60)[0].splitlines(keepends=True)
@@ -55,7 +55,7 @@ async def test_a_full_disk_stops_the_store_and_loses_nothing(tmp_path):
     await witness.check(path)
 
 
-async def test_two_processes_cannot_open_one_file(tmp_path):
+async def test_second_process_on_store_file_is_refused(tmp_path):
     child = start(tmp_path / "cell.db", "lock")
     assert child.stdout.readline().startswith("open")
     with pytest.raises(StoreFailed, match=f"in use by process {child.pid}"):

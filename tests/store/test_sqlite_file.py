@@ -17,7 +17,7 @@ async def fill(store, count: int, keys: int = 10) -> None:
     await asyncio.gather(*(store.commit(Txn(writes=(Put(f"/k/{i % keys}", b"%d" % i),))) for i in range(count)))
 
 
-async def test_a_second_store_on_one_file_is_refused_and_names_the_holder(tmp_path):
+async def test_second_store_on_file_is_refused_naming_holder(tmp_path):
     store = SqliteStore(tmp_path / "cell.db")
     with pytest.raises(StoreFailed, match="in use by process"):
         SqliteStore(tmp_path / "cell.db")
@@ -25,7 +25,7 @@ async def test_a_second_store_on_one_file_is_refused_and_names_the_holder(tmp_pa
     await SqliteStore(tmp_path / "cell.db").close()
 
 
-async def test_files_that_are_not_stores_are_refused_and_left_alone(tmp_path):
+async def test_foreign_file_is_refused_and_not_modified(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("these are notes, not a database\n" * 100)
     with pytest.raises(StoreFailed, match="not a Holdfast store"):
@@ -37,26 +37,26 @@ async def test_files_that_are_not_stores_are_refused_and_left_alone(tmp_path):
     connection.execute("CREATE TABLE bookmarks(url); PRAGMA application_id = 7")
     connection.close()
     before = foreign.read_bytes()
-    with pytest.raises(StoreFailed, match="another application"):
+    with pytest.raises(StoreFailed, match="SQLite application id"):
         SqliteStore(foreign)
     assert foreign.read_bytes() == before
 
-    with pytest.raises(StoreFailed, match="cannot be opened"):
+    with pytest.raises(StoreFailed, match="cannot create the lock file"):
         SqliteStore(tmp_path / "no" / "such" / "folder.db")
-    with pytest.raises(StoreFailed, match="cannot be opened"):
+    with pytest.raises(StoreFailed, match="cannot create the lock file"):
         SqliteStore(tmp_path)
 
 
-async def test_a_file_of_another_schema_version_is_refused(tmp_path):
+async def test_file_of_other_schema_version_is_refused(tmp_path):
     await SqliteStore(tmp_path / "cell.db").close()
     connection = apsw.Connection(str(tmp_path / "cell.db"))
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreFailed, match="schema version 99"):
+    with pytest.raises(StoreFailed, match="expected 1, found 99"):
         SqliteStore(tmp_path / "cell.db")
 
 
-async def test_a_damaged_file_is_refused(tmp_path):
+async def test_damaged_file_is_refused(tmp_path):
     path = tmp_path / "cell.db"
     store = SqliteStore(path)
     await fill(store, 500, keys=500)
@@ -69,7 +69,7 @@ async def test_a_damaged_file_is_refused(tmp_path):
         SqliteStore(path)
 
 
-async def test_the_schema_itself_refuses_a_second_write_on_the_same_state(tmp_path):
+async def test_schema_refuses_second_write_on_same_state(tmp_path):
     store = SqliteStore(tmp_path / "cell.db")
     await fill(store, 3, keys=1)
     await store.close()
@@ -79,7 +79,7 @@ async def test_the_schema_itself_refuses_a_second_write_on_the_same_state(tmp_pa
     connection.close()
 
 
-async def test_it_is_durable_as_promised(tmp_path):
+async def test_store_uses_wal_and_full_synchronous(tmp_path):
     store = SqliteStore(tmp_path / "cell.db")
     connection = store._writer._connection
     assert connection.pragma("journal_mode") == "wal"
@@ -87,7 +87,7 @@ async def test_it_is_durable_as_promised(tmp_path):
     await store.close()
 
 
-async def test_what_becomes_visible_is_on_disk(tmp_path):
+async def test_visible_revision_is_on_disk(tmp_path):
     store = SqliteStore(tmp_path / "cell.db")
     disk = apsw.Connection(str(tmp_path / "cell.db"), flags=apsw.SQLITE_OPEN_READONLY)
     writing = [asyncio.create_task(fill(store, 40)) for _ in range(4)]
@@ -101,7 +101,7 @@ async def test_what_becomes_visible_is_on_disk(tmp_path):
     await store.close()
 
 
-async def test_a_failed_write_stops_the_store_for_everyone(tmp_path):
+async def test_failed_write_stops_store_for_all_callers(tmp_path):
     """A row that the schema refuses stands for any error of the disk: written behind the store's back."""
     store = SqliteStore(tmp_path / "cell.db")
     await fill(store, 3, keys=1)
@@ -120,7 +120,7 @@ async def test_a_failed_write_stops_the_store_for_everyone(tmp_path):
     await store.close()
 
 
-async def test_a_caller_that_goes_away_does_not_take_its_commit_along(tmp_path):
+async def test_cancelled_caller_does_not_cancel_its_commit(tmp_path):
     store = SqliteStore(tmp_path / "cell.db")
     leaving = asyncio.create_task(store.commit(Txn(writes=(Put("/k", b"1"),))))
     await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def test_a_caller_that_goes_away_does_not_take_its_commit_along(tmp_path):
     await store.close()
 
 
-async def test_compaction_deletes_rows_in_bounded_steps_and_survives_a_restart(tmp_path, monkeypatch):
+async def test_compaction_deletes_rows_in_steps_and_survives_restart(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "COMPACT_CHUNK_REVISIONS", 50)
     store = SqliteStore(tmp_path / "cell.db")
     await fill(store, 400)
@@ -153,7 +153,7 @@ async def test_compaction_deletes_rows_in_bounded_steps_and_survives_a_restart(t
     connection.close()
 
 
-async def test_a_long_log_is_trimmed_in_steps(tmp_path, monkeypatch):
+async def test_log_is_trimmed_in_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "COMPACT_CHUNK_REVISIONS", 7)
     store = SqliteStore(tmp_path / "cell.db")
     await store.commit(Txn(appends=tuple(Append("audit", b"%d" % i) for i in range(50))))
@@ -162,7 +162,7 @@ async def test_a_long_log_is_trimmed_in_steps(tmp_path, monkeypatch):
     await store.close()
 
 
-async def test_an_old_watch_goes_from_disk_to_memory_without_gap(tmp_path, monkeypatch):
+async def test_watch_continues_from_disk_to_memory_without_gap(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "WATCH_RING_EVENTS", 40)
     monkeypatch.setattr(limits, "WATCH_CHUNK_EVENTS", 16)
     store = SqliteStore(tmp_path / "cell.db")

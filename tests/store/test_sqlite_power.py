@@ -72,7 +72,7 @@ class Story:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + LOSSES // 5)
-async def test_nothing_acknowledged_is_lost_with_the_power(tmp_path: Path) -> None:
+async def test_power_loss_loses_no_acknowledged_commit(tmp_path: Path) -> None:
     chance, losses, story = random.Random(5), 0, Story(tmp_path, random.Random(0))
     for number in range((LOSSES + LOSSES_PER_LIFE - 1) // LOSSES_PER_LIFE):
         if number % LIVES_PER_FILE == 0:
@@ -83,7 +83,7 @@ async def test_nothing_acknowledged_is_lost_with_the_power(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-async def test_a_store_that_does_not_wait_for_the_disk_is_found_out(tmp_path: Path) -> None:
+async def test_store_without_full_sync_fails_power_loss_check(tmp_path: Path) -> None:
     """SQLite's synchronous=NORMAL keeps a file whole, survives every kill, and loses what was acknowledged."""
     story = Story(tmp_path, random.Random(0))
     with pytest.raises(AssertionError, match=r"visible|lost"):

@@ -82,7 +82,7 @@ class Platform:
         return len(puts)
 
 
-async def test_a_cell_goes_on_with_what_the_next_release_left_on_its_disk(tmp_path: Path) -> None:
+async def test_cell_runs_on_store_written_by_next_release(tmp_path: Path) -> None:
     platform = Platform(tmp_path / "cell.db")
     await platform.start()
     spec = WorkloadSpec(template=Template(command=("sleep", "1"), resources={"cpu": "1"}), replicas=2)
@@ -120,7 +120,7 @@ async def test_a_cell_goes_on_with_what_the_next_release_left_on_its_disk(tmp_pa
         await platform.stop()
 
 
-async def test_objects_are_read_with_unknown_fields_at_every_level(tmp_path: Path) -> None:
+async def test_objects_with_unknown_fields_are_read(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "cell.db")
     items = {
         NODE: making.node("n1"),
@@ -144,7 +144,7 @@ async def test_objects_are_read_with_unknown_fields_at_every_level(tmp_path: Pat
         await store.close()
 
 
-async def test_an_unknown_word_of_a_closed_vocabulary_stops_the_cell_and_names_the_object(
+async def test_unknown_enum_value_stops_cell_naming_the_object(
     tmp_path: Path,
 ) -> None:
     """Nobody here would know how to act on it, and a guess could be wrong about what may run where."""
@@ -155,7 +155,7 @@ async def test_an_unknown_word_of_a_closed_vocabulary_stops_the_cell_and_names_t
     assert b"Dozing" in value
     await store.commit(Txn(writes=(Put(key, value),)))
     objects = Objects(store, MemoryStore())
-    with pytest.raises(StoreFailed, match=r"Node /nodes/n1 at revision 1 cannot be read: .*Dozing.* run the release"):
+    with pytest.raises(StoreFailed, match=r"Node /nodes/n1: cannot decode revision 1 .*Dozing.* run the release"):
         await objects.start()
     await store.commit(Txn(writes=(Put(key, codec.encode(item)),)))
     objects = Objects(store, MemoryStore())
@@ -164,7 +164,7 @@ async def test_an_unknown_word_of_a_closed_vocabulary_stops_the_cell_and_names_t
         # Written by a process of the next release that shares the store.
         await store.commit(Txn(writes=(Put(key, value),)))
         await until(lambda: _stopped(objects), "the cell notices")
-        with pytest.raises(StoreFailed, match=r"Node /nodes/n1 at revision 3 cannot be read"):
+        with pytest.raises(StoreFailed, match=r"Node /nodes/n1: cannot decode revision 3"):
             objects.check()
     finally:
         await objects.close()

@@ -1,7 +1,7 @@
-"""Answers people's questions: logs, commands beside the work, what it uses. Over the agent's own outbound stream.
+"""Serves calls from the region: logs, exec and usage. The calls arrive on a stream that the agent itself opened.
 
-Each question has its own task and a bound on how long and how many; a question that fails says why and harms nothing
-else. Never starts, stops or changes work.
+Each call runs in its own task, with limits on count and duration. A failed call reports its error to the caller and
+affects no other call. This module never starts, stops or changes tasks.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _USAGE_WINDOW_S = 0.5
 
 
 class Stream(Protocol):
-    """The way to the region: questions in, answers out."""
+    """Connection to the region: calls in, response chunks out."""
 
     def asks(self, node: str) -> AsyncIterator[Ask]: ...
 
     async def answer(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
-        """False when nobody listens any more."""
+        """Returns False when the caller has disconnected."""
 
 
 class Answers:
-    """`running` tells the tasks that run now, with their drivers."""
+    """`running` returns the running tasks with their drivers."""
 
     def __init__(
         self, node: str, stream: Stream, tasks_dirs: tuple[Path, ...], ports: Ports,
@@ -56,23 +56,24 @@ class Answers:
                 try:
                     async for ask in self._stream.asks(self._node):
                         backoff.reset()
-                        self._begin(ask)
+                        self._start_call(ask)
                 except (Fault, OSError, TimeoutError) as fault:
                     log.debug("asks_unheard", node=self._node, error=str(fault))
                 await self._ports.clock.sleep(backoff.next_s())
         finally:
             await end(*self._tasks)
 
-    def _begin(self, ask: Ask) -> None:
-        work = self._answer(ask) if len(self._tasks) < limits.ASKS_PER_AGENT else self._refuse(ask)
-        task = asyncio.create_task(_quietly(work, ask), name=f"ask:{ask.id}")
+    def _start_call(self, ask: Ask) -> None:
+        work = self._handle(ask) if len(self._tasks) < limits.ASKS_PER_AGENT else self._refuse_call(ask)
+        task = asyncio.create_task(_log_faults(work, ask), name=f"ask:{ask.id}")
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _refuse(self, ask: Ask) -> None:
-        await self._tell(ask, [{"error": f"the agent answers {limits.ASKS_PER_AGENT} questions already"}], end=True)
+    async def _refuse_call(self, ask: Ask) -> None:
+        error = f"node {self._node}: too many calls in progress (limit {limits.ASKS_PER_AGENT}); try again"
+        await self._send(ask, [{"error": error}], end=True)
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _handle(self, ask: Ask) -> None:
         match ask.question.kind:
             case Kind.LOGS:
                 await self._logs(ask)
@@ -81,27 +82,27 @@ class Answers:
             case Kind.USAGE:
                 await self._usage(ask)
 
-    async def _tell(self, ask: Ask, rows: Iterable[object], *, end: bool = False) -> bool:
+    async def _send(self, ask: Ask, rows: Iterable[object], *, end: bool = False) -> bool:
         data = b"".join(_encoder.encode(row) + b"\n" for row in rows)
         return await self._stream.answer(self._node, ask.id, data, end=end)
 
     async def _logs(self, ask: Ask) -> None:
         found = [one for where in self._tasks_dirs for one in logs.find(where, ask.namespace, ask.replica)]
         if not found:
-            await self._tell(ask, [{"error": f"nothing of {ask.replica} was ever run on {self._node}"}], end=True)
+            await self._send(ask, [{"error": f"replica {ask.replica}: no logs on node {self._node}"}], end=True)
             return
-        path, asked = found[0].path, ask.question
-        if not asked.follow:
-            lines = [LogLine(line.at, line.stream, line.text) for line in logs.tail(path, asked.tail)]
+        path, arguments = found[0].path, ask.question
+        if not arguments.follow:
+            lines = [LogLine(line.at, line.stream, line.text) for line in logs.tail(path, arguments.tail)]
             for start in range(0, len(lines), limits.ASK_LINES):
-                if not await self._tell(ask, lines[start : start + limits.ASK_LINES]):
+                if not await self._send(ask, lines[start : start + limits.ASK_LINES]):
                     return
-            await self._tell(ask, [], end=True)
+            await self._send(ask, [], end=True)
             return
         gathered: list[LogLine] = []
-        listening = asyncio.create_task(self._watch_listener(ask, gathered))
+        listening = asyncio.create_task(self._send_gathered(ask, gathered))
         try:
-            async for line in logs.follow(path, self._ports.clock, lines=asked.tail):
+            async for line in logs.follow(path, self._ports.clock, lines=arguments.tail):
                 gathered.append(LogLine(line.at, line.stream, line.text))
                 while len(gathered) >= limits.ASK_LINES and not listening.done():
                     await self._ports.clock.sleep(limits.AGENT_FLUSH_EVERY_S)
@@ -110,33 +111,38 @@ class Answers:
         finally:
             await end(listening)
 
-    async def _watch_listener(self, ask: Ask, gathered: list[LogLine]) -> None:
-        """Sends what was gathered, a few times a second; ends when nobody listens."""
+    async def _send_gathered(self, ask: Ask, gathered: list[LogLine]) -> None:
+        """Sends the gathered lines at short intervals. Returns when the caller has disconnected."""
         while True:
             rows, gathered[:] = list(gathered), []
-            if not await self._tell(ask, rows):
+            if not await self._send(ask, rows):
                 return
             await self._ports.clock.sleep(limits.AGENT_FLUSH_EVERY_S if rows else limits.ASK_FOLLOW_EVERY_S)
 
     async def _exec(self, ask: Ask) -> None:
-        asked = ask.question
+        arguments = ask.question
         found = [(t, d) for t, d in self._running() if (t.namespace, t.replica) == (ask.namespace, ask.replica)]
         if not found:
-            await self._tell(ask, [{"error": f"{ask.replica} does not run on {self._node}"}], end=True)
+            await self._send(ask, [{"error": f"replica {ask.replica}: not running on node {self._node}"}], end=True)
             return
         task, driver = found[0]
-        log.info("command_executed", task=task.id, command=asked.command[:8])
+        log.info("command_executed", task=task.id, command=arguments.command[:8])
         try:
             done = await driver.execute(
-                task.id, asked.command, min(asked.timeout_seconds, limits.ASK_EXEC_MAX_S), limits.ASK_OUTPUT_BYTES
+                task.id,
+                arguments.command,
+                min(arguments.timeout_seconds, limits.ASK_EXEC_MAX_S),
+                limits.ASK_OUTPUT_BYTES,
             )
         except TimeoutError:
-            await self._tell(ask, [{"error": f"it did not end within {asked.timeout_seconds:g} s"}], end=True)
+            await self._send(
+                ask, [{"error": f"command did not finish within {arguments.timeout_seconds:g} s"}], end=True
+            )
             return
-        await self._tell(ask, [ExecOutput(code=done.code, output=done.output)], end=True)
+        await self._send(ask, [ExecOutput(code=done.code, output=done.output)], end=True)
 
     async def _usage(self, ask: Ask) -> None:
-        """CPU is what was used within a short window, in thousandths."""
+        """CPU is the use within a short window, in millicores."""
         before = {task.id: driver.usage(task.id) for task, driver in self._running()}
         began = self._ports.clock.monotonic()
         await self._ports.clock.sleep(_USAGE_WINDOW_S)
@@ -150,10 +156,10 @@ class Answers:
                 cpu_requested=task.resources.get(CPU, 0), memory=now.memory_bytes if now is not None else 0,
                 memory_requested=task.resources.get(MEMORY, 0), processes=now.processes if now is not None else 0,
             ))  # fmt: skip
-        await self._tell(ask, rows, end=True)
+        await self._send(ask, rows, end=True)
 
 
-async def _quietly(work: Coroutine[Any, Any, None], ask: Ask) -> None:
+async def _log_faults(work: Coroutine[Any, Any, None], ask: Ask) -> None:
     try:
         await work
     except (Fault, OSError, TimeoutError) as fault:

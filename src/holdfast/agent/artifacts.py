@@ -1,8 +1,11 @@
-"""Artifacts: files and archives that work needs, fetched once per node and kept by digest.
+"""Artifact cache: files and archives that tasks need, fetched once per node and stored by digest.
 
-A source is a path, a `file:` URL or an `http(s):` URL. Archives (tar, zip) are unpacked; the work finds each artifact
-under its name in its working directory. Always: what lies in the store under a digest has that digest; a half-fetched
-thing is never found there; what a task uses is not evicted. Never trusts a name inside an archive.
+A source is a path, a `file:` URL or an `http(s):` URL. Archives (tar, zip) are unpacked. A task finds each artifact
+under its name in its working directory.
+
+- An entry under a digest always has that digest. A partial download is never visible as an entry.
+- An artifact that a task uses is never evicted.
+- File names inside an archive are never trusted.
 """
 
 from __future__ import annotations
@@ -27,28 +30,28 @@ from holdfast.model.reasons import Reason
 from holdfast.model.template import Artifact
 
 _CHUNK_BYTES = 1024 * 1024
-_SUMS = "sha256:"
+_DIGEST_PREFIX = "sha256:"
 
 
 class Artifacts:
-    """The node's store. `place` runs in threads; one lock per store keeps two from fetching the same thing."""
+    """`install` runs in threads. One lock per cache prevents two downloads of the same artifact."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._lock = Lock()
-        self._used: dict[str, tuple[str, ...]] = {}
+        self._in_use: dict[str, tuple[str, ...]] = {}
         root.mkdir(parents=True, exist_ok=True)
         for part in root.glob("part-*"):
             _remove(part)
 
     def warm(self) -> tuple[str, ...]:
-        """Digests that are here: a hint for the scheduler, newest first and bounded."""
+        """Cached digests, most recently used first, at most ARTIFACTS_REPORTED_MAX. A hint for the scheduler."""
         known = [path for path in self._root.iterdir() if path.name.startswith("sha256-")]
-        newest = sorted(known, key=lambda path: (-_used_at(path), path.name))
+        newest = sorted(known, key=lambda path: (-_last_use_s(path), path.name))
         return tuple(path.name.replace("-", ":", 1) for path in newest[: limits.ARTIFACTS_TOLD])
 
     def place(self, task_id: str, artifacts: Sequence[Artifact], work: Path) -> None:
-        """Puts each artifact into the working directory. Raises StartFailed with the reason, or OSError."""
+        """Links each artifact into the working directory `work`. Raises StartFailed with the reason, or OSError."""
         work.mkdir(parents=True, exist_ok=True)
         digests = []
         for artifact in artifacts:
@@ -60,17 +63,17 @@ class Artifacts:
             if link.is_symlink() or link.exists():
                 _remove(link)
             link.symlink_to(self._content(digest))
-        self._used[task_id] = tuple(digests)
+        self._in_use[task_id] = tuple(digests)
         self._evict()
 
     def let_go(self, task_id: str) -> None:
-        self._used.pop(task_id, None)
+        self._in_use.pop(task_id, None)
 
     def _path(self, digest: str) -> Path:
         return self._root / digest.replace(":", "-", 1)
 
     def _content(self, digest: str) -> Path:
-        """The file, or the folder an archive was unpacked to."""
+        """The file, or the directory of an unpacked archive."""
         return self._path(digest) / "content"
 
     def _has(self, digest: str) -> bool:
@@ -85,7 +88,8 @@ class Artifacts:
             if artifact.digest and digest != artifact.digest:
                 raise StartFailed(
                     Reason.ARTIFACT_MISMATCH,
-                    f"artifact {artifact.name} from {artifact.source} has {digest}, expected {artifact.digest}",
+                    f"artifact {artifact.name} from {artifact.source}: wrong digest (expected {artifact.digest}, "
+                    f"found {digest})",
                 )
             if not self._has(digest):
                 _unpack(artifact, part)
@@ -96,18 +100,20 @@ class Artifacts:
 
     def _download(self, artifact: Artifact, target: Path) -> str:
         try:
-            with _opened(artifact.source) as source, target.open("wb") as out:
-                return _copied(artifact, source, out)
+            with _open_source(artifact.source) as source, target.open("wb") as out:
+                return _copy_and_hash(artifact, source, out)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-            raise _missing(artifact, error.strerror or str(error)) from error
+            raise _fetch_failed(artifact, error.strerror or str(error)) from error
         except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError) as error:
-            raise _missing(artifact, str(error)) from error
+            raise _fetch_failed(artifact, str(error)) from error
 
     def _evict(self) -> None:
-        """Oldest use first, until the store is within its bound; what a task uses stays whatever the bound says."""
+        """Evicts the least recently used artifacts until the cache is within its size limit. Artifacts in use are never
+        evicted.
+        """
         with self._lock:
-            kept = {digest for digests in self._used.values() for digest in digests}
-            there = sorted((p for p in self._root.iterdir() if p.name.startswith("sha256-")), key=_used_at)
+            kept = {digest for digests in self._in_use.values() for digest in digests}
+            there = sorted((p for p in self._root.iterdir() if p.name.startswith("sha256-")), key=_last_use_s)
             sizes = {path: _size(path) for path in there}
             total = sum(sizes.values())
             for path in there:
@@ -118,11 +124,11 @@ class Artifacts:
                     _remove(path)
 
 
-def _missing(artifact: Artifact, why: str) -> StartFailed:
-    return StartFailed(Reason.ARTIFACT_MISSING, f"artifact {artifact.name} cannot be had from {artifact.source}: {why}")
+def _fetch_failed(artifact: Artifact, why: str) -> StartFailed:
+    return StartFailed(Reason.ARTIFACT_MISSING, f"artifact {artifact.name}: cannot fetch {artifact.source} ({why})")
 
 
-def _opened(source: str) -> IO[bytes]:
+def _open_source(source: str) -> IO[bytes]:
     scheme = urllib.parse.urlsplit(source).scheme
     if scheme in ("http", "https"):
         answer: IO[bytes] = urllib.request.urlopen(source, timeout=limits.ARTIFACT_TIMEOUT_S)
@@ -130,22 +136,22 @@ def _opened(source: str) -> IO[bytes]:
     return open(urllib.parse.urlsplit(source).path if scheme == "file" else source, "rb")
 
 
-def _copied(artifact: Artifact, source: IO[bytes], out: IO[bytes]) -> str:
+def _copy_and_hash(artifact: Artifact, source: IO[bytes], out: IO[bytes]) -> str:
     sums = hashlib.sha256()
     size = 0
     while data := source.read(_CHUNK_BYTES):
         size += len(data)
         if size > limits.ARTIFACT_BYTES_MAX:
-            raise _missing(artifact, f"it is larger than {limits.ARTIFACT_BYTES_MAX} bytes")
+            raise _fetch_failed(artifact, f"larger than the limit of {limits.ARTIFACT_BYTES_MAX} bytes")
         sums.update(data)
         out.write(data)
     out.flush()
     os.fsync(out.fileno())
-    return f"{_SUMS}{sums.hexdigest()}"
+    return f"{_DIGEST_PREFIX}{sums.hexdigest()}"
 
 
 def _unpack(artifact: Artifact, part: Path) -> None:
-    """Turns `fetched` into `content`: a folder for an archive, the file itself otherwise."""
+    """Turns `fetched` into `content`: a directory for an archive, else the file itself."""
     fetched, content = part / "fetched", part / "content"
     name = urllib.parse.urlsplit(artifact.source).path.lower()
     try:
@@ -161,25 +167,30 @@ def _unpack(artifact: Artifact, part: Path) -> None:
             fetched.rename(content)
             content.chmod(0o555)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise StartFailed(Reason.ARTIFACT_MISMATCH, f"artifact {artifact.name} cannot be unpacked: {error}") from error
+        why = str(error).partition("\n")[0].rstrip(":")
+        raise StartFailed(Reason.ARTIFACT_MISMATCH, f"artifact {artifact.name}: cannot unpack ({why})") from error
 
 
 def _untar(fetched: Path, content: Path) -> None:
-    """Plain files, folders, and links that stay inside. Owners and special bits of the archive are not taken over."""
+    """Extracts files, directories and links that stay inside. Owners and setuid bits of the archive are dropped."""
     with tarfile.open(fetched) as archive:
         members = archive.getmembers()
         for member in members:
             inside = os.path.normpath(member.name)
             target = os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname))
             linked = member.linkname if member.islnk() else target if member.issym() else ""
-            if not (member.isreg() or member.isdir() or linked) or _leaves(inside) or (linked and _leaves(linked)):
-                raise tarfile.TarError(f"{member.name} is no plain file, or leaves the archive's folder")
+            if (
+                not (member.isreg() or member.isdir() or linked)
+                or _points_outside(inside)
+                or (linked and _points_outside(linked))
+            ):
+                raise tarfile.TarError(f"{member.name} is a special file or points outside the archive")
             member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
             member.mode &= 0o755
         archive.extractall(content, members)
 
 
-def _leaves(path: str) -> bool:
+def _points_outside(path: str) -> bool:
     return os.path.isabs(path) or path == ".." or path.startswith("../")
 
 
@@ -192,7 +203,7 @@ def _unzip(fetched: Path, content: Path) -> None:
                 (content / item.filename).chmod(0o755)
 
 
-def _used_at(path: Path) -> float:
+def _last_use_s(path: Path) -> float:
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return 0.0

@@ -1,6 +1,6 @@
-"""What an agent is told about its node: from a TOML file, with command-line options on top.
+"""Agent configuration: a TOML file, overridden by command-line options.
 
-Capacity and devices that are not given are detected. Nothing here talks to the region.
+Capacity and devices that are not configured are detected. Nothing here contacts the region.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.model.quantity import Amount
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Field names are the keys of the TOML file. `url`, `ca`, `cert` and `key` reach the region's API."""
+    """Field names are the keys of the TOML file. `url`, `ca`, `cert` and `key` are for the region's API."""
 
     name: str
     region: str
@@ -40,7 +40,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     cert: str = ""
     key: str = ""
     join_token_file: str = ""
-    """Without `cert`: the file the operator's join token is found in, now or later."""
+    """Used when `cert` is not set: file that holds the join token. It may appear after the agent has started."""
     stop_work_on_exit: bool = False
     isolation: Literal["auto", "rlimits", "none"] = "auto"
 
@@ -58,13 +58,14 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def load(path: str | None = None, **options: Any) -> AgentConfig:
-    """The file's settings with `options` that are not None in their place. Raises Invalid with what to mend."""
+    """The settings of the file, overridden by every option that is not None. Raises Invalid with all causes."""
     settings: dict[str, Any] = {}
     if path is not None:
         try:
             settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError) as error:
-            raise Invalid(f"agent configuration {path} cannot be read: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise Invalid(f"agent configuration {path}: cannot read it ({why})") from error
     settings.update({name: value for name, value in options.items() if value is not None})
     try:
         config = msgspec.convert(settings, AgentConfig)
@@ -83,7 +84,7 @@ def load(path: str | None = None, **options: Any) -> AgentConfig:
 
 
 def node_of(config: AgentConfig) -> Node:
-    """The Node object this agent registers."""
+    """The Node object that this agent registers."""
     spec = NodeSpec(
         zone=config.zone, pool=config.pool, address=config.address, capacity=config.capacity, devices=config.devices,
         port_range=config.port_range, taints=config.taints, drivers=config.drivers, tenant=config.tenant,
@@ -92,9 +93,9 @@ def node_of(config: AgentConfig) -> Node:
 
 
 def merged_node(config: AgentConfig, stored: Node) -> Node | None:
-    """The stored node brought up to the configuration, or None when it already is.
+    """The stored Node updated to the configuration; None if it is already up to date.
 
-    Cordon, drain, and labels and taints that others added are the operator's and stay.
+    Cordon and drain, and labels and taints added by others, belong to the operator and stay.
     """
     wanted = node_of(config)
     taints = (*stored.spec.taints, *(taint for taint in config.taints if taint not in stored.spec.taints))

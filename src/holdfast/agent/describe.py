@@ -1,6 +1,6 @@
-"""The agent's words about a task, as the model writes them: the task itself, its execution block, its acknowledgement.
+"""Builds what the agent reports about a task: the driver's Task, the execution block, the acknowledgement. Pure.
 
-Pure. Nothing here decides; it only says what `decide` and the driver know.
+Nothing here decides; it only renders what `task_decision` and the driver know.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROBE_REASONS = (Reason.STARTUP_FAILED, Reason.LIVENESS_FAILED)
 
 
 def task_id(binding: Binding) -> str:
-    """Readable and unique: a recreated namesake has another uid."""
+    """Readable and unique: a recreated Binding of the same name has another uid."""
     return f"{binding.metadata.namespace}_{binding.metadata.name}_{binding.uid}"
 
 
@@ -42,7 +42,7 @@ def task_of(binding: Binding, run: int, config: AgentConfig, *, until_mono_s: fl
 
 
 def environment(binding: Binding, config: AgentConfig) -> dict[str, str]:
-    """What the work is told. Ours win over the template's, so that an identity cannot be faked by accident."""
+    """Environment of the task. HOLDFAST_* variables override the template, so the task's identity is always right."""
     spec = binding.spec
     env = dict(spec.template.env)
     names = [port.name for port in spec.template.ports if port.name in spec.ports]
@@ -60,17 +60,17 @@ def environment(binding: Binding, config: AgentConfig) -> dict[str, str]:
     env["HOLDFAST_EPOCH"] = str(spec.epoch)
     env["HOLDFAST_DEVICES"] = ",".join(claim.id for claim in spec.devices)
     if any(device.id.startswith(GPU_UUID) for device in config.devices):
-        # On a node with GPUs, work sees those it was given and no others.
-        mine = ",".join(claim.id for claim in spec.devices if claim.id.startswith(GPU_UUID))
-        env["CUDA_VISIBLE_DEVICES"], env["NVIDIA_VISIBLE_DEVICES"] = mine, mine or "void"
+        # On a node with GPUs, a task sees only the GPUs that it was assigned.
+        own_gpus = ",".join(claim.id for claim in spec.devices if claim.id.startswith(GPU_UUID))
+        env["CUDA_VISIBLE_DEVICES"], env["NVIDIA_VISIBLE_DEVICES"] = own_gpus, own_gpus or "void"
     return env
 
 
 def execution_of(binding: Binding, local: Local, config: AgentConfig) -> ExecutionBlock | None:
-    """The block to report, or None when there is nothing (new) to say yet."""
+    """The block to report, or None if there is nothing to report yet."""
     if local.state is State.ABSENT or (local.ready is None and local.state is State.RUNNING):
         return None
-    phase, reason, message = _words(binding, local)
+    phase, reason, message = _phase_and_reason(binding, local)
     runs = local.state is State.RUNNING
     ready = runs and bool(local.ready)
     return ExecutionBlock(
@@ -82,7 +82,7 @@ def execution_of(binding: Binding, local: Local, config: AgentConfig) -> Executi
     )  # fmt: skip
 
 
-def _words(binding: Binding, local: Local) -> tuple[Phase, str, str]:
+def _phase_and_reason(binding: Binding, local: Local) -> tuple[Phase, str, str]:
     match local.state:
         case State.RUNNING if local.startup_passed:
             if local.ready:
@@ -95,10 +95,10 @@ def _words(binding: Binding, local: Local) -> tuple[Phase, str, str]:
             phase = Phase.BACKING_OFF if local.stop_reason in _PROBE_REASONS else Phase.STOPPING
             return phase, local.stop_reason, local.probe_message
         case _:
-            return _ended_words(binding, local)
+            return _ended_phase_and_reason(binding, local)
 
 
-def _ended_words(binding: Binding, local: Local) -> tuple[Phase, str, str]:
+def _ended_phase_and_reason(binding: Binding, local: Local) -> tuple[Phase, str, str]:
     exit_ = local.exit or Exit()
     finished = outcome(binding, local)
     if finished is not None:
@@ -106,7 +106,7 @@ def _ended_words(binding: Binding, local: Local) -> tuple[Phase, str, str]:
     if local.stop_reason and local.stop_reason not in _PROBE_REASONS:
         return Phase.STOPPED, local.stop_reason, exit_.message
     pause_s = restart_pause_s(local.failures)
-    message = f"{exit_.message or exit_.reason}; starting again {pause_s:g} s after that"
+    message = f"{exit_.message or exit_.reason}; restarts {pause_s:g} s after the exit"
     return Phase.BACKING_OFF, exit_.reason or Reason.BACKING_OFF, message
 
 
@@ -116,20 +116,27 @@ def execution_write(binding: Binding, block: ExecutionBlock) -> SetStatus:
 
 
 def may_wait_s(block: ExecutionBlock) -> float:
-    """How long the word may wait for a newer one. Most starts are over soon: one commit then says that it runs, where
-    two would say first that it began. That was a tenth of what a region spent on bringing a replica up."""
+    """How long this report may be delayed so that a newer one replaces it.
+
+    A first `Starting` report waits 2 s: most tasks run by then, and one commit is enough. Two commits per start were a
+    tenth of a region's cost of starting a replica. All other reports are sent at once.
+    """
     first = block.phase is Phase.STARTING and not block.restarts and not block.message
     return limits.START_TOLD_AFTER_S if first else 0.0
 
 
-def acknowledgement(binding: Binding, said: Acknowledge, now_s: float) -> SetStatus:
-    blocks = {"phase": said.phase, "last_exit": stamped(said.exit, now_s), "acknowledged_at": times.micro_text(now_s)}
+def acknowledgement(binding: Binding, acknowledge: Acknowledge, now_s: float) -> SetStatus:
+    blocks = {
+        "phase": acknowledge.phase,
+        "last_exit": stamped(acknowledge.exit, now_s),
+        "acknowledged_at": times.micro_text(now_s),
+    }
     return SetStatus(kind="Binding", key=binding.key, uid=binding.uid, blocks=blocks,
                      observed_generation=binding.metadata.generation)  # fmt: skip
 
 
 def overcommitted(capacity: Mapping[str, Amount], bindings: Iterable[Binding | None]) -> str:
-    """By how much the claims here exceed what the node has, in words: its capacity may shrink under them."""
+    """Message that says by how much bound claims exceed the node's capacity, which may shrink; empty if they fit."""
     claimed: Amounts = {}
     for binding in bindings:
         if binding is not None:
@@ -139,7 +146,7 @@ def overcommitted(capacity: Mapping[str, Amount], bindings: Iterable[Binding | N
     if not over:
         return ""
     named = ", ".join(f"{name} by {text}" for name, text in amounts_text(over).items())
-    return f"more is bound here than the node has ({named}); it takes no more until enough has left"
+    return f"bound claims exceed the node's capacity ({named}); no new replicas are placed here until they fit"
 
 
 def stamped(exit_: Exit, now_s: float) -> Exit:

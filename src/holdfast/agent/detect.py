@@ -1,7 +1,7 @@
-"""What this machine has to give: processors, memory, and GPUs, as the kernel says it.
+"""Capacity of this machine: CPUs, memory and GPUs, as the kernel reports them.
 
-Never more than the agent itself may use: its affinity, and the limits of the control groups it runs in, count. What an
-operator configures goes before anything detected here.
+Never more than the agent itself may use: CPU affinity and the limits of its control groups count. Configured capacity
+overrides detected capacity.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from holdfast.model.node import Device
 from holdfast.model.quantity import CPU, MEMORY, Amount, amount_text
 
 SYSTEM_MEMORY_BYTES = 256 * 1024 * 1024
-"""What a node keeps for itself: the system, the agent and the shims need some too."""
+"""Memory not offered to tasks: reserved for the system, the agent and the shims."""
 WHOLE_MEBIBYTE = 1024 * 1024
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 GPU_UUID = "GPU-"
-_ROOT, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_CGROUP_ROOT, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def detect_capacity(root: Path = _ROOT, own: Path = _OWN) -> dict[str, Amount]:
-    """The processors this process may use, and the memory it may, less what the system keeps."""
+def detect_capacity(root: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUPS) -> dict[str, Amount]:
+    """CPUs and memory that this process may use, minus the system reserve."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cpu_milli = len(os.sched_getaffinity(0)) * 1000
-    for folder in _own_folders(root, own):
-        memory_limits = (*_numbers(folder, "memory.max"), *_numbers(folder, "memory.limit_in_bytes"))
+    for folder in _own_cgroups(root, own):
+        memory_limits = (*_read_limit(folder, "memory.max"), *_read_limit(folder, "memory.limit_in_bytes"))
         memory_bytes = min((memory_bytes, *memory_limits))
         cpu_milli = min((cpu_milli, *_quota_milli(folder)))
     usable_bytes = max(WHOLE_MEBIBYTE, memory_bytes - SYSTEM_MEMORY_BYTES) // WHOLE_MEBIBYTE * WHOLE_MEBIBYTE
@@ -33,7 +33,7 @@ def detect_capacity(root: Path = _ROOT, own: Path = _OWN) -> dict[str, Amount]:
 
 
 def detect_devices(nvidia: Path = NVIDIA) -> tuple[Device, ...]:
-    """The GPUs that NVIDIA's kernel driver knows, by the identity that stays theirs whatever slot they are in."""
+    """The GPUs known to NVIDIA's kernel driver, by UUID, which does not change with the slot."""
     found = []
     for about in sorted(nvidia.glob("*/information")):
         try:
@@ -46,8 +46,8 @@ def detect_devices(nvidia: Path = NVIDIA) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def _own_folders(root: Path, own: Path) -> list[Path]:
-    """The groups this process is in, of every hierarchy, up to the root: a limit above is a limit here."""
+def _own_cgroups(root: Path, own: Path) -> list[Path]:
+    """The control groups of this process in every hierarchy, up to the root: a parent's limit applies here too."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -61,8 +61,8 @@ def _own_folders(root: Path, own: Path) -> list[Path]:
     return found
 
 
-def _numbers(folder: Path, name: str) -> list[int]:
-    """The number in a file; none where there is no such file, or it says that there is no limit."""
+def _read_limit(folder: Path, name: str) -> list[int]:
+    """The number in a file; empty if the file is missing or says that there is no limit."""
     try:
         text = (folder / name).read_text().strip()
     except OSError:
@@ -71,10 +71,10 @@ def _numbers(folder: Path, name: str) -> list[int]:
 
 
 def _quota_milli(folder: Path) -> list[int]:
-    """How much of how many processors a group may use, in thousandths: of version 2, or of version 1."""
+    """CPU quota of a control group (v2 or v1), in millicores."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
-        quotas, periods = _numbers(folder, "cpu.cfs_quota_us"), _numbers(folder, "cpu.cfs_period_us")
+        quotas, periods = _read_limit(folder, "cpu.cfs_quota_us"), _read_limit(folder, "cpu.cfs_period_us")
         return [quotas[0] * 1000 // periods[0]] if quotas and periods and periods[0] else []
     return [int(quota) * 1000 // int(period)] if quota.isdigit() else []

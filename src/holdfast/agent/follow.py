@@ -1,6 +1,6 @@
-"""Following the Bindings of one node: list, watch from there, list again when the watch cannot go on or is old.
+"""Lists and watches the Bindings of one node; lists again when the watch expires or is old.
 
-Losing the region means waiting and trying again with a pause; what was seen last stays true until the region speaks.
+If the region is unreachable, it retries with backoff. The last observed Bindings stay valid until then.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ async def follow_bindings(
             revision = 0
         except (Fault, TimeoutError, OSError) as fault:
             if isinstance(fault, TimeoutError) and revision and ports.clock.monotonic() >= list_by_s:
-                continue  # not a failure: it is time to list again
+                continue  # not a failure: the periodic list is due
             log.warning("bindings_unheard", node=node, error=str(fault) or type(fault).__name__)
         await ports.clock.sleep(backoff.next_s())

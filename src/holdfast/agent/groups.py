@@ -1,8 +1,9 @@
-"""Control groups: what one task may use of the node, and what it did use.
+"""Control groups: the limits of one task, and its resource use.
 
-Version 2 where the system has it, version 1 where that is what it has; else `Rlimits`, which is weaker and says so.
-Always: a task's groups lie below the agent's own, so that whatever limits the agent limits the work as well; a group is
-removed only when nothing runs in it. Never moves anything but the work into a group.
+Uses cgroup v2 if present, else v1, else `RlimitIsolation`, which is weaker and reports so.
+- A task's groups lie below the agent's own group, so limits on the agent also limit its tasks.
+- A group is removed only when it is empty.
+- Only processes of the task are moved into its group.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from holdfast.model.quantity import CPU, MEMORY
 log = structlog.get_logger()
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
-_V2_NEEDED, _V2_WANTED = ("memory", "pids"), ("cpu",)
+_V2_REQUIRED, _V2_OPTIONAL = ("memory", "pids"), ("cpu",)
 _FOLDER = "holdfast"
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a task has used: CPU time since its start, memory and processes now."""
+    """Resource use of a task: CPU time since its start, current memory and processes."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -38,7 +39,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Confinement(Protocol):
-    """How tasks are held to what they asked for."""
+    """How tasks are held to the resources they requested."""
 
     @property
     def kind(self) -> str:
@@ -46,23 +47,27 @@ class Confinement(Protocol):
 
     @property
     def weakness(self) -> str:
-        """What it cannot do, in words for people; empty when it can do all."""
+        """What this isolation cannot enforce, as a message for people; empty if it enforces everything."""
 
     def prepare(self, task_id: str, resources: Mapping[str, int]) -> list[tuple[str, object]]:
-        """What the launch must say: groups to enter, made with their limits, or limits to set. Raises OSError."""
+        """Creates the task's groups with their limits. Returns the launch settings: groups to enter or limits to
+        set. Raises OSError.
+        """
 
     def usage(self, task_id: str) -> Usage | None:
-        """None when nothing is known."""
+        """None if unknown."""
 
     def forget(self, task_id: str) -> None:
-        """Removes what is left of a task's groups."""
+        """Removes the task's groups."""
 
     def close(self) -> None:
-        """The agent leaves: removes what was made for the node, unless work still runs in it."""
+        """Called when the agent exits: removes the node's groups unless tasks still run in them."""
 
 
 class Groups1(Confinement):
-    """One hierarchy per controller. Memory and processes are bounded; CPU is shared by what was asked for."""
+    """cgroup v1: one hierarchy per controller. Memory and process count are limited; CPU is shared in proportion to
+    requests.
+    """
 
     kind = "cgroup1"
     weakness = ""
@@ -99,7 +104,7 @@ class Groups1(Confinement):
         try:
             return Usage(
                 cpu_s=int(read("cpuacct", "cpuacct.usage")) / 1e9,
-                memory_bytes=_used(read("memory", "memory.usage_in_bytes"), read("memory", "memory.stat")),
+                memory_bytes=_working_set_bytes(read("memory", "memory.usage_in_bytes"), read("memory", "memory.stat")),
                 processes=int(read("pids", "pids.current")),
                 refused_forks=_field(read("pids", "pids.events"), "max"),
             )
@@ -117,7 +122,7 @@ class Groups1(Confinement):
 
 
 class Groups2(Confinement):
-    """The unified hierarchy."""
+    """cgroup v2: the unified hierarchy."""
 
     kind = "cgroup2"
     weakness = ""
@@ -143,7 +148,9 @@ class Groups2(Confinement):
         try:
             return Usage(
                 cpu_s=_field((folder / "cpu.stat").read_text(), "usage_usec") / 1e6,
-                memory_bytes=_used((folder / "memory.current").read_text(), (folder / "memory.stat").read_text()),
+                memory_bytes=_working_set_bytes(
+                    (folder / "memory.current").read_text(), (folder / "memory.stat").read_text()
+                ),
                 processes=int((folder / "pids.current").read_text()),
                 refused_forks=_field((folder / "pids.events").read_text(), "max"),
             )
@@ -159,10 +166,10 @@ class Groups2(Confinement):
 
 
 class Unconfined(Confinement):
-    """Nothing is limited: for drivers that were not given a confinement, and operators who ask for none."""
+    """No limits: for drivers without an isolation, and for `isolation = "none"`."""
 
     kind = "none"
-    weakness = "work is not held to what it asked for"
+    weakness = "resource limits are not enforced"
 
     def prepare(self, task_id: str, resources: Mapping[str, int]) -> list[tuple[str, object]]:
         return []
@@ -178,15 +185,15 @@ class Unconfined(Confinement):
 
 
 class Rlimits(Unconfined):
-    """Limits per process, and per user where tasks have users of their own: what is left without control groups."""
+    """Limits per process, and per user where each task has its own uid: the fallback without control groups."""
 
     kind = "rlimits"
 
     def __init__(self, why: str) -> None:
         self._uids: dict[str, int] = {}
         self._root = os.geteuid() == 0
-        own = "each task has a user of its own" if self._root else "tasks share the agent's user"
-        self.weakness = f"no control groups ({why}); {own}, limits hold per process, and use is not measured"
+        own = "each task has its own uid" if self._root else "tasks share the agent's uid"
+        self.weakness = f"no control groups ({why}); {own}, limits apply per process, usage is not measured"
 
     def prepare(self, task_id: str, resources: Mapping[str, int]) -> list[tuple[str, object]]:
         found: list[tuple[str, object]] = []
@@ -197,7 +204,7 @@ class Rlimits(Unconfined):
         return found
 
     def _uid(self, task_id: str) -> int:
-        """The same for a task after a restart, unless another has it by then."""
+        """The same uid for a task after a restart, unless another task has taken it."""
         taken = {uid for name, uid in self._uids.items() if name != task_id}
         first = zlib.crc32(task_id.encode()) % limits.TASK_UIDS
         for step in range(limits.TASK_UIDS):
@@ -205,7 +212,7 @@ class Rlimits(Unconfined):
             if uid not in taken:
                 self._uids[task_id] = uid
                 return uid
-        raise OSError(f"all {limits.TASK_UIDS} users for tasks are taken")
+        raise OSError(f"all {limits.TASK_UIDS} task uids are in use")
 
     def forget(self, task_id: str) -> None:
         self._uids.pop(task_id, None)
@@ -214,19 +221,19 @@ class Rlimits(Unconfined):
 def confinement(
     node: str, wanted: str = "auto", root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> Confinement:
-    """The best this system allows the agent of `node` to use, or what the configuration asks for."""
+    """The strongest isolation that this system allows the agent of `node`, or the configured one."""
     if wanted == "none":
         return Unconfined()
     if wanted == "rlimits":
-        return Rlimits("the configuration asks for rlimits")
+        return Rlimits("isolation is set to rlimits")
     try:
-        mine = _own_groups(own)
+        own_groups = _own_groups(own)
         if (root / "cgroup.controllers").exists():
-            return Groups2(_delegated(root / mine.get("", "").lstrip("/"), node))
+            return Groups2(_delegated_group(root / own_groups.get("", "").lstrip("/"), node))
         bases: dict[str, Path] = {}
         for controller in _V1_CONTROLLERS:
             if (root / controller / "cgroup.procs").exists():
-                base = root / controller / mine.get(controller, "").lstrip("/") / _FOLDER / node
+                base = root / controller / own_groups.get(controller, "").lstrip("/") / _FOLDER / node
                 base.mkdir(parents=True, exist_ok=True)
                 bases[controller] = base
         if "memory" in bases and "pids" in bases:
@@ -237,7 +244,7 @@ def confinement(
 
 
 def _own_groups(path: Path) -> dict[str, str]:
-    """Controller → the agent's own group; the unified hierarchy under the empty name."""
+    """Controller → the agent's own group; the unified hierarchy has the empty name."""
     found: dict[str, str] = {}
     for line in path.read_text().splitlines():
         _, names, group = line.split(":", 2)
@@ -246,18 +253,19 @@ def _own_groups(path: Path) -> dict[str, str]:
     return found
 
 
-def _delegated(own: Path, node: str) -> Path:
-    """A folder for tasks below the agent's own group, with the controllers they need. Raises OSError, and then leaves
-    nothing behind."""
+def _delegated_group(own: Path, node: str) -> Path:
+    """A group for tasks below the agent's own group, with the controllers they need. Raises OSError, and then leaves
+    nothing behind.
+    """
     offered = (own / "cgroup.controllers").read_text().split()
-    missing = [name for name in _V2_NEEDED if name not in offered]
+    missing = [name for name in _V2_REQUIRED if name not in offered]
     if missing:
         raise OSError(errno.ENOTSUP, f"{' and '.join(missing)} not delegated to the agent's group", str(own))
-    wanted = " ".join(f"+{name}" for name in (*_V2_NEEDED, *(name for name in _V2_WANTED if name in offered)))
+    wanted = " ".join(f"+{name}" for name in (*_V2_REQUIRED, *(name for name in _V2_OPTIONAL if name in offered)))
     try:
         _set(own / "cgroup.subtree_control", wanted)
     except OSError:
-        # A group with processes passes no controllers on. If they are all the agent's own, it makes room.
+        # A group with processes cannot delegate controllers. If the agent is alone in it, it moves to a child group.
         if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
             raise
         (own / "agent").mkdir(exist_ok=True)
@@ -271,7 +279,7 @@ def _delegated(own: Path, node: str) -> Path:
 
 
 def _remove_empty(base: Path) -> None:
-    """The groups of ended tasks, the node's and the one they share: each only when nothing is in it."""
+    """Removes the groups of ended tasks, the node's group and their common parent, each only if empty."""
     with contextlib.suppress(OSError):
         for folder in (*(entry for entry in base.iterdir() if entry.is_dir()), base, base.parent):
             with contextlib.suppress(OSError):
@@ -286,7 +294,7 @@ def _field(text: str, name: str) -> int:
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} ")), 0)
 
 
-def _used(total: str, stat: str) -> int:
-    """Without the file cache that would be given up at once."""
+def _working_set_bytes(total: str, stat: str) -> int:
+    """Memory without the inactive file cache, which the kernel would reclaim at once."""
     inactive = _field(stat, "total_inactive_file") or _field(stat, "inactive_file")
     return max(0, int(total) - inactive)

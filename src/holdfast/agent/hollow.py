@@ -1,8 +1,8 @@
-"""Many pretended nodes in one process: for benchmarks and drills, against a region that cannot tell.
+"""Hollow nodes: many simulated nodes in one process, for benchmarks and drills. The region cannot tell the difference.
 
-Every Binding is decided by the very function that decides for real nodes (`decide`), reported through the same
-`Reports`, and acknowledged under the same rules; only the work itself is a timer. One watch serves all nodes: the
-region selects Bindings by the beginning of the node's name.
+Each Binding is decided by the same function as on real nodes (`task_decision.decide`), reported through the same
+`ReportQueue` and acknowledged under the same rules; only the task itself is a timer. One watch serves all nodes,
+because the region can select Bindings by a prefix of the node name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A delay drawn evenly between two bounds."""
+    """A delay drawn uniformly between two bounds."""
 
     low_s: float
     high_s: float
@@ -50,7 +50,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """How long pretended work takes to start, to pass its probes, to stop, and, where it ends by itself, to end."""
+    """How long a hollow task takes to start, to pass its probes, to stop and, if it ends by itself, to finish."""
 
     start: Span = Span(0.2, 1.0)
     probe: Span = Span(0.2, 1.0)
@@ -59,7 +59,7 @@ class Delays(msgspec.Struct, frozen=True):
 
 
 class HollowConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` nodes named `prefix` and a number, spread over `zones` in turn."""
+    """`count` nodes named `prefix` plus a number, spread over `zones` in turn."""
 
     region: str
     prefix: str
@@ -85,8 +85,8 @@ class HollowConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class _Unit:
-    """One Binding's pretended work."""
+class _HollowTask:
+    """The hollow task of one Binding."""
 
     def __init__(self, node: HollowNode, binding: Binding) -> None:
         self.node = node
@@ -95,20 +95,18 @@ class _Unit:
         self.last = binding
         self.local = Local()
         self.acknowledged = False
-        self.step: asyncio.TimerHandle | None = None
-        """The next thing that happens to the work by itself."""
-        self.look: asyncio.TimerHandle | None = None
-        """When to decide again."""
+        self.transition_timer: asyncio.TimerHandle | None = None
+        self.decision_timer: asyncio.TimerHandle | None = None
 
-    def rest(self) -> None:
-        for timer in (self.step, self.look):
+    def cancel_timers(self) -> None:
+        for timer in (self.transition_timer, self.decision_timer):
             if timer is not None:
                 timer.cancel()
-        self.step = self.look = None
+        self.transition_timer = self.decision_timer = None
 
 
 class HollowHost:
-    """`run` returns only by cancellation; what ran is gone with the process, as with a machine that lost power."""
+    """`run` returns only by cancellation. Its tasks then disappear, as on a machine that lost power."""
 
     def __init__(self, config: HollowConfig, client: Client, ports: Ports) -> None:
         self._config = config
@@ -123,8 +121,8 @@ class HollowHost:
             ports,
             changed=self._lease_changed,
         )
-        self._units: dict[str, _Unit] = {}
-        self._by_node: dict[str, dict[str, _Unit]] = {}
+        self._units: dict[str, _HollowTask] = {}
+        self._by_node: dict[str, dict[str, _HollowTask]] = {}
 
     async def run(self) -> None:
         loops = [
@@ -132,7 +130,11 @@ class HollowHost:
             asyncio.create_task(self._nodes.run(), name="hollow:nodes"),
             asyncio.create_task(
                 follow_bindings(
-                    self._client, f"{self._config.prefix}*", self._ports, listed=self._see_all, changed=self._see
+                    self._client,
+                    f"{self._config.prefix}*",
+                    self._ports,
+                    listed=self._bindings_listed,
+                    changed=self._binding_changed,
                 ),
                 name="hollow:bindings",
             ),
@@ -143,32 +145,32 @@ class HollowHost:
                 loop.result()
         finally:
             for unit in self._units.values():
-                unit.rest()
+                unit.cancel_timers()
             await end(*loops)
 
     @property
     def running(self) -> int:
         return sum(node.running for node in self._nodes.by_name.values())
 
-    # What is wanted
+    # Bindings
 
-    async def _see_all(self, bindings: tuple[Binding, ...]) -> None:
+    async def _bindings_listed(self, bindings: tuple[Binding, ...]) -> None:
         listed = {binding.uid for binding in bindings}
         for unit in list(self._units.values()):
             if unit.uid not in listed:
                 unit.binding = None
                 self._act(unit)
         for binding in bindings:
-            self._see(binding, deleted=False)
+            self._binding_changed(binding, deleted=False)
         self._nodes.now_listed()
 
-    def _see(self, binding: Binding, *, deleted: bool) -> None:
+    def _binding_changed(self, binding: Binding, *, deleted: bool) -> None:
         unit = self._units.get(binding.uid)
         if unit is None:
             node = self._nodes.by_name.get(binding.spec.node)
             if deleted or node is None:
                 return
-            unit = self._units[binding.uid] = _Unit(node, binding)
+            unit = self._units[binding.uid] = _HollowTask(node, binding)
             self._by_node.setdefault(node.name, {})[unit.uid] = unit
         unit.binding = None if deleted else binding
         unit.last = binding
@@ -178,32 +180,32 @@ class HollowHost:
         for unit in list(self._by_node.get(node.name, {}).values()):
             self._act(unit)
 
-    # Deciding and pretending
+    # Decisions and simulated tasks
 
     def _now(self) -> Now:
         return Now(wall_s=self._clock.now(), mono_s=self._clock.monotonic())
 
-    def _act(self, unit: _Unit) -> None:
+    def _act(self, unit: _HollowTask) -> None:
         verdict = decide(unit.binding, unit.local, unit.node.lease, self._now())
-        if unit.look is not None:
-            unit.look.cancel()
-            unit.look = None
+        if unit.decision_timer is not None:
+            unit.decision_timer.cancel()
+            unit.decision_timer = None
         if verdict.again_in_s is not None:
-            unit.look = asyncio.get_running_loop().call_later(verdict.again_in_s, self._act, unit)
+            unit.decision_timer = asyncio.get_running_loop().call_later(verdict.again_in_s, self._act, unit)
         match verdict.action:
             case Start(run=run):
                 self._start(unit, run)
             case Stop() as stop:
                 self._stop(unit, stop)
-            case Acknowledge() as said:
-                self._acknowledge(unit, said)
+            case Acknowledge() as acknowledge:
+                self._acknowledge(unit, acknowledge)
             case Forget():
                 self._forget(unit)
             case None:
                 pass
 
-    def _set(self, unit: _Unit, local: Local) -> None:
-        """Keeps the node's counts, and tells the region."""
+    def _set(self, unit: _HollowTask, local: Local) -> None:
+        """Updates the node's counts and reports the task to the region."""
         unit.node.running += (local.state in BUSY) - (unit.local.state in BUSY)
         unit.local = local
         if unit.binding is not None:
@@ -219,68 +221,68 @@ class HollowHost:
         units = self._by_node.get(node.name, {}).values()
         node.zombies = sum(is_zombie(unit.binding, unit.local, node.lease, now) for unit in units)
 
-    def _next(self, unit: _Unit, delay: Span, then: Callable[[_Unit], None]) -> None:
-        if unit.step is not None:
-            unit.step.cancel()
+    def _schedule(self, unit: _HollowTask, delay: Span, then: Callable[[_HollowTask], None]) -> None:
+        if unit.transition_timer is not None:
+            unit.transition_timer.cancel()
         delay_s = delay.draw_s(self._ports.random)
-        unit.step = asyncio.get_running_loop().call_later(delay_s, then, unit)
+        unit.transition_timer = asyncio.get_running_loop().call_later(delay_s, then, unit)
 
-    def _start(self, unit: _Unit, run: int) -> None:
+    def _start(self, unit: _HollowTask, run: int) -> None:
         self._set(unit, starting(unit.local, run))
-        self._next(unit, self._config.delays.start, self._started)
+        self._schedule(unit, self._config.delays.start, self._started)
 
-    def _started(self, unit: _Unit) -> None:
+    def _started(self, unit: _HollowTask) -> None:
         probes = unit.last.spec.template.probes
         waits = probes.startup is not None or probes.readiness is not None
         now = self._now()
-        begun = running(unit.local, pid=unit.local.run, started_at_s=now.wall_s, now=now)
+        started = running(unit.local, pid=unit.local.run, started_at_s=now.wall_s, now=now)
         since_s = 0.0 if waits else now.wall_s
         self._set(
             unit,
             msgspec.structs.replace(
-                begun, startup_passed=probes.startup is None, ready=not waits, ready_since_s=since_s
+                started, startup_passed=probes.startup is None, ready=not waits, ready_since_s=since_s
             ),
         )
         if waits:
-            self._next(unit, self._config.delays.probe, self._passed)
+            self._schedule(unit, self._config.delays.probe, self._probes_passed)
         else:
-            self._let_work(unit)
+            self._finish_later(unit)
         self._act(unit)
 
-    def _passed(self, unit: _Unit) -> None:
+    def _probes_passed(self, unit: _HollowTask) -> None:
         self._set(
             unit,
             msgspec.structs.replace(unit.local, startup_passed=True, ready=True, ready_since_s=self._clock.now()),
         )
-        self._let_work(unit)
+        self._finish_later(unit)
 
-    def _let_work(self, unit: _Unit) -> None:
+    def _finish_later(self, unit: _HollowTask) -> None:
         if unit.last.spec.template.restart_policy is not RestartPolicy.ALWAYS:
-            self._next(unit, self._config.delays.work, self._finished)
+            self._schedule(unit, self._config.delays.work, self._finished)
 
-    def _finished(self, unit: _Unit) -> None:
+    def _finished(self, unit: _HollowTask) -> None:
         self._ended(unit, Exit(code=0, reason=Reason.FINISHED, at=times.micro_text(self._clock.now())), "")
 
-    def _stop(self, unit: _Unit, stop: Stop) -> None:
+    def _stop(self, unit: _HollowTask, stop: Stop) -> None:
         self._set(unit, stopping(unit.local, stop, self._now()))
-        self._next(unit, self._config.delays.stop, self._stopped)
+        self._schedule(unit, self._config.delays.stop, self._stopped)
 
-    def _stopped(self, unit: _Unit) -> None:
+    def _stopped(self, unit: _HollowTask) -> None:
         at = times.micro_text(self._clock.now())
         self._ended(unit, Exit(signal="SIGTERM", reason=Reason.STOPPED_AS_ASKED, at=at), unit.local.stop_reason)
 
-    def _ended(self, unit: _Unit, exit_: Exit, stop_reason: str) -> None:
+    def _ended(self, unit: _HollowTask, exit_: Exit, stop_reason: str) -> None:
         self._set(unit, ended(unit.local, exit_, stop_reason, self._now()))
         self._act(unit)
 
-    def _acknowledge(self, unit: _Unit, said: Acknowledge) -> None:
+    def _acknowledge(self, unit: _HollowTask, acknowledge: Acknowledge) -> None:
         if unit.acknowledged or unit.binding is None:
             return
         unit.acknowledged = True
-        self._reports.put(acknowledgement(unit.binding, said, self._clock.now()))
+        self._reports.put(acknowledgement(unit.binding, acknowledge, self._clock.now()))
 
-    def _forget(self, unit: _Unit) -> None:
-        unit.rest()
+    def _forget(self, unit: _HollowTask) -> None:
+        unit.cancel_timers()
         if self._units.pop(unit.uid, None) is None:
             return
         del self._by_node[unit.node.name][unit.uid]

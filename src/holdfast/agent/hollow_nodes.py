@@ -1,9 +1,8 @@
-"""The nodes one process pretends to be: their Node objects, their leases, and their own word about themselves.
+"""Hollow nodes: their Node objects, leases and node reports.
 
-The same contract as `registration` and `node_report` keep for one node, for thousands at once: leases are renewed in
-pages, one call for up to `limits.LEASE_PAGE_NODES`; an epoch is used only after it was given; after a fence nothing is
-registered before everything on the node has stopped. Nothing is remembered over a restart: a new process registers
-every node anew, under a new epoch.
+The same contract as `registration` and `node_report`, for thousands of nodes: leases are renewed in pages of up to
+LEASE_PAGE_NODES per call; an epoch is used only after the region granted it; after a fence a node is registered again
+only when all its tasks have stopped. Nothing is persisted: a new process registers every node under a new epoch.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ log = structlog.get_logger()
 
 
 class HollowNode:
-    """One of them. `running` counts what runs on it; `zombies` what runs though its claim is over."""
+    """`running` counts its tasks; `zombies` counts tasks whose claim has ended."""
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
@@ -41,36 +40,36 @@ class HollowNode:
         self.running = 0
         self.zombies = 0
         self._reconciled_epoch = 0
-        self._told: NodeExecution | None = None
-        self._told_uid = ""
-        self._told_mono_s = 0.0
+        self._reported: NodeExecution | None = None
+        self._reported_uid = ""
+        self._reported_mono_s = 0.0
 
     @property
     def name(self) -> str:
         return self.config.name
 
     def word(self, *, listed: bool, now_mono_s: float) -> SetStatus | None:
-        """What to report of the node now, or None when that is known well enough already."""
+        """The node report to send now, or None if the region's copy is recent enough."""
         if self.stored is None or self.lease.epoch == 0 or self.lease.fenced:
             return None
         if listed and self.zombies == 0:
             self._reconciled_epoch = self.lease.epoch
         reconciled = self._reconciled_epoch == self.lease.epoch
-        told = self._told if self._told_uid == self.stored.uid else None
-        if told is not None and (told.epoch, told.reconciled) == (self.lease.epoch, reconciled):
-            # The count of running work is told seldom: every write of a Node costs binds that compare its revision.
-            recently = now_mono_s - self._told_mono_s < limits.RESYNC_S
-            if recently or told.running == self.running:
+        last = self._reported if self._reported_uid == self.stored.uid else None
+        if last is not None and (last.epoch, last.reconciled) == (self.lease.epoch, reconciled):
+            # The task count is reported rarely: every write of a Node fails concurrent binds that compare its revision.
+            recently = now_mono_s - self._reported_mono_s < limits.RESYNC_S
+            if recently or last.running == self.running:
                 return None
         block = NodeExecution(
             epoch=self.lease.epoch, reconciled=reconciled, running=self.running, agent_version=__version__
         )
-        self._told, self._told_uid, self._told_mono_s = block, self.stored.uid, now_mono_s
+        self._reported, self._reported_uid, self._reported_mono_s = block, self.stored.uid, now_mono_s
         return SetStatus(kind="Node", key=self.stored.key, uid=self.stored.uid, blocks={"execution": block})
 
 
 class HollowNodes:
-    """`changed` is called for every node whose lease is another in a way that matters: given, fenced."""
+    """`changed` is called for every node whose lease was granted or fenced."""
 
     def __init__(
         self, configs: Sequence[AgentConfig], client: Client, reports: Reports, ports: Ports, *,
@@ -101,7 +100,7 @@ class HollowNodes:
             self._reports.put(word)
 
     def now_listed(self) -> None:
-        """The region has said what is bound: from now on a node that runs nothing it should not is reconciled."""
+        """The Bindings are known: from now on a node without zombies is reconciled."""
         self.listed = True
         for node in self.by_name.values():
             self.say(node)
@@ -122,7 +121,7 @@ class HollowNodes:
             self._missing.clear()
 
     async def _register(self) -> None:
-        """Creates the Nodes that are not there, and brings the others up to the configuration."""
+        """Creates missing Nodes and updates the others to the configuration."""
         listing = await self._client.list(Node)
         stored = {item.metadata.name: item for item in listing.items if item.metadata.name in self.by_name}
         writes: list[Write] = []
@@ -132,7 +131,7 @@ class HollowNodes:
             if wanted is not None:
                 writes.append(Create(wanted) if found is None else Update(wanted))
             elif found is not None:
-                self._adopt(found)
+                self._store_node(found)
         for start in range(0, len(writes), limits.WRITES_JOINED):
             try:
                 made = await self._client.commit(writes[start : start + limits.WRITES_JOINED])
@@ -140,10 +139,10 @@ class HollowNodes:
                 return await self._register()
             for item in made.objects:
                 if isinstance(item, Node):
-                    self._adopt(item)
+                    self._store_node(item)
         log.info("nodes_registered", nodes=len(self.by_name), written=len(writes))
 
-    def _adopt(self, stored: Node) -> None:
+    def _store_node(self, stored: Node) -> None:
         node = self.by_name[stored.metadata.name]
         node.stored = stored
         fenced = stored.status.fence.fenced_epoch
@@ -160,8 +159,8 @@ class HollowNodes:
         backoff = Backoff(self._chance, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.NODE_RENEW_EVERY_S / 2)
         while True:
             try:
-                asked = [node for node in nodes if self._may_renew(node)]
-                answered = bool(asked) and await self._renew(asked)
+                renewable = [node for node in nodes if self._can_renew(node)]
+                answered = bool(renewable) and await self._renew(renewable)
             except (Fault, TimeoutError, OSError) as fault:
                 log.warning("renewals_failed", first=nodes[0].name, error=str(fault) or type(fault).__name__)
                 answered = False
@@ -171,8 +170,8 @@ class HollowNodes:
             else:
                 await self._clock.sleep(backoff.next_s())
 
-    def _may_renew(self, node: HollowNode) -> bool:
-        """Not before the Node exists, and after a fence not before nothing runs any more; then under a new epoch."""
+    def _can_renew(self, node: HollowNode) -> bool:
+        """Not before the Node exists; after a fence not before its tasks have stopped, and then under a new epoch."""
         if node.stored is None:
             return False
         if node.lease.fenced:
@@ -186,10 +185,12 @@ class HollowNodes:
         request = RenewRequest(items=tuple(n.lease.renewal(n.name) for n in nodes))
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):
             answers = await self._client.renew(request)
-        heard = [self._heard(node, answer, sent_mono_s) for node, answer in zip(nodes, answers.answers, strict=True)]
-        return all(heard)
+        renewed = [
+            self._apply_response(node, answer, sent_mono_s) for node, answer in zip(nodes, answers.answers, strict=True)
+        ]
+        return all(renewed)
 
-    def _heard(self, node: HollowNode, answer: Answer, sent_mono_s: float) -> bool:
+    def _apply_response(self, node: HollowNode, answer: Answer, sent_mono_s: float) -> bool:
         lease = node.lease
         if answer.result is not Result.REJECTED:
             epoch = answer.epoch or lease.epoch

@@ -1,8 +1,11 @@
-"""The agent's own certificate: got with a join token, renewed before it ends, replaced when a new token is put there.
+"""The agent's certificate: obtained with a join token, renewed before it expires, replaced when a new token appears.
 
-Owns `identity/`: `node.pem`, the key and its certificate in one file, so that both change in one step; `next.key`, the
-key of a request whose answer is awaited, so that asking again is the same request; `token`, the hash of the token that
-was used last. What always holds: a key is made here, readable by its owner alone, and goes nowhere.
+Owns the directory `identity/`:
+- `node.pem`: key and certificate in one file, so that both change atomically;
+- `next.key`: key of a pending request, so that a retry is the same request;
+- `token`: hash of the last token used.
+
+The private key is created here, is readable only by its owner, and never leaves the node.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
 class Identity:
-    """`path` is what a client shows: it is there and good once `obtain` has returned."""
+    """`path` is the certificate file for clients. It is valid once `obtain` has returned."""
 
     def __init__(self, config: AgentConfig, ports: Ports) -> None:
         self._config = config
@@ -39,30 +42,30 @@ class Identity:
         self._folder.chmod(0o700)
         self.path = self._folder / "node.pem"
         self._next_key = self._folder / "next.key"
-        self._used = self._folder / "token"
+        self._used_token = self._folder / "token"
 
     async def obtain(self) -> None:
-        """Returns with a certificate that is good. Waits for a token, and for the region; raises if it says no."""
-        told = False
-        while not self._good():
+        """Returns with a valid certificate. Waits for a token and for the region; raises if the region refuses."""
+        warned = False
+        while not self._is_valid():
             token = self._new_token()
             if token:
                 await self._join(token)
                 continue
-            if not told:
+            if not warned:
                 where = self._config.join_token_file or "(no join token file is set)"
                 log.warning("join_token_awaited", node=self._config.name, file=where)
-                told = True
+                warned = True
             await self._ports.clock.sleep(limits.JOIN_LOOK_EVERY_S)
 
     async def keep(self, client: HttpClient) -> None:
-        """For as long as the agent runs: renews in time, and joins again when there is another token."""
+        """Runs as long as the agent: renews the certificate in time, and joins again when a new token appears."""
         backoff = Backoff(self._ports.random, first_s=1.0, max_s=60.0)
         renew_at_s = self._renew_at_s()
         refused = ""
         while True:
             await self._ports.clock.sleep(limits.JOIN_LOOK_EVERY_S)
-            metrics.AGENT_CERTIFICATE_LEFT.set(max(0.0, self._ends_s() - self._ports.clock.now()))
+            metrics.AGENT_CERTIFICATE_LEFT.set(max(0.0, self._expires_s() - self._ports.clock.now()))
             token = self._new_token()
             try:
                 if token and token != refused:
@@ -76,7 +79,7 @@ class Identity:
             except Fault as fault:
                 log.warning(
                     "certificate_not_renewed", node=self._config.name, reason=fault.reason, error=fault.message,
-                    ends=seconds_text(self._ends_s()),
+                    ends=seconds_text(self._expires_s()),
                 )  # fmt: skip
                 renew_at_s = self._ports.clock.now() + backoff.next_s()
                 continue
@@ -85,15 +88,15 @@ class Identity:
             renew_at_s = self._renew_at_s()
 
     async def _join(self, token: str) -> None:
-        """Asks until there is an answer: a region that is not there yet is no reason to give up."""
+        """Retries until the region responds, because the region may start later than the agent."""
         backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
-        key = self._key_to_ask_with()
-        asked = JoinRequest(token=token, node=self._config.name, csr=request_for(key, self._config.name))
+        key = self._request_key()
+        join_request = JoinRequest(token=token, node=self._config.name, csr=request_for(key, self._config.name))
         client = HttpClient(self._config.url, self._ports, cell=self._config.region, ca=self._config.ca)
         try:
             while True:
                 try:
-                    made = await client.join(asked)
+                    made = await client.join(join_request)
                     break
                 except Fault as fault:
                     log.warning("join_failed", node=self._config.name, reason=fault.reason, error=fault.message)
@@ -102,42 +105,42 @@ class Identity:
                 await self._ports.clock.sleep(backoff.next_s())
         finally:
             await client.close()
-        write_private(self._used, _hash(token).encode())
-        self._keep_made(key, made)
+        write_private(self._used_token, _hash(token).encode())
+        self._store_certificate(key, made)
         log.info("node_joined", node=self._config.name, generation=made.generation, ends=made.expires_at)
 
     async def _renew(self, client: HttpClient) -> None:
-        key = self._key_to_ask_with()
+        key = self._request_key()
         made = await client.renew_certificate(RenewalRequest(csr=request_for(key, self._config.name)))
-        self._keep_made(key, made)
+        self._store_certificate(key, made)
         log.info("certificate_renewed", node=self._config.name, generation=made.generation, ends=made.expires_at)
 
-    def _key_to_ask_with(self) -> bytes:
+    def _request_key(self) -> bytes:
         if not self._next_key.exists():
             write_private(self._next_key, new_key())
         return self._next_key.read_bytes()
 
-    def _keep_made(self, key: bytes, made: Joined) -> None:
+    def _store_certificate(self, key: bytes, made: Joined) -> None:
         write_private(self.path, key + made.certificate.encode())
         self._next_key.unlink(missing_ok=True)
 
     def _new_token(self) -> str:
-        """The token in the file, unless it is the one that was used last."""
+        """The token in the file, unless it is the last one used."""
         if not self._config.join_token_file:
             return ""
         try:
             token = Path(self._config.join_token_file).read_text(encoding="utf-8").strip()
-            used = self._used.read_text(encoding="utf-8").strip() if self._used.exists() else ""
+            used = self._used_token.read_text(encoding="utf-8").strip() if self._used_token.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
             if not isinstance(error, FileNotFoundError):
                 log.warning("join_token_unreadable", file=self._config.join_token_file, error=str(error))
             return ""
         return token if token and (_hash(token) != used or not self.path.exists()) else ""
 
-    def _good(self) -> bool:
-        return self.path.exists() and self._ports.clock.now() < self._ends_s()
+    def _is_valid(self) -> bool:
+        return self.path.exists() and self._ports.clock.now() < self._expires_s()
 
-    def _ends_s(self) -> float:
+    def _expires_s(self) -> float:
         return self._lifetime()[1]
 
     def _renew_at_s(self) -> float:

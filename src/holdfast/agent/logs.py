@@ -1,6 +1,6 @@
-"""Reading the logs of work on this node, from the files its shims write: the last lines, and what comes after.
+"""Reads the task logs that the shims write on this node: the last lines, then new lines.
 
-Reads only. A rotated file is followed without losing or repeating a line, as long as the reader keeps up.
+Read-only. Following a rotated file neither loses nor repeats a line, as long as the reader keeps up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 256 * 1024
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """`stream` is stdout or stderr; `whole` is False for a piece of a line that goes on."""
+    """`stream` is stdout or stderr; `complete` is False for a part of a line that continues."""
 
     at: str
     stream: str
@@ -30,7 +30,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaskLogs(msgspec.Struct, frozen=True):
-    """One task that left logs. The newest attempt of a replica comes first."""
+    """The log of one task. The newest attempt of a replica comes first."""
 
     namespace: str
     replica: str
@@ -39,7 +39,7 @@ class TaskLogs(msgspec.Struct, frozen=True):
 
 
 def find(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLogs]:
-    """All attempts of a replica this node still has logs of."""
+    """All attempts of a replica that have logs on this node."""
     found = []
     for path in tasks_dir.glob(f"{namespace}_*"):
         record = TaskDir(path).read()
@@ -50,7 +50,7 @@ def find(tasks_dir: Path, namespace: str, replica: str) -> list[TaskLogs]:
 
 
 def files(path: Path) -> list[Path]:
-    """The log and its older parts, oldest first."""
+    """The log file and its rotated parts, oldest first."""
     numbered = [path.with_name(f"{path.name}.{index}") for index in range(limits.LOG_FILES_KEPT, 0, -1)]
     return [part for part in (*numbered, path) if part.exists()]
 
@@ -64,19 +64,19 @@ def parse(raw: bytes) -> Line:
 
 
 def tail(path: Path, lines: int) -> Iterator[Line]:
-    """The last lines over all parts, oldest first."""
+    """The last lines across all rotated parts, oldest first."""
     kept: deque[bytes] = deque(maxlen=min(lines, limits.LOG_TAIL_LINES_MAX))
     for part in files(path):
         try:
             with part.open("rb") as f:
                 kept.extend(line.rstrip(b"\n") for line in f)
         except FileNotFoundError:
-            continue  # rotated away meanwhile
+            continue  # rotated in the meantime
     return map(parse, kept)
 
 
 async def follow(path: Path, clock: Clock, *, lines: int = 0) -> AsyncIterator[Line]:
-    """The last lines and then every new one, until the caller stops asking."""
+    """The last lines, then every new line, until the caller stops iterating."""
     reader = _Reader(path)
     for line in reader.begin(lines):
         yield line
@@ -87,7 +87,7 @@ async def follow(path: Path, clock: Clock, *, lines: int = 0) -> AsyncIterator[L
 
 
 class _Reader:
-    """Follows one file by its inode, so that a rename under it is seen and finished before the next file begins."""
+    """Follows one file by inode: after a rotation it finishes the old file before it opens the new one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,7 +95,7 @@ class _Reader:
         self._rest = b""
 
     def begin(self, lines: int) -> list[Line]:
-        """The tail, after which reading goes on from exactly its end."""
+        """The last lines. Reading continues exactly after them."""
         if self._file is None:
             return []
         older = [raw for part in files(self._path)[:-1] for raw in part.read_bytes().splitlines()]
@@ -115,21 +115,21 @@ class _Reader:
             if data:
                 *whole, self._rest = (self._rest + data).split(b"\n")
                 yield from whole
-            elif not self._moved_on():
+            elif not self._has_more():
                 return
 
-    def _moved_on(self) -> bool:
-        """Whether there is more: written since, or in the next file after a rotation."""
+    def _has_more(self) -> bool:
+        """Whether there is more to read: appended since, or in the next file after a rotation."""
         if self._file is None:
             return False
-        mine = os.fstat(self._file.fileno())
-        if mine.st_size > self._file.tell():
+        opened = os.fstat(self._file.fileno())
+        if opened.st_size > self._file.tell():
             return True
         try:
             now = self._path.stat()
         except FileNotFoundError:
             return False
-        if (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino):
+        if (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino):
             return False
         self._file.close()
         self._file = self._path.open("rb")

@@ -1,6 +1,6 @@
-"""The agent as a whole: its state directory, drivers, probes and supervisor, and how it ends.
+"""The agent process: state directory, drivers, probes, supervisor, and shutdown.
 
-SIGTERM and SIGINT leave the work running, to be adopted by the next agent, unless the configuration says otherwise.
+SIGTERM and SIGINT leave tasks running for the next agent to adopt, unless `stop_work_on_exit` is set.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = structlog.get_logger()
 
 
 async def run_agent(config: AgentConfig, client: Client | None = None, ports: Ports | None = None) -> None:
-    """Until a signal, or until it fails. Without a client it makes its own from the configuration, and closes it."""
-    _allow_many_files()
+    """Runs until a signal or a failure. Without a client it creates its own from the configuration and closes it."""
+    _raise_file_limit()
     ports = ports or SystemPorts()
     memory = FileMemory(Path(config.state_dir))
     held = confinement(config.name, config.isolation)
@@ -56,9 +56,9 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
             traits=lambda: Traits(warm=artifacts.warm(), isolation=held.kind, weakness=held.weakness),
         )  # fmt: skip
         log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
-        answering = _answering(config, client, supervisor, ports)
+        answering = _start_rpc_server(config, client, supervisor, ports)
         try:
-            await _until_told(supervisor, config)
+            await _run_until_signal(supervisor, config)
         finally:
             await end(*answering)
         log.info("agent_ended", node=config.name, work="stopped" if config.stop_work_on_exit else "left running")
@@ -70,10 +70,10 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
         memory.close()
 
 
-def _answering(
+def _start_rpc_server(
     config: AgentConfig, client: Client, supervisor: Supervisor, ports: Ports
 ) -> tuple[asyncio.Task[None], ...]:
-    """Questions come over HTTP only: a client inside the cell has nobody to ask."""
+    """Agent calls exist only over HTTP: a client inside the cell's process has no stream for them."""
     from holdfast.client.http import HttpClient
 
     if not isinstance(client, HttpClient):
@@ -83,11 +83,11 @@ def _answering(
 
 
 async def _connect(config: AgentConfig, ports: Ports) -> tuple[Client, tuple[asyncio.Task[None], ...]]:
-    """A client with the certificate of the configuration, or with the agent's own, which a task then keeps good."""
+    """A client with the configured certificate, or with the agent's own, which a background task keeps valid."""
     from holdfast.client.http import HttpClient
 
     if not config.url:
-        raise Invalid(f"agent {config.name} does not know its region's API; set `url`")
+        raise Invalid(f"agent {config.name}: `url` is missing; next: set `url` to the address of the region's API")
     if config.cert or config.url.startswith("http:"):
         shown = HttpClient(config.url, ports, cell=config.region, ca=config.ca, cert=config.cert, key=config.key)
         return shown, ()
@@ -99,13 +99,13 @@ async def _connect(config: AgentConfig, ports: Ports) -> tuple[Client, tuple[asy
     return client, (asyncio.create_task(identity.keep(client), name="agent:identity"),)
 
 
-async def _until_told(supervisor: Supervisor, config: AgentConfig) -> None:
-    told = asyncio.Event()
+async def _run_until_signal(supervisor: Supervisor, config: AgentConfig) -> None:
+    stop_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stop_signal.set)
     running = asyncio.create_task(supervisor.run(), name="agent:supervisor")
-    waiting = asyncio.create_task(_wait(told), name="agent:signal")
+    waiting = asyncio.create_task(_wait(stop_signal), name="agent:signal")
     try:
         await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
         if running.done():
@@ -122,8 +122,10 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def _allow_many_files() -> None:
-    """Each task costs a descriptor; the soft limit of 1,024 is for programs that use select."""
+def _raise_file_limit() -> None:
+    """Raises the file descriptor limit: each task needs one, and the soft limit of 1,024 only protects programs
+    that use select.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

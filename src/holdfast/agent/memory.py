@@ -1,8 +1,8 @@
-"""The few facts an agent keeps across its own death: its lease epoch, what was fenced, how long the lease runs, and
-the newest incarnation of its cell that it has heard.
+"""State that survives a restart of the agent: lease epoch, fenced epoch, lease end, and the newest cell incarnation
+seen.
 
-A changed epoch or incarnation is durable before it is used. The lease's end is on a clock that only this boot of the
-node knows.
+A changed epoch or incarnation is durable before it is used. The lease end is on a clock that is valid only for the
+current boot of the node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     @property
     def lasting(self) -> tuple[int, int, int]:
-        """What must be durable before it is acted on."""
+        """The fields that must be durable before they are acted on."""
         return self.epoch, self.fenced_epoch, self.incarnation
 
 
@@ -36,11 +36,11 @@ class Memory(Protocol):
     def load(self) -> Facts: ...
 
     def save(self, facts: Facts) -> None:
-        """Durable on return when what lasts has changed; the lease's end may be lost with the node's power."""
+        """On return, a change of `durable_fields` is durable; the lease end may be lost in a power failure."""
 
 
 class FileMemory(Memory):
-    """`agent.json` in the state directory, which this process has for itself while it lives."""
+    """`agent.json` in the state directory, locked exclusively by this process."""
 
     def __init__(self, state_dir: Path) -> None:
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class FileMemory(Memory):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            message = f"another agent uses {state_dir}; end it first, or give this one a state directory of its own"
+            message = f"state directory {state_dir}: in use by another agent; next: stop it, or set another `state_dir`"
             raise Unavailable(message) from error
         self._last = self._read()
 

@@ -1,7 +1,7 @@
-"""Telling whether work is well: startup, then readiness and liveness side by side.
+"""Runs the probes of a task: startup first, then readiness and liveness in parallel.
 
-Each check has its own timeout and its own task, so one that hangs delays no other. What a check found is kept as the
-message people read. Deciding what follows from it is `decide`'s.
+Each probe has its own timeout and asyncio task, so a hanging check delays no other. The result of the last check
+becomes the message that people read. `task_decision` decides what follows from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.runtime.ports import Clock
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where the work is. `ports` are in the template's order: the first is what an unnamed probe asks."""
+    """Where the task listens. `ports` are in the template's order; a probe without a port name uses the first."""
 
     task_id: str
     address: str
@@ -38,14 +38,16 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class Prober(Protocol):
-    """How a single check is made; the simulation has its own."""
+    """Performs a single check. The simulation has its own implementation."""
 
     async def check(self, target: Target, probe: Probe) -> Checked:
-        """Answers within the probe's timeout, whatever the other side does."""
+        """Returns within the probe's timeout, whatever the task does."""
 
 
 class Streak:
-    """Turns single checks into a standing verdict: it changes after `success` or `failure` equal ones in a row."""
+    """Turns single checks into a stable result, which changes after `success_threshold` or `failure_threshold` in a
+    row.
+    """
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -53,7 +55,7 @@ class Streak:
         self.verdict: bool | None = None
 
     def add(self, ok: bool) -> bool:
-        """Whether the verdict is new, or (for a failure) reached anew."""
+        """Returns whether the result changed."""
         self._good, self._bad = (self._good + 1, 0) if ok else (0, self._bad + 1)
         before = self.verdict
         if self._good >= self._probe.success_threshold:
@@ -64,14 +66,14 @@ class Streak:
 
 
 Said = Callable[[str, bool, str], None]
-"""(startup, readiness or liveness; the verdict; the evidence)"""
+"""(startup, readiness or liveness; whether it passes; the message of the last check)"""
 
 
 class ProbeRun:
-    """The probes of one run of one task, from its start to `stop`."""
+    """The probes of one run of a task, from its start until `stop`."""
 
-    def __init__(self, probes: Probes, target: Target, prober: Prober, clock: Clock, said: Said) -> None:
-        self._target, self._prober, self._clock, self._said = target, prober, clock, said
+    def __init__(self, probes: Probes, target: Target, prober: Prober, clock: Clock, on_result: Said) -> None:
+        self._target, self._prober, self._clock, self._on_result = target, prober, clock, on_result
         first = asyncio.create_task(self._run(probes), name=f"probes:{target.task_id}")
         self._tasks: list[asyncio.Task[bool]] = [first]
 
@@ -87,14 +89,14 @@ class ProbeRun:
         return True
 
     async def _follow(self, name: str, probe: Probe) -> bool:
-        """Checks every period. Startup ends with its verdict; the others go on until cancelled."""
+        """Checks every period. Startup returns with its result; the others run until cancelled."""
         streak = Streak(probe)
         await self._clock.sleep(probe.initial_delay_seconds)
         while True:
             began = self._clock.monotonic()
             checked = await self._check(probe)
             if streak.add(checked.ok):
-                self._said(name, bool(streak.verdict), checked.message)
+                self._on_result(name, bool(streak.verdict), checked.message)
                 if name == "startup":
                     return bool(streak.verdict)
             took_s = self._clock.monotonic() - began
@@ -103,12 +105,12 @@ class ProbeRun:
     async def _check(self, probe: Probe) -> Checked:
         try:
             return await self._prober.check(self._target, probe)
-        except Exception as error:  # a prober that breaks must not leave the work unwatched
-            return Checked(ok=False, message=f"the check itself failed: {error!r}")
+        except Exception as error:  # a crashed prober counts as a failed check
+            return Checked(ok=False, message=f"the check crashed: {type(error).__name__}: {error}")
 
 
 class NetworkProber(Prober):
-    """Real checks: HTTP and TCP against the node's address, commands through the driver that runs the work."""
+    """Real checks: HTTP and TCP against the node's address, commands through the task's driver."""
 
     def __init__(self, driver: Driver, others: Mapping[str, Driver] | None = None) -> None:
         self._driver = driver
@@ -124,7 +126,7 @@ class NetworkProber(Prober):
                 if probe.exec is not None:
                     return await self._exec(target, probe.exec, probe.timeout_seconds)
         except TimeoutError:
-            return Checked(ok=False, message=f"{_name(target, probe)}: no answer within {probe.timeout_seconds:g} s")
+            return Checked(ok=False, message=f"{_name(target, probe)}: no response within {probe.timeout_seconds:g} s")
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             return Checked(ok=False, message=f"{_name(target, probe)}: {error}")
         return Checked(ok=True)
@@ -132,7 +134,8 @@ class NetworkProber(Prober):
     async def _exec(self, target: Target, probe: ExecProbe, timeout_s: float) -> Checked:
         driver = self._others.get(target.driver, self._driver)
         result = await driver.execute(target.task_id, probe.command, timeout_s)
-        return Checked(ok=result.code == 0, message=f"{' '.join(probe.command)}: code {result.code}: {result.output}")
+        message = f"{' '.join(probe.command)}: exit code {result.code}: {result.output}"
+        return Checked(ok=result.code == 0, message=message)
 
 
 def _name(target: Target, probe: Probe) -> str:
@@ -150,7 +153,7 @@ async def _tcp(target: Target, probe: TcpProbe) -> Checked:
 
 
 async def _http(target: Target, probe: HttpProbe) -> Checked:
-    """One GET over a fresh connection; 200 to 399 is well. Only the head of the answer is read."""
+    """One GET over a new connection; status 200 to 399 passes. Only the beginning of the response is read."""
     port = target.port(probe.port)
     context = _unverified() if probe.scheme.upper() == "HTTPS" else None
     reader, writer = await asyncio.open_connection(
@@ -160,10 +163,10 @@ async def _http(target: Target, probe: HttpProbe) -> Checked:
         head = f"GET {probe.path} HTTP/1.1\r\nHost: {target.address}:{port}\r\nUser-Agent: holdfast-probe\r\n"
         writer.write(f"{head}Accept: */*\r\nConnection: close\r\n\r\n".encode())
         line = await reader.readuntil(b"\n")
-        words = line.decode("latin-1").split(maxsplit=2)
-        if len(words) < 2 or not words[0].startswith("HTTP/") or not words[1].isdigit():
-            raise ValueError(f"not an HTTP answer: {line[:80]!r}")
-        code = int(words[1])
+        parts = line.decode("latin-1").split(maxsplit=2)
+        if len(parts) < 2 or not parts[0].startswith("HTTP/") or not parts[1].isdigit():
+            raise ValueError(f"not an HTTP response: {line[:80]!r}")
+        code = int(parts[1])
         ok = 200 <= code < 400
         body = "" if ok else await _some_body(reader)
     finally:
@@ -173,7 +176,7 @@ async def _http(target: Target, probe: HttpProbe) -> Checked:
 
 
 async def _some_body(reader: asyncio.StreamReader) -> str:
-    """The first words of a failing answer, as evidence; an answer without any is evidence enough."""
+    """The beginning of a failing response's body, for the message."""
     with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         await reader.readuntil(b"\r\n\r\n")
     data = await reader.read(limits.PROBE_OUTPUT_BYTES)
@@ -181,13 +184,13 @@ async def _some_body(reader: asyncio.StreamReader) -> str:
 
 
 def _drop(writer: asyncio.StreamWriter) -> None:
-    """Closes at once, without waiting for the other side."""
+    """Closes at once, without waiting for the peer."""
     transport = writer.transport
     transport.abort()
 
 
 def _unverified() -> ssl.SSLContext:
-    """A probe asks whether the work answers, not who it is: certificates of workloads are their own affair."""
+    """TLS context without verification: a probe checks that the task responds, not who it is."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,7 +1,8 @@
-"""The node's membership: its Node object, its lease, and what happens when the lease is fenced.
+"""The node's membership: its Node object, its lease, and re-registration after a fence.
 
-Always: the lease is counted from the sending of the renewal that was answered; an epoch is remembered before it is
-used; after a fence nothing is registered before everything has stopped.
+- The lease is measured from when the answered renewal was sent.
+- An epoch is persisted before it is used.
+- After a fence the node registers again only when all its tasks have stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = structlog.get_logger()
 
 
 class Registration:
-    """`changed` is called whenever the lease is another; `quiesce` returns when nothing runs on the node any more."""
+    """`changed` is called on every change of the lease; `quiesce` returns when no task runs on the node."""
 
     def __init__(
         self, config: AgentConfig, client: Client, memory: Memory, ports: Ports, *,
@@ -50,24 +51,24 @@ class Registration:
             fenced=0 < facts.epoch <= facts.fenced_epoch,
         )  # fmt: skip
         self._incarnation = facts.incarnation
-        """The newest life of the cell that was heard. A lease from an older one would be a lease from nobody."""
+        """Newest cell incarnation seen. A lease from an older incarnation is void."""
         self.node: Node | None = None
         self.read_mono_s = 0.0
         """When `node` was read."""
-        self._look_again_mono_s = 0.0
-        """When the Node is read again: someone may have removed it, and nobody tells an idle agent."""
+        self._reread_mono_s = 0.0
+        """When to read the Node again: it may have been deleted, and an idle agent has no watch on it."""
 
     async def run(self) -> None:
         while True:
             try:
                 if self.lease.fenced:
                     await self._register_anew()
-                if self.node is None or self._clock.monotonic() >= self._look_again_mono_s:
+                if self.node is None or self._clock.monotonic() >= self._reread_mono_s:
                     await self._ensure_node()
                     again_s = jittered_s(limits.AGENT_RESYNC_S, self._chance)
-                    self._look_again_mono_s = self._clock.monotonic() + again_s
+                    self._reread_mono_s = self._clock.monotonic() + again_s
                 if self.lease.fenced:
-                    continue  # its Node says so
+                    continue  # the Node just read is fenced
                 answered = await self._renew()
             except (Fault, TimeoutError, OSError) as fault:
                 log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
@@ -79,7 +80,7 @@ class Registration:
                 await self._clock.sleep(self._backoff.next_s())
 
     async def _ensure_node(self) -> None:
-        """Creates the Node, or brings it up to the configuration without touching what operators set."""
+        """Creates the Node, or updates it to the configuration without changing fields that operators set."""
         for _ in range(limits.READ_BACK_ATTEMPTS):
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
                 stored = await self._client.get(Node, self._config.name)
@@ -96,7 +97,7 @@ class Registration:
             self._adopt_node(made if isinstance(made, Node) else None)
             log.info("node_registered", node=self._config.name, created=stored is None)
             return
-        raise Conflict(f"Node {self._config.name} kept changing while it was registered")
+        raise Conflict(f"node {self._config.name}: changed by another writer during every attempt to register it")
 
     def _adopt_node(self, node: Node | None) -> None:
         self.node, self.read_mono_s = node, self._clock.monotonic()
@@ -108,25 +109,26 @@ class Registration:
     async def _renew(self) -> bool:
         sent_mono_s = self._clock.monotonic()
         request = RenewRequest(items=(self.lease.renewal(self._config.name),))
-        async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # a hung call must leave time for another
+        async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # leaves time for another attempt
             answers = await self._client.renew(request)
         if 0 < answers.incarnation < self._incarnation:
             log.error("former_life_refused", node=self._config.name, heard=self._incarnation, found=answers.incarnation)
             raise StaleToken(
-                f"incarnation {answers.incarnation} of the cell answered node {self._config.name}, which has heard "
-                f"{self._incarnation}: the cell was restored since; stop the process that still serves the old data"
+                f"region {self._config.region}: response from a cell that was replaced by a restore (expected "
+                f"incarnation {self._incarnation}, found {answers.incarnation}); next: stop the process that still "
+                "serves the old data"
             )
         self._incarnation = max(self._incarnation, answers.incarnation)
-        return self._heard(answers.answers[0], sent_mono_s)
+        return self._apply_response(answers.answers[0], sent_mono_s)
 
-    def _heard(self, answer: Answer, sent_mono_s: float) -> bool:
+    def _apply_response(self, answer: Answer, sent_mono_s: float) -> bool:
         if answer.result is not Result.REJECTED:
             ttl_s = answer.ttl_seconds or limits.NODE_LEASE_TTL_S
             epoch = answer.epoch or self.lease.epoch
             metrics.AGENT_LEASE_LEFT.set(max(0.0, self.lease.until_mono_s - self._clock.monotonic()))
             lease = self.lease.with_tenures(answer.tenures, sent_mono_s)
             if lease.is_over(epoch):
-                # Nothing would be run under it. The next one is another, and above all that are known to be over.
+                # Nothing may run under a fenced epoch. The next registration gets a higher one.
                 self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=0.0, fenced=True))
                 return False
             self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=sent_mono_s + ttl_s, fenced=False))
@@ -141,14 +143,14 @@ class Registration:
         return False
 
     async def _register_anew(self) -> None:
-        """Stops everything first: under a new epoch the region takes the node as empty until it says otherwise."""
+        """Stops all tasks first: under a new epoch the region treats the node as empty until it reports otherwise."""
         self._changed()
         await self._quiesce()
         self.node = None
         self._set(msgspec.structs.replace(self.lease, epoch=0, until_mono_s=0.0, fenced=False))
 
     def _set(self, lease: Lease) -> None:
-        """An epoch counts only once it is remembered; how long the lease runs may be forgotten on a full disk."""
+        """An epoch takes effect only once it is persisted. On a full disk the lease end may go unpersisted."""
         facts = Facts(epoch=lease.epoch, fenced_epoch=lease.fenced_epoch, lease_until_mono_s=lease.until_mono_s,
                       incarnation=self._incarnation)  # fmt: skip
         lasts = facts.lasting != self._memory.load().lasting

@@ -1,7 +1,9 @@
-"""What the agent tells its region: status blocks, gathered for a moment and sent in one commit.
+"""Queue of status reports to the region: collected briefly and sent in one commit.
 
-Always: of several words about one object only the newest is sent, merged with what is still unsent; what the region
-already has is not sent again; one refused write never holds back the others; nothing is lost to an outage.
+- Of several reports about one object only the newest is sent, merged with unsent blocks.
+- A report that the region already has is not sent again.
+- One refused report does not block the others.
+- No report is lost in an outage.
 """
 
 from __future__ import annotations
@@ -35,45 +37,45 @@ class Reports:
         self._clock = ports.clock
         self._backoff = Backoff(ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
         self._pending: dict[Address, SetStatus] = {}
-        self._waiting: dict[Address, SetStatus] = {}
-        """Words that nobody needs at once: a newer one about the same object goes in their place."""
+        self._delayed_reports: dict[Address, SetStatus] = {}
+        """Delayed reports. A newer report about the same object replaces them."""
         self._sent: dict[Address, SetStatus] = {}
-        self._in_doubt: dict[Address, float] = {}
-        """Objects of which a word got no answer, and until when it may still arrive, after newer ones, and undo them:
-        a moment after one was accepted. What is sent before that may be undone as well, whoever asked for it."""
+        self._unanswered: dict[Address, float] = {}
+        """Object → until when an unanswered report may still arrive and overwrite newer ones. Infinite until a later
+        report is accepted, then REPORT_RESEND_AFTER_S. Reports sent before that time are sent again."""
         self._due = asyncio.Event()
         self._flushing = asyncio.Lock()
 
     def put(self, write: SetStatus, *, wait_s: float = 0.0) -> None:
-        """`wait_s` is how long this may wait for a newer word; then it goes as it is."""
+        """Queues a report. It waits up to `wait_s` for a newer one to replace it."""
         address = (write.kind, write.key, write.uid)
         if wait_s and address not in self._pending:
-            if address not in self._waiting:
-                asyncio.get_running_loop().call_later(wait_s, self._waited, address)
-            self._waiting[address] = _over(self._waiting.get(address), write)
+            if address not in self._delayed_reports:
+                asyncio.get_running_loop().call_later(wait_s, self._delay_passed, address)
+            self._delayed_reports[address] = _merge(self._delayed_reports.get(address), write)
             return
-        merged = _over(self._waiting.pop(address, None) or self._pending.get(address), write)
-        if _says_nothing_new(self._sent.get(address), merged):
+        merged = _merge(self._delayed_reports.pop(address, None) or self._pending.get(address), write)
+        if _is_duplicate(self._sent.get(address), merged):
             self._pending.pop(address, None)
             return
         self._pending[address] = merged
         self._due.set()
 
-    def _waited(self, address: Address) -> None:
-        write = self._waiting.pop(address, None)
-        if write is not None:  # no newer word has come
+    def _delay_passed(self, address: Address) -> None:
+        write = self._delayed_reports.pop(address, None)
+        if write is not None:  # no newer report replaced it
             self.put(write)
 
     def say_again(self, write: SetStatus) -> None:
-        """The region was seen to have something else than it was told: what it has is sent as if it were new."""
+        """Sends a report even if it was accepted before: the region was observed to have another value."""
         self._sent.pop((write.kind, write.key, write.uid), None)
         self.put(write)
 
     def forget(self, kind: str, key: Key, uid: str) -> None:
-        """The object is gone: what was said of it need not be remembered."""
-        self._waiting.pop((kind, key, uid), None)
+        """The object is gone: drops its reports."""
+        self._delayed_reports.pop((kind, key, uid), None)
         self._sent.pop((kind, key, uid), None)
-        self._in_doubt.pop((kind, key, uid), None)
+        self._unanswered.pop((kind, key, uid), None)
 
     async def run(self) -> None:
         while True:
@@ -83,7 +85,7 @@ class Reports:
                 await self._clock.sleep(self._backoff.next_s())
 
     async def flush(self) -> bool:
-        """Sends everything gathered; False when the region could not be told and it is to be tried again."""
+        """Sends everything queued. Returns False if the region was unreachable; the caller then retries."""
         async with self._flushing:
             while self._pending:
                 batch = [self._pending[a] for a in list(self._pending)[: limits.WRITES_JOINED]]
@@ -101,7 +103,7 @@ class Reports:
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
                 await self._client.commit(batch, brief=True)
         except Unauthorized as refusal:
-            # It is the agent that is not believed, not the word: it is kept until the agent has joined again.
+            # The agent's credential was rejected, not the report: it is kept until the agent has joined again.
             return self._delay(batch, refusal)
         except (Final, Conflict) as refusal:
             if len(batch) > 1:
@@ -111,64 +113,65 @@ class Reports:
                      message=refusal.message)  # fmt: skip
             return True
         except (Fault, TimeoutError, OSError) as fault:
-            self._in_doubt.update(dict.fromkeys(((w.kind, w.key, w.uid) for w in batch), math.inf))
+            self._unanswered.update(dict.fromkeys(((w.kind, w.key, w.uid) for w in batch), math.inf))
             return self._delay(batch, fault)
         except asyncio.CancelledError:
-            self._put_back(batch)
+            self._requeue(batch)
             raise
         _accepted.inc(len(batch))
         for write in batch:
             address = (write.kind, write.key, write.uid)
-            if sent_s < self._in_doubt.get(address, 0.0):
-                self._doubted(address, write)
+            if sent_s < self._unanswered.get(address, 0.0):
+                self._resend_later(address, write)
             else:
-                self._in_doubt.pop(address, None)
-                self._sent[address] = _over(self._sent.get(address), write)
+                self._unanswered.pop(address, None)
+                self._sent[address] = _merge(self._sent.get(address), write)
         return True
 
-    def _doubted(self, address: Address, write: SetStatus) -> None:
-        """Accepted, but an older word may come behind it: after a moment the same is sent once more. A newer one that
-        is on its way goes instead, and is doubted in its turn while the moment lasts."""
+    def _resend_later(self, address: Address, write: SetStatus) -> None:
+        """Schedules a second send of an accepted report. An earlier report got no response; if it arrives late, it
+        would overwrite this one. A newer queued report replaces the resend.
+        """
         self._sent.pop(address, None)
         now_s = self._clock.monotonic()
-        until_s = min(self._in_doubt[address], now_s + limits.AGENT_DOUBTED_AGAIN_S)
-        self._in_doubt[address] = until_s
-        if address not in self._pending and address not in self._waiting:
+        until_s = min(self._unanswered[address], now_s + limits.AGENT_DOUBTED_AGAIN_S)
+        self._unanswered[address] = until_s
+        if address not in self._pending and address not in self._delayed_reports:
             self.put(write, wait_s=max(0.0, until_s - now_s))
 
     def _delay(self, batch: list[SetStatus], fault: BaseException) -> bool:
         _delayed.inc(len(batch))
         log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
-        self._put_back(batch)
+        self._requeue(batch)
         return False
 
     async def _send_singly(self, batch: list[SetStatus]) -> bool:
         for index, write in enumerate(batch):
             if not await self._send([write]):
-                self._put_back(batch[index + 1 :])
+                self._requeue(batch[index + 1 :])
                 return False
         return True
 
-    def _put_back(self, batch: list[SetStatus]) -> None:
-        """Under whatever was said since."""
+    def _requeue(self, batch: list[SetStatus]) -> None:
+        """Requeues the batch underneath newer reports about the same objects."""
         for write in batch:
             address = (write.kind, write.key, write.uid)
             newer = self._pending.get(address)
-            self._pending[address] = write if newer is None else _over(write, newer)
+            self._pending[address] = write if newer is None else _merge(write, newer)
         self._due.set()
 
 
-def _over(older: SetStatus | None, newer: SetStatus) -> SetStatus:
+def _merge(older: SetStatus | None, newer: SetStatus) -> SetStatus:
     if older is None:
         return newer
-    said = {condition.type for condition in newer.conditions}
-    kept = tuple(condition for condition in older.conditions if condition.type not in said)
+    newer_types = {condition.type for condition in newer.conditions}
+    kept = tuple(condition for condition in older.conditions if condition.type not in newer_types)
     return msgspec.structs.replace(
         newer, blocks={**older.blocks, **newer.blocks}, conditions=(*kept, *newer.conditions)
     )
 
 
-def _says_nothing_new(sent: SetStatus | None, write: SetStatus) -> bool:
+def _is_duplicate(sent: SetStatus | None, write: SetStatus) -> bool:
     if sent is None:
         return False
     return all(name in sent.blocks and sent.blocks[name] == value for name, value in write.blocks.items())

@@ -1,14 +1,15 @@
-"""The small process that owns one run of the process driver: starts the work, keeps its output, records its end.
+"""The shim: a small process that owns one run of the process driver. It starts the task, writes its log, records its
+exit.
 
-It survives the agent, so neither the work nor its logs nor the evidence of its exit depend on the agent's life.
-Always: the lock file is held exactly while this process lives; `started` is written before the work can execute; a
-run is started at most once; when `exit` is written, nothing of the work runs any more.
-Here and in the `shim_*` modules: nothing outside the standard library's core, as it must start in a few milliseconds
-(`python -I -S`).
+It survives the agent, so neither the task nor its log nor its exit record depends on the agent.
+- The lock file is held exactly while this process lives.
+- `started` is written before the task can execute. A run is started at most once.
+- When `exit` is written, nothing of the task runs.
 
-Called as `shim.py TASK_DIR RUN`; descriptor 3 is a pipe to the agent that hears how the start went.
-Files, all relative to TASK_DIR: `lock`, `output.log*`, and in `run-N/`: `launch`, `stop` and `until` (the agent
-writes), `started` and `exit` (this process writes). The node's lease is a file the launch names.
+It must start in a few milliseconds (`python -I -S`): the `shim*` modules import only the core standard library.
+Called as `shim.py TASK_DIR RUN`; descriptor 3 is a pipe that tells the agent how the start went. Files below TASK_DIR:
+`lock`, `output.log*`, and in `run-N/`: `launch`, `stop`, `until` (written by the agent), `started`, `exit` (by the
+shim).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 when there is none. With the pid it is an identity."""
+    """Start time of a process in clock ticks since boot; 0 if there is none. With the pid it identifies the process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             return int(f.read().rpartition(b")")[2].split()[19])
@@ -38,9 +39,9 @@ def record_text(record: Record) -> bytes:
 
 
 def write_record(path: str, record: Record) -> None:
-    """`key value` lines, on disk under its name only when whole."""
+    """`key value` lines. The file becomes visible under its name only when complete."""
     part = path + ".part"
-    # A part that was reserved keeps its blocks, so that an end can be recorded on a full disk.
+    # A reserved file keeps its disk blocks, so that an exit can be recorded on a full disk.
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         data = record_text(record)
@@ -53,7 +54,7 @@ def write_record(path: str, record: Record) -> None:
 
 
 def reserve_record(path: str, size: int) -> None:
-    """Takes the room a later `write_record` needs."""
+    """Reserves the disk space that a later `write_record` needs."""
     fd = os.open(path + ".part", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, b" " * size)
@@ -71,7 +72,7 @@ def read_record(path: str) -> Record | None:
 
 
 if __name__ == "__main__":
-    # The script's own folder is not on the path of an isolated interpreter; the package's is all that is needed.
+    # An isolated interpreter does not have the package on its path.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from holdfast.agent.shim_run import main
 

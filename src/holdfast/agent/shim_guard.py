@@ -1,9 +1,10 @@
-"""What ends work that may not run on: the deadline of its lease, and a guard that outlives its shim.
+"""Watchdog of exclusive and provisional tasks: the deadline of the lease, and a guard process that outlives the shim.
 
-Exclusive work may run only while the node's lease does (S7). The agent writes the lease's end to a file at every
-renewal; the shim and, should the shim be killed or stopped, the guard read it and end the work before that moment.
-Always: time is CLOCK_BOOTTIME, which no step of the wall clock moves and which runs through suspend; a deadline that
-cannot be read has passed. Never asks the agent anything: it may be dead or stopped.
+An exclusive task may run only while the node's lease is live (S7). The agent writes the lease end to a file at every
+renewal. The shim reads it and stops the task in time; if the shim is killed or suspended, the guard does.
+
+Time is CLOCK_BOOTTIME: wall-clock steps do not move it, and it advances during suspend. An unreadable deadline counts
+as passed. Nothing here contacts the agent, which may be dead or suspended.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ def boottime() -> float:
 
 
 def lease_text(epoch: int, until_s: float) -> bytes:
-    """Fixed in length, so that it is written in place even on a full disk; twice, so that a torn read is seen."""
+    """Fixed length, so that it is overwritten in place even on a full disk; written twice, so that a torn read is
+    detected.
+    """
     word = f"{epoch} {until_s:.6f}"
     return f"{word} {word}".encode().ljust(LEASE_BYTES - 1) + b"\n"
 
 
 def read_lease(path: str) -> tuple[int, float]:
-    """The epoch and the end of the node's lease; zeros when it cannot be read."""
+    """Epoch and end of the node's lease; zeros if it cannot be read."""
     for _ in range(READ_AGAIN):
         try:
             with open(path, "rb") as f:
@@ -52,21 +55,21 @@ def read_lease(path: str) -> tuple[int, float]:
 
 
 def read_until(path: str) -> float:
-    """When a run must be over, from a file of the same form; NEVER where there is none."""
+    """Deadline of a run, from a file of the same format; NO_DEADLINE if there is no file."""
     if not os.path.exists(path):
         return NEVER
     _, end = read_lease(path)
-    return NEVER if not end and not os.path.exists(path) else end  # it may be taken away meanwhile
+    return NEVER if not end and not os.path.exists(path) else end  # it may have been removed in between
 
 
 class Deadline:
-    """When the run must be over: the end of the lease of its epoch, and `runUntil`, whichever comes first."""
+    """Deadline of the run: the lease end of its epoch or `runUntil`, whichever is earlier."""
 
     def __init__(self, lease: str, epoch: int, until: str) -> None:
         self.lease, self.epoch, self.until = lease, epoch, until
 
     def read(self) -> tuple[float, str]:
-        """The moment, and the reason to give; infinity when there is none."""
+        """The time and the reason; infinity if there is no deadline."""
         end, reason = NEVER, ""
         if self.lease:
             epoch, end = read_lease(self.lease)
@@ -78,7 +81,7 @@ class Deadline:
 
 
 class Timer:
-    """A descriptor that becomes readable at a moment of CLOCK_BOOTTIME, at once after a suspend that passed it."""
+    """A file descriptor that becomes readable at a CLOCK_BOOTTIME time, or right after a suspend that passed it."""
 
     def __init__(self) -> None:
         self.fd = libc.timerfd_create(time.CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)
@@ -86,7 +89,7 @@ class Timer:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def set(self, at_s: float) -> None:
-        whole = 0 if at_s == NEVER else max(1, int(at_s * 1e9))  # zero would disarm it
+        whole = 0 if at_s == NEVER else max(1, int(at_s * 1e9))  # zero would disarm the timer
         spec = struct.pack("qqqq", 0, 0, whole // 10**9, whole % 10**9)
         libc.timerfd_settime(self.fd, TFD_TIMER_ABSTIME, spec, None)
 
@@ -98,7 +101,7 @@ class Timer:
 
 
 def pids_in(groups: list[str]) -> list[int]:
-    """The processes in control groups; what runs in any of them is the work's."""
+    """The processes in the control groups. All of them belong to the task."""
     found: dict[int, None] = {}
     for group in groups:
         try:
@@ -110,7 +113,7 @@ def pids_in(groups: list[str]) -> list[int]:
 
 
 def pids_marked(mark: bytes) -> list[int]:
-    """The processes whose environment carries the mark: how the work is known where there are no control groups."""
+    """The processes whose environment carries the mark: identifies the task where there are no control groups."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -125,7 +128,7 @@ def pids_marked(mark: bytes) -> list[int]:
 
 
 def kill_all(groups: list[str], mark: bytes) -> bool:
-    """One round of SIGKILL to everything of the work; False when nothing was found."""
+    """Sends SIGKILL once to every process of the task. Returns False if there was none."""
     pids = [pid for pid in (*pids_in(groups), *pids_marked(mark)) if pid != os.getpid()]
     for pid in pids:
         try:
@@ -136,7 +139,9 @@ def kill_all(groups: list[str], mark: bytes) -> bool:
 
 
 def start_guard(deadline: Deadline, *, force_s: float, groups: list[str], mark: bytes) -> tuple[int, int]:
-    """Forks the guard: its pid, and the descriptor that must stay open while the shim lives; `d` on it means done."""
+    """Forks the guard. Returns its pid and a descriptor that stays open while the shim lives; `d` on it dismisses
+    the guard.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid:
@@ -153,7 +158,7 @@ def start_guard(deadline: Deadline, *, force_s: float, groups: list[str], mark: 
         _guard(deadline, force_s, groups, mark)
     finally:
         os._exit(0)
-    raise AssertionError("the guard has ended")
+    raise AssertionError("unreachable: the guard exits above")
 
 
 def _guard(deadline: Deadline, force_s: float, groups: list[str], mark: bytes) -> None:
@@ -168,18 +173,18 @@ def _guard(deadline: Deadline, force_s: float, groups: list[str], mark: bytes) -
             if fd == 0:
                 if os.read(0, 1) == b"d":
                     return
-                _end(groups, mark)  # the shim is gone, and did not say goodbye
+                _kill_until_gone(groups, mark)  # the shim died without dismissing the guard
                 return
             timer.clear()
             end_s, _ = deadline.read()
             if boottime() >= end_s - force_s:
-                _end(groups, mark)
+                _kill_until_gone(groups, mark)
                 end_s = NEVER
             timer.set(end_s - force_s)
 
 
-def _end(groups: list[str], mark: bytes) -> None:
-    """Until nothing is left: a fork in progress may slip through one round, but not through the next."""
+def _kill_until_gone(groups: list[str], mark: bytes) -> None:
+    """Kills until nothing is left: a concurrent fork may escape one round, but not the next."""
     for _ in range(KILL_ROUNDS):
         if not kill_all(groups, mark):
             return

@@ -1,6 +1,6 @@
-"""The log a shim keeps: lines of both streams in the order they came, stamped, in a bounded number of bounded files.
+"""The task log written by a shim: lines of both streams in order, timestamped, in a bounded number of bounded files.
 
-Always: a full disk costs log lines, never the work; what was lost is counted and said in the log once there is room.
+A full disk costs log lines, never the task. Lost bytes are counted and reported in the log once there is space.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ LINE_BYTES_MAX = 16384
 
 
 class Output:
-    """A line is `TIME TAG text`; the tag is O or E for the end of a line of stdout or stderr, o or e for a piece of a
-    long or unfinished one."""
+    """A line is `TIME TAG text`. The tag is O or E for a complete line of stdout or stderr, o or e for a part of a
+    line.
+    """
 
     def __init__(self, path: str, max_bytes: int, files: int) -> None:
         self.path, self.max_bytes, self.files = path, max_bytes, files
         self.pending = [b"", b""]
         self.lost_bytes = 0
         self.why_lost = ""
-        self._unsaid = 0
+        self._unreported = 0
         self.fd = -1
         self.size = 0
         self._open()
@@ -37,36 +38,36 @@ class Output:
         cut = data.rfind(b"\n") + 1
         self.pending[stream] = data[cut:]
         if cut:
-            mark = self._mark(b"OE"[stream : stream + 1])
+            mark = self._line_prefix(b"OE"[stream : stream + 1])
             self._write(mark + data[: cut - 1].replace(b"\n", b"\n" + mark) + b"\n")
         while len(self.pending[stream]) > LINE_BYTES_MAX:
-            self._write(self._mark(b"oe"[stream : stream + 1]) + self.pending[stream][:LINE_BYTES_MAX] + b"\n")
+            self._write(self._line_prefix(b"oe"[stream : stream + 1]) + self.pending[stream][:LINE_BYTES_MAX] + b"\n")
             self.pending[stream] = self.pending[stream][LINE_BYTES_MAX:]
 
     def flush(self) -> None:
         for stream, rest in enumerate(self.pending):
             if rest:
-                self._write(self._mark(b"oe"[stream : stream + 1]) + rest + b"\n")
+                self._write(self._line_prefix(b"oe"[stream : stream + 1]) + rest + b"\n")
                 self.pending[stream] = b""
 
-    def _mark(self, tag: bytes) -> bytes:
+    def _line_prefix(self, tag: bytes) -> bytes:
         now = time.time()
         return b"%s.%06dZ %s " % (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)).encode(), now % 1 * 1e6, tag)
 
     def _write(self, data: bytes) -> None:
-        # One write never exceeds what a file may hold, so the bound holds whatever the work prints.
+        # One write never exceeds the file limit, so the limit holds whatever the task prints.
         for start in range(0, len(data), self.max_bytes):
             piece = data[start : start + self.max_bytes]
             if self.size + len(piece) > self.max_bytes:
                 self._rotate()
-            self._put(piece)
+            self._write_piece(piece)
 
-    def _put(self, piece: bytes) -> None:
+    def _write_piece(self, piece: bytes) -> None:
         if self.fd < 0:
             self._open()
-        if self._unsaid and self.fd >= 0:
-            said = f"holdfast: {self._unsaid} bytes of output were lost here: {self.why_lost}\n".encode()
-            piece = self._mark(b"E") + said + piece
+        if self._unreported and self.fd >= 0:
+            notice = f"holdfast: {self._unreported} bytes of output lost here: {self.why_lost}\n".encode()
+            piece = self._line_prefix(b"E") + notice + piece
         try:
             written = os.write(self.fd, piece)
         except OSError as error:
@@ -74,10 +75,10 @@ class Output:
         self.size += written
         if written < len(piece):
             self.lost_bytes += len(piece) - written
-            self._unsaid += len(piece) - written
+            self._unreported += len(piece) - written
             self.why_lost = self.why_lost or "No space left on device"
         else:
-            self._unsaid = 0
+            self._unreported = 0
 
     def _rotate(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""One run, as its shim sees it: launch, output, stop, deadline, end. See `shim` for what always holds."""
+"""One run, from the shim's side: launch, output, stop, deadline, exit. The invariants are in `shim`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SET_DEFAULT = (signal.SIGPIPE, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, sig
 
 
 class Launch:
-    """The `launch` file: NUL-separated words, as neither commands nor environments can hold a NUL.
+    """The `launch` file: NUL-separated words, because neither commands nor environments can contain NUL.
 
-    First `key=value` settings up to an empty word, then the count of the command's words, those, and the environment.
+    First `key=value` settings up to an empty word, then the number of command words, the command, and the environment.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,7 +58,7 @@ class Launch:
 
 
 def child_main(launch: Launch, gate: int, streams: tuple[int, int], failed: int) -> None:
-    """Becomes the work. Leads its own session, so that a signal to its group reaches all of it."""
+    """Becomes the task. It leads its own session, so that a signal to its process group reaches all of it."""
     stage = "start"
     try:
         os.setsid()
@@ -91,7 +91,7 @@ def child_main(launch: Launch, gate: int, streams: tuple[int, int], failed: int)
 
 
 def restrict(launch: Launch) -> None:
-    """Resource limits, where there are no control groups to do better. No core files: they fill disks."""
+    """Resource limits, used where there are no control groups. Core files are disabled because they fill disks."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if launch.memory_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (launch.memory_bytes, launch.memory_bytes))
@@ -123,7 +123,7 @@ class Shim:
         self.status: int | None = None
         self.kill_at: float | None = None
         self.ask_at: float | None = None
-        """When work that was told to write its checkpoint is asked to end, if it has not by then."""
+        """When SIGTERM follows the checkpoint signal, if the task is still running."""
         self.forced = False
         self.asked_grace_s = 0.0
         self.lapsed = ""
@@ -131,7 +131,7 @@ class Shim:
         self.guard_fd = -1
 
     def begin(self) -> str:
-        """Empty when the work runs, else why it does not."""
+        """Starts the task. Returns why it did not start; empty on success."""
         started = read_record(f"{self.dir}/started")
         if started is not None:
             return "already started"
@@ -142,9 +142,9 @@ class Shim:
         reserve_record(f"{self.dir}/exit", EXIT_RECORD_BYTES)
         end_s, reason = self.deadline.read()
         if end_s - launch.lead_s <= boottime():
-            self._record_exit(None, "", "NeverStarted", f"its time was over before it could be started ({reason})")
+            self._record_exit(None, "", "NeverStarted", f"the deadline passed before the task could start ({reason})")
             return "too late"
-        self._keep_guard()
+        self._ensure_guard()
         self.output = Output("output.log", launch.log_bytes, launch.log_files)
         return self._start(launch)
 
@@ -165,7 +165,7 @@ class Shim:
         write_record(f"{self.dir}/started", record)
         os.write(gate_w, b"g")
         os.close(gate_w)
-        words = os.read(failed_r, 4096).decode(errors="replace")  # ends when exec closes the other side, or it fails
+        words = os.read(failed_r, 4096).decode(errors="replace")  # returns when exec closes the pipe or fails
         os.close(failed_r)
         if words:
             os.waitpid(self.child, 0)
@@ -173,13 +173,13 @@ class Shim:
             absent = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
             missing = message.startswith("cannot execute") and int(number) in absent
             command = os.fsdecode(launch.argv[0])
-            self._leave()
+            self._cleanup()
             self._record_exit(127, "", "CommandNotFound" if missing else "StartError", f"{command}: {message}")
             return "failed"
         return ""
 
-    def _keep_guard(self) -> None:
-        """Exclusive work, and work with an end, is never without one."""
+    def _ensure_guard(self) -> None:
+        """Starts the guard, again if it died: a task with a lease or a deadline always has one."""
         if not self.launch.lease and not os.path.exists(self.deadline.until):
             return
         if self.guard_fd >= 0:
@@ -189,7 +189,7 @@ class Shim:
         )
 
     def serve(self, wake: int) -> None:
-        """Until the work has ended and nothing of it is left."""
+        """Runs until the task has ended and nothing of it is left."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         timer = Timer()
@@ -199,15 +199,15 @@ class Shim:
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
         while self.status is None:
-            events = poll.poll(self._patience_ms())
+            events = poll.poll(self._poll_timeout_ms())
             if not events:
                 self.output.flush()
             for fd, _ in events:
                 if fd == wake:
-                    self._woken(wake)
+                    self._on_wakeup(wake)
                 elif fd == timer.fd:
                     timer.clear()
-                    timer.set(self._look_at_deadline())
+                    timer.set(self._check_deadline())
                 elif not self._drain(fd, READS_PER_TURN):
                     poll.unregister(fd)
                     os.close(fd)
@@ -224,7 +224,7 @@ class Shim:
         self.output.flush()
         self._record_end()
 
-    def _patience_ms(self) -> int:
+    def _poll_timeout_ms(self) -> int:
         timeout_ms = IDLE_FLUSH_MS if any(self.output.pending) else -1
         if self.kill_at is not None and not self.forced:
             next_at = self.kill_at if self.ask_at is None else min(self.kill_at, self.ask_at)
@@ -232,17 +232,17 @@ class Shim:
             timeout_ms = left_ms if timeout_ms < 0 else min(timeout_ms, left_ms)
         return timeout_ms
 
-    def _look_at_deadline(self) -> float:
-        """Ends the work when its time is nearly over; the moment to look again otherwise."""
+    def _check_deadline(self) -> float:
+        """Stops the task when its deadline is near. Returns when to check again."""
         end_s, reason = self.deadline.read()
         if boottime() < end_s - self.launch.lead_s:
             return end_s - self.launch.lead_s
         self.lapsed = reason
-        self._end_by(max(boottime(), end_s - self.launch.force_s))
+        self._stop_by(max(boottime(), end_s - self.launch.force_s))
         return NEVER
 
-    def _end_by(self, kill_at: float) -> None:
-        """The first request asks politely if there is time for it; later ones can only bring the end nearer."""
+    def _stop_by(self, kill_at: float) -> None:
+        """The first call sends SIGTERM if there is time for it; later calls can only move the kill time earlier."""
         if self.kill_at is None:
             self.kill_at, self.asked_grace_s = kill_at, kill_at - boottime()
             if self.asked_grace_s > 0 and self.launch.checkpoint:
@@ -255,7 +255,7 @@ class Shim:
             if self.ask_at is not None:
                 self.ask_at = min(self.ask_at, kill_at - self.asked_grace_s / 2)
 
-    def _woken(self, wake: int) -> None:
+    def _on_wakeup(self, wake: int) -> None:
         os.read(wake, 4096)
         self._reap()
         asked = read_record(f"{self.dir}/stop")
@@ -263,12 +263,12 @@ class Shim:
             return
         grace_s = float(asked.get("grace", "0"))
         first = self.kill_at is None
-        self._end_by(boottime() + grace_s)
+        self._stop_by(boottime() + grace_s)
         if first:
             self.asked_grace_s = grace_s
 
     def _drain(self, fd: int, reads: int) -> bool:
-        """Reads what is there, up to a bound; False when the stream has ended."""
+        """Reads available output, up to a bound. Returns False when the stream has ended."""
         for _ in range(reads):
             try:
                 data = os.read(fd, READ_BYTES)
@@ -280,7 +280,7 @@ class Shim:
         return True
 
     def _reap(self) -> None:
-        """Orphans of the work come to this process as their subreaper and are reaped with it."""
+        """Orphans of the task are reparented to the shim (subreaper) and reaped here."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -291,7 +291,7 @@ class Shim:
             if pid == self.child:
                 self.status = status
             elif pid == self.guard:
-                self._keep_guard()
+                self._ensure_guard()
 
     def _signal_group(self, number: int) -> None:
         try:
@@ -314,7 +314,9 @@ class Shim:
                 continue
 
     def _sweep(self) -> None:
-        """Ends what the work left behind, in other sessions too; killing a parent brings its children here."""
+        """Kills processes that the task left behind, in other sessions too. Killing a parent reparents its children
+        to the shim.
+        """
         give_up = time.monotonic() + SWEEP_S
         while self._children() and time.monotonic() < give_up:
             self._kill_everything()
@@ -327,33 +329,33 @@ class Shim:
         status = self.status or 0
         killed_by = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-        how = f"was ended by {killed_by}" if killed_by else f"exited with code {code}"
+        how = f"was killed by {killed_by}" if killed_by else f"exited with code {code}"
         if self.forced and killed_by == "SIGKILL":
-            how = f"did not end within {self.asked_grace_s:.3g} s of being asked to and was killed"
+            how = f"did not end within the grace period of {self.asked_grace_s:.3g} s and was killed"
             if self.asked_grace_s <= 0:
-                how = "was killed at once, as asked"
+                how = "was killed at once, as requested"
         reason = "StoppedAsAsked" if self.kill_at is not None else "Killed" if killed_by else "Exited"
         if self.lapsed:
-            reason, how = self.lapsed, f"{how}, as its time was over"
+            reason, how = self.lapsed, f"{how}, because its deadline was reached"
         elif self.kill_at is None and code != 0:
-            reason, how = self._evidence(reason, how)
+            reason, how = self._refine_reason(reason, how)
         if self.output.lost_bytes:
-            how += f"; {self.output.lost_bytes} bytes of its output were lost: {self.output.why_lost}"
-        self._leave()
+            how += f"; {self.output.lost_bytes} bytes of its output were lost ({self.output.why_lost})"
+        self._cleanup()
         self._record_exit(code, killed_by, reason, f"process {self.child} {how}")
 
-    def _evidence(self, reason: str, how: str) -> tuple[str, str]:
-        """What the control groups say of an end in failure."""
+    def _refine_reason(self, reason: str, how: str) -> tuple[str, str]:
+        """Refines the reason of a failure with the event counters of the control groups."""
         for group in self.launch.groups:
             if count_of(group, ("memory.events", "memory.oom_control"), b"oom_kill"):
-                return "OutOfMemory", f"{how}: its control group ran out of memory"
+                return "OutOfMemory", f"{how}: the task exceeded its memory limit"
         for group in self.launch.groups:
             if count_of(group, ("pids.events",), b"max"):
-                return "TooManyProcesses", f"{how}: it could not start more processes"
+                return "TooManyProcesses", f"{how}: the task reached its process limit"
         return reason, how
 
-    def _leave(self) -> None:
-        """Dismisses the guard and removes the control groups. Those still in use are removed by the agent later."""
+    def _cleanup(self) -> None:
+        """Dismisses the guard and removes the control groups. The agent removes groups that are still in use later."""
         if self.guard_fd >= 0:
             try:  # noqa: SIM105 - the shim imports as little as it can
                 os.write(self.guard_fd, b"d")
@@ -378,7 +380,7 @@ class Shim:
 
 
 def count_of(group: str, names: tuple[str, ...], key: bytes) -> int:
-    """A counter of a control group's event file; 0 when there is none."""
+    """A counter in an event file of a control group; 0 if there is none."""
     for name in names:
         try:
             with open(f"{group}/{name}", "rb") as f:
@@ -396,7 +398,7 @@ def tell_agent(words: str) -> None:
         os.write(STATUS_FD, words.encode())
         os.close(STATUS_FD)
     except OSError:
-        return  # the agent is gone; it will find the records
+        return  # the agent is gone; the next one reads the records
 
 
 def watch_signals() -> int:
@@ -413,7 +415,7 @@ def watch_signals() -> int:
 
 
 def take_lock(run_dir: str) -> bool:
-    """Whether this process is the task's shim now. A late shim of an earlier run may hold it for a moment."""
+    """Whether this process became the task's shim. A late shim of an earlier run may hold the lock briefly."""
     lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(LOCK_TRIES):
         try:

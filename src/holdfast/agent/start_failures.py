@@ -1,7 +1,7 @@
-"""Evidence that a node cannot start work, gathered by its agent: several failures, of several workloads, none between.
+"""Detects a node that cannot start tasks: several failures in a row, of several workloads.
 
-One workload that fails again and again is that workload's own trouble and proves nothing about the node. Pure: time
-comes in. Always: the evidence has an end, and one successful start ends it at once.
+Repeated failures of one workload prove nothing about the node. The quarantine expires, and one successful start ends it
+at once. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StartFailures:
         self._until_mono_s = mono_s + limits.QUARANTINE_S
         self._quarantine = Quarantine(
             reason=reason,
-            message=f"{len(recent)} starts of {', '.join(workloads)} failed in a row; the last: {message}"[:500],
+            message=f"{len(recent)} consecutive starts failed ({', '.join(workloads)}); last error: {message}"[:500],
             until=times.seconds_text(wall_s + limits.QUARANTINE_S),
         )
 
@@ -41,7 +41,7 @@ class StartFailures:
         self._quarantine = None
 
     def quarantine(self, mono_s: float) -> Quarantine | None:
-        """None once it is over: the node gets another chance, and fails again at once if it must."""
+        """None once it has expired: the node may try again, and is quarantined at once if it fails again."""
         if self._quarantine is not None and mono_s >= self._until_mono_s:
             self._quarantine = None
         return self._quarantine

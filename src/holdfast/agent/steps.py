@@ -1,6 +1,6 @@
-"""What is known of a task after each step of its way: the real supervisor and the hollow one take the same steps. Pure.
+"""Pure task state transitions, shared by the real and the hollow supervisor.
 
-Only these make the next `Local` out of the last one; carrying a step out, and telling the region, is the supervisors'.
+Only these functions derive the next TaskObservation from the last. The supervisors execute and report the transition.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BUSY = (State.STARTING, State.RUNNING, State.STOPPING)
 
 
 def starting(local: Local, run: int) -> Local:
-    """A new run knows nothing of the probes and the stop of the last one; its exit stays as evidence."""
+    """A new run starts without the probe results and the stop of the last one; the last exit stays for the report."""
     return msgspec.structs.replace(
         local, state=State.STARTING, run=run, stop_reason="", unwell="", probe_message="", startup_passed=False,
         ready=False, ready_since_s=0.0, pid=0,
@@ -43,7 +43,7 @@ def ended(local: Local, exit_: Exit, stop_reason: str, now: Now) -> Local:
 
 
 def is_zombie(binding: Binding | None, local: Local, lease: Lease, now: Now) -> bool:
-    """Work that runs though its claim is over: a node that returns late ends it before anything else."""
+    """Whether the task runs although its claim has ended. A node that comes back late stops zombies first."""
     if local.state not in BUSY:
         return False
     if binding is None:

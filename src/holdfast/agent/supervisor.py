@@ -1,8 +1,9 @@
-"""Carries out what `decide` says for every Binding of this node, and tells the region what became of it.
+"""Executes the decision for every Binding of this node and reports the result to the region.
 
-Runs in production with real drivers and in the simulation with simulated ones. Always: one driver call at a time per
-task, a hastened stop excepted; nothing is ended for want of a Binding before the region has listed them; losing the
-region stops no committed work. Never: blocks on one task while others wait.
+Runs in production with real drivers and in the simulation with simulated ones.
+- One driver call at a time per task, except a stop that became more urgent.
+- No task is stopped for lack of a Binding before the region has listed the Bindings.
+- Losing the region stops no committed task. No task blocks another.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ log = structlog.get_logger()
 
 
 class Supervisor:
-    """`drivers` by the name templates use. `run` returns only by cancellation, and leaves the work running."""
+    """`drivers` are keyed by the names used in templates. `run` returns only by cancellation and leaves tasks
+    running.
+    """
 
     def __init__(
         self, config: AgentConfig, client: Client, *, drivers: Mapping[str, Driver], prober: Prober, memory: Memory,
@@ -79,12 +82,12 @@ class Supervisor:
         self._units: dict[str, Unit] = {}
         self._listed = False
         self._starts = asyncio.Semaphore(limits.AGENT_STARTS_IN_FLIGHT)
-        self._quiet = asyncio.Event()
+        self._all_stopped = asyncio.Event()
         self._calls: dict[asyncio.Task[None], None] = {}
-        self._leaving = False
+        self._shutting_down = False
         self._reports = Reports(client, ports)
         self._registration = Registration(
-            config, client, memory, ports, changed=self._lease_changed, quiesce=self._nothing_runs
+            config, client, memory, ports, changed=self._lease_changed, quiesce=self._wait_all_stopped
         )
         self._node_report = NodeReport(self._registration, self._reports, ports.clock)
         self._ports = ports
@@ -92,9 +95,9 @@ class Supervisor:
         self._start_failures = StartFailures()
         self._bound: list[Binding | None] = []
         self._overcommitted = ""
-        """By how much `_bound` is more than the node has: every renewal asks, and it seldom changes."""
+        """Overcommit message of `_bound`, cached: read at every renewal, and it seldom changes."""
 
-    # --- life --------------------------------------------------------------------------------------------------
+    # --- start and shutdown ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         for driver in self._drivers.values():
@@ -104,10 +107,16 @@ class Supervisor:
             asyncio.create_task(self._reports.run(), name="agent:reports"),
             asyncio.create_task(self._registration.run(), name="agent:registration"),
             asyncio.create_task(
-                follow_bindings(self._client, self._config.name, self._ports, listed=self._see_all, changed=self._see),
+                follow_bindings(
+                    self._client,
+                    self._config.name,
+                    self._ports,
+                    listed=self._bindings_listed,
+                    changed=self._binding_changed,
+                ),
                 name="agent:bindings",
             ),
-            *(asyncio.create_task(self._hear_exits(d), name=f"agent:exits:{d.name}") for d in self._drivers.values()),
+            *(asyncio.create_task(self._watch_exits(d), name=f"agent:exits:{d.name}") for d in self._drivers.values()),
         ]
         try:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
@@ -115,10 +124,10 @@ class Supervisor:
                 if loop in done:
                     loop.result()
         finally:
-            await self._leave(loops)
+            await self._shutdown(loops)
 
-    async def _leave(self, loops: list[asyncio.Task[None]]) -> None:
-        self._leaving = True
+    async def _shutdown(self, loops: list[asyncio.Task[None]]) -> None:
+        self._shutting_down = True
         for unit in self._units.values():
             unit.rest()
         self._node_report.rest()
@@ -127,17 +136,17 @@ class Supervisor:
             await driver.close()
 
     async def stop_work(self) -> None:
-        """Ends everything that runs here, each with its own grace, and tells the region. For an agent that leaves."""
-        self._leaving = True
+        """Stops every task with its own grace period and reports the exits. For `stop_work_on_exit`."""
+        self._shutting_down = True
         for unit in list(self._units.values()):
             unit.rest()
             if unit.local.state is State.RUNNING and unit.task is not None:
                 self._stop(unit, Stop(unit.task.template.termination_grace_seconds, Reason.STOPPED_AS_ASKED))
-        await self._nothing_runs()
+        await self._wait_all_stopped()
         await self._reports.flush()
 
     def tasks(self) -> list[tuple[Task, Driver]]:
-        """What runs now, with the driver that runs it."""
+        """The running tasks with their drivers."""
         return [
             (unit.task, unit.driver) for unit in self._units.values()
             if unit.local.state is State.RUNNING and unit.task is not None and unit.driver is not None
@@ -147,12 +156,12 @@ class Supervisor:
     def running(self) -> int:
         return sum(unit.local.state in BUSY for unit in self._units.values())
 
-    async def _nothing_runs(self) -> None:
+    async def _wait_all_stopped(self) -> None:
         while self.running:
-            self._quiet.clear()
-            await self._quiet.wait()
+            self._all_stopped.clear()
+            await self._all_stopped.wait()
 
-    # --- what is known -----------------------------------------------------------------------------------------
+    # --- observations ------------------------------------------------------------------------------------------
 
     def _now(self) -> Now:
         return Now(wall_s=self._clock.now(), mono_s=self._clock.monotonic())
@@ -176,31 +185,33 @@ class Supervisor:
         self._units[task.binding_uid] = unit
         log.info("task_adopted", task=task.id, run=task.run, pid=found.pid, ended=found.exit is not None)
 
-    async def _see_all(self, bindings: tuple[Binding, ...]) -> None:
-        """The whole list: what is not in it is not bound here any more."""
+    async def _bindings_listed(self, bindings: tuple[Binding, ...]) -> None:
+        """Applies a complete list: a Binding that is missing from it no longer exists."""
         first = not self._listed
         listed = {binding.uid: binding for binding in bindings}
         if first:
-            await self._recall([b for b in bindings if b.uid in self._units])
+            await self._restore_readiness([b for b in bindings if b.uid in self._units])
         self._listed = True
         for unit in list(self._units.values()):
             if unit.uid not in listed:
                 unit.binding = None
                 self._act(unit)
         for binding in bindings:
-            self._take_in(binding, deleted=False)
-            self._repeat(self._units[binding.uid])
+            self._update_unit(binding, deleted=False)
+            self._report_again(self._units[binding.uid])
         self._refresh()
 
-    def _repeat(self, unit: Unit) -> None:
-        """Says again what the region turns out not to know, as a write that was refused is not kept."""
-        self._say(unit)
+    def _report_again(self, unit: Unit) -> None:
+        """Reports again what the region does not have: a refused report is not retried."""
+        self._report_task(unit)
         if unit.acknowledged and unit.binding is not None and not unit.binding.status.acknowledged_at:
             unit.acknowledged = False
             self._act(unit)
 
-    async def _recall(self, bindings: list[Binding]) -> None:
-        """What was last reported of adopted work, so that an agent's restart does not look like the work's."""
+    async def _restore_readiness(self, bindings: list[Binding]) -> None:
+        """Restores readiness and last exit of adopted tasks from the region, so that an agent restart does not look
+        like a task restart.
+        """
         for binding in bindings:
             unit = self._units[binding.uid]
             unit.binding = binding
@@ -214,11 +225,11 @@ class Supervisor:
             ready_since_s = times.parse_time(said.ready_since) if said.ready_since else 0.0
             unit.set(ready_since_s=ready_since_s, exit=said.last_exit)
 
-    def _see(self, binding: Binding, *, deleted: bool) -> None:
-        self._take_in(binding, deleted=deleted)
+    def _binding_changed(self, binding: Binding, *, deleted: bool) -> None:
+        self._update_unit(binding, deleted=deleted)
         self._refresh()
 
-    def _take_in(self, binding: Binding, *, deleted: bool) -> None:
+    def _update_unit(self, binding: Binding, *, deleted: bool) -> None:
         unit = self._units.get(binding.uid)
         if unit is None:
             if deleted:
@@ -226,19 +237,19 @@ class Supervisor:
             driver = self._drivers.get(binding.spec.template.driver)
             unit = self._units[binding.uid] = Unit(task_id(binding), binding.uid, driver)
         unit.binding = None if deleted else binding
-        self._count_until(unit)
+        self._convert_run_until(unit)
         if unit.local.state is State.RUNNING and unit.probes is None and not deleted:
             self._begin_probes(unit)
         self._act(unit)
 
     def _lease_changed(self) -> None:
-        self._permit()
+        self._set_leases()
         for unit in list(self._units.values()):
             self._act(unit)
         self._refresh()
 
-    def _permit(self) -> None:
-        """Tells the watchdogs of exclusive work how long it may run, before anything is decided under the new lease."""
+    def _set_leases(self) -> None:
+        """Sets the deadlines of the watchdogs before anything is decided under the new lease."""
         lease = self._registration.lease
         until_mono_s = 0.0 if lease.fenced else lease.until_mono_s
         for driver in self._drivers.values():
@@ -247,28 +258,30 @@ class Supervisor:
             except OSError as error:
                 log.warning("permit_unwritten", driver=driver.name, error=str(error))
         for unit in self._units.values():
-            end_mono_s = self._tenure(unit)
+            end_mono_s = self._tenure_end(unit)
             if end_mono_s is not None:
-                self._run_until(unit, end_mono_s)
+                self._set_run_until(unit, end_mono_s)
 
-    def _tenure(self, unit: Unit) -> float | None:
-        """Until when the region lets exclusive work of scope Global run; None for other work, and before it said."""
+    def _tenure_end(self, unit: Unit) -> float | None:
+        """End of the tenure of exclusive work of scope Global; None for other tasks and before the first response."""
         if unit.binding is None or not needs_tenure(unit.binding.spec.exclusive):
             return None
         return (self._registration.lease.tenures or {}).get(unit.binding.uid)
 
-    def _count_until(self, unit: Unit) -> None:
-        """`runUntil` is a wall time; from when it is first seen it is counted on the clock that does not step."""
+    def _convert_run_until(self, unit: Unit) -> None:
+        """Converts `runUntil` (wall clock) to the monotonic clock when it is first observed."""
         text = unit.binding.spec.run_until if unit.binding is not None else ""
         if text == unit.run_until:
             return
         unit.run_until = text
         until_mono_s = run_until_mono_s(unit.binding, self._now()) if text and unit.binding is not None else None
         unit.set(until_mono_s=until_mono_s)
-        self._run_until(unit, until_mono_s)
+        self._set_run_until(unit, until_mono_s)
 
-    def _run_until(self, unit: Unit, until_mono_s: float | None) -> None:
-        """Tells the watchdog as well; without it the end before stays in force, and the supervisor's own eyes."""
+    def _set_run_until(self, unit: Unit, until_mono_s: float | None) -> None:
+        """Updates the watchdog's deadline. If that fails, the earlier deadline stays, and the supervisor still
+        enforces the new one.
+        """
         if unit.driver is None or unit.local.state not in BUSY:
             return
         try:
@@ -276,30 +289,30 @@ class Supervisor:
         except OSError as error:
             log.warning("end_unwritten", task=unit.id, error=str(error))
 
-    async def _hear_exits(self, driver: Driver) -> None:
+    async def _watch_exits(self, driver: Driver) -> None:
         while True:
             ended = await driver.next_exit()
             for unit in self._units.values():
                 if unit.id == ended.task_id:
-                    self._heard_exit(unit, ended)
+                    self._on_exit(unit, ended)
                     break
 
-    def _heard_exit(self, unit: Unit, ended: Ended) -> None:
+    def _on_exit(self, unit: Unit, ended: Ended) -> None:
         if unit.local.run != ended.run:
             return
         if unit.local.state is State.STARTING:
-            unit.early_exit = ended.exit  # it ended before the driver's answer to the start was heard
+            unit.early_exit = ended.exit  # it ended before the driver's `start` returned
         elif unit.local.state is State.RUNNING:
             self._ended(unit, ended.exit, "")
 
     def _refresh(self) -> None:
-        """The node's own word. Zombies are work that runs here though its claim is over."""
+        """Updates the node report."""
         now, lease = self._now(), self._registration.lease
         zombies = sum(is_zombie(unit.binding, unit.local, lease, now) for unit in self._units.values())
         running = self.running
         metrics.AGENT_TASKS.set(running)
         if running == 0:
-            self._quiet.set()
+            self._all_stopped.set()
         quarantine = self._start_failures.quarantine(now.mono_s)
         bound = [unit.binding for unit in self._units.values()]
         if bound != self._bound:
@@ -309,10 +322,10 @@ class Supervisor:
             overcommitted=self._overcommitted,
         )  # fmt: skip
 
-    # --- deciding and acting -----------------------------------------------------------------------------------
+    # --- decisions and actions ---------------------------------------------------------------------------------
 
     def _act(self, unit: Unit) -> None:
-        if self._leaving:
+        if self._shutting_down:
             return
         now, lease = self._now(), self._registration.lease
         if self._listed:
@@ -340,7 +353,7 @@ class Supervisor:
 
     def _start(self, unit: Unit, run: int) -> None:
         assert unit.binding is not None
-        tenure_mono_s = self._tenure(unit)
+        tenure_mono_s = self._tenure_end(unit)
         until_mono_s = unit.local.until_mono_s if tenure_mono_s is None else tenure_mono_s
         unit.task = task_of(unit.binding, run, self._config, until_mono_s=until_mono_s)
         unit.local = starting(unit.local, run)
@@ -354,16 +367,17 @@ class Supervisor:
         began_mono_s = self._clock.monotonic()
         try:
             if unit.driver is None:
-                raise StartFailed(Reason.DRIVER_MISSING, f"this node has no driver {task.template.driver}")
+                missing = f"driver {task.template.driver}: not available on node {self._config.name}"
+                raise StartFailed(Reason.DRIVER_MISSING, missing)
             async with self._starts:
                 started = await unit.driver.start(task)
         except StartFailed as failure:
-            self._failed_to_start(task, failure.reason, failure.message)
+            self._record_start_failure(task, failure.reason, failure.message)
             exit_ = Exit(reason=failure.reason, message=failure.message, at=times.micro_text(self._clock.now()))
             self._ended(unit, exit_, "")
             return
         except Exception as error:
-            # The driver broke its contract: whether the work runs is not known, so it is ended before anything else.
+            # The driver broke its contract and the task may be running, so it is stopped first.
             log.exception("start_broke", task=task.id, run=task.run)
             unit.set(state=State.STOPPING, stop_by_mono_s=self._clock.monotonic())
             await self._stopped(unit, 0.0)
@@ -380,7 +394,7 @@ class Supervisor:
         self._begin_probes(unit)
         self._act(unit)
 
-    def _failed_to_start(self, task: Task, reason: str, message: str) -> None:
+    def _record_start_failure(self, task: Task, reason: str, message: str) -> None:
         now = self._now()
         workload = f"{task.namespace}/{task.workload}"
         self._start_failures.failed(workload, reason, message, mono_s=now.mono_s, wall_s=now.wall_s)
@@ -389,16 +403,16 @@ class Supervisor:
             asyncio.get_running_loop().call_later(again_s, self._refresh)
 
     def _begin_probes(self, unit: Unit) -> None:
-        unit.begin_probes(self._config.address, self._prober, self._clock, self._probe_said)
+        unit.begin_probes(self._config.address, self._prober, self._clock, self._probe_changed)
         self._report(unit)
 
-    def _probe_said(self, unit: Unit) -> None:
+    def _probe_changed(self, unit: Unit) -> None:
         self._report(unit)
         self._act(unit)
 
     def _stop(self, unit: Unit, stop: Stop) -> None:
         again = unit.local.state is State.STOPPING
-        # A run that a probe condemned stays condemned, unless somebody now wants it gone for good.
+        # A stop by a failed probe is overridden only by a request to stop for good.
         unit.local = stopping(unit.local, stop, self._now())
         unit.end_probes()
         if not again:
@@ -412,7 +426,7 @@ class Supervisor:
             self._ended(unit, exit_, unit.local.stop_reason)
 
     async def _stopped(self, unit: Unit, grace_s: float) -> Exit:
-        """Tries until the driver says that nothing runs: a stop is never given up."""
+        """Retries until the driver confirms that nothing runs: a stop is never given up."""
         assert unit.driver is not None
         backoff = Backoff(self._ports.random, first_s=limits.AGENT_RETRY_FIRST_S, max_s=limits.AGENT_RETRY_MAX_S)
         while True:
@@ -456,10 +470,10 @@ class Supervisor:
 
     def _report(self, unit: Unit) -> None:
         if unit.binding is not None:
-            self._say(unit)
+            self._report_task(unit)
             self._refresh()
 
-    def _say(self, unit: Unit) -> None:
+    def _report_task(self, unit: Unit) -> None:
         if unit.binding is None:
             return
         block = execution_of(unit.binding, unit.local, self._config)

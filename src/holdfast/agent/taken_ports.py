@@ -1,7 +1,7 @@
-"""Whether the ports that work was given are free on this machine, asked of the kernel just before a start.
+"""Checks that a task's ports are free on this machine, right before a start.
 
-The region counts what its own work holds; a program of someone else's it cannot know. Never keeps a port: the work is
-to have it a moment later.
+The region tracks the ports of its own tasks; other processes are unknown to it. The check does not reserve a port: the
+task binds it a moment later.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 
 def taken_port(ports: Mapping[str, int]) -> tuple[str, int] | None:
-    """The first port, with its name, that somebody listens on. What cannot be asked counts as free."""
+    """The first port, with its name, that another process listens on. A port that cannot be checked counts as free."""
     for name, port in sorted(ports.items()):
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger are nobody's
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections in TIME_WAIT
             try:
                 probe.bind(("", port))
             except OSError as error:

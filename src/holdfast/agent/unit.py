@@ -1,6 +1,6 @@
-"""One Binding's work on this node, as the supervisor holds it: the wish, the knowledge, its timer and its probes.
+"""The supervisor's record of one Binding: desired state, observation, timer and probes.
 
-Only the supervisor changes a unit. Everything decisions read is in `local`, which is replaced as a whole.
+Only the supervisor changes it. Everything that decisions read is in `observation`, which is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Unit:
         self.local = msgspec.structs.replace(self.local, **changes)
 
     def look_again(self, in_s: float | None, act: Callable[[Unit], None]) -> None:
-        """At most one timer; the newest decision's."""
+        """Replaces the timer; at most one is set."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -56,7 +56,7 @@ class Unit:
             self._timer = asyncio.get_running_loop().call_later(in_s, act, self)
 
     def rest(self) -> None:
-        """No more timers and probes."""
+        """Cancels the timer and the probes."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -68,7 +68,7 @@ class Unit:
             self.probes = None
 
     def begin_probes(self, address: str, prober: Prober, clock: Clock, changed: Callable[[Unit], None]) -> None:
-        """Starts watching a run that has begun. Without probes it is ready because it runs."""
+        """Starts the probes of a run. A task without probes is ready as soon as it runs."""
         assert self.task is not None
         probes = self.task.template.probes
         ports = {p.name: self.task.ports[p.name] for p in self.task.template.ports if p.name in self.task.ports}
@@ -79,15 +79,15 @@ class Unit:
                 self._set_ready(True, clock.now())
         has_readiness = probes.readiness is not None
 
-        def said(name: str, ok: bool, message: str) -> None:
+        def on_result(name: str, ok: bool, message: str) -> None:
             if self.local.state is not State.RUNNING:
                 return
-            self._probe_said(name, ok, message, clock.now(), has_readiness=has_readiness)
+            self._on_probe(name, ok, message, clock.now(), has_readiness=has_readiness)
             changed(self)
 
-        self.probes = ProbeRun(probes, target, prober, clock, said)
+        self.probes = ProbeRun(probes, target, prober, clock, on_result)
 
-    def _probe_said(self, name: str, ok: bool, message: str, now_s: float, *, has_readiness: bool) -> None:
+    def _on_probe(self, name: str, ok: bool, message: str, now_s: float, *, has_readiness: bool) -> None:
         if name == "startup":
             if not ok:
                 self.set(unwell=Reason.STARTUP_FAILED, probe_message=message)
@@ -103,7 +103,7 @@ class Unit:
             self.set(probe_message="" if ok else message)
 
     def _set_ready(self, ready: bool, now_s: float) -> None:
-        """Adopted work that proves ready keeps the time since when it was."""
+        """An adopted task that is still ready keeps its earlier `ready_since_s`."""
         kept = self.local.ready is None and self.local.ready_since_s > 0
         since_s = self.local.ready_since_s if kept else now_s
         self.set(ready=ready, ready_since_s=since_s if ready else 0.0)

@@ -1,10 +1,10 @@
-"""The `holdfast` command. Nothing heavy is imported before a command needs it, so that `--help` answers at once."""
+"""The `holdfast` command. Modules are imported only when a command needs them, so that `--help` is fast."""
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """The entry point of the installed command; ends the process with one of `cli.exits.Exit`."""
+    """The entry point of the installed command. Exits with one of the codes of `Exit`."""
     from holdfast.cli.app import run
 
     raise SystemExit(run())

@@ -1,4 +1,4 @@
-"""`python -m holdfast.cli`: what the supervisor starts its children with, wherever the command is installed."""
+"""`python -m holdfast.cli`: the supervisor starts its child processes with it, independent of PATH."""
 
 from holdfast.cli import main
 

@@ -1,4 +1,4 @@
-"""The root command: the table of subcommands, loaded only when one is used, and how every command ends."""
+"""The root command: the table of subcommands, which are imported on first use, and the exit code of every command."""
 
 from __future__ import annotations
 
@@ -11,75 +11,66 @@ import click
 
 from holdfast.cli.exits import MEANINGS, Exit, Stop
 
-# name → (module:attribute, one line). The line is repeated here so that `--help` imports no command.
+# name → (module:attribute, summary). The summary is repeated here so that `--help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("holdfast.cli.commands.up:up", "Start a whole platform on this machine."),
-    "down": ("holdfast.cli.commands.down:down", "Stop the platform and all the work it runs."),
-    "status": ("holdfast.cli.commands.status:status", "Show cells, nodes and workloads by stage."),
-    "get": (
-        "holdfast.cli.commands.get:get",
-        "List objects of a kind from all cells: `kubectl get` everywhere at once.",
-    ),
-    "endpoints": ("holdfast.cli.commands.endpoints:endpoints", "List who may receive traffic for a workload."),
+    "down": ("holdfast.cli.commands.down:down", "Stop the platform and all tasks it runs."),
+    "status": ("holdfast.cli.commands.status:status", "Show cells, nodes, and workloads by stage."),
+    "get": ("holdfast.cli.commands.get:get", "List objects of a kind from all cells, like `kubectl get`."),
+    "endpoints": ("holdfast.cli.commands.endpoints:endpoints", "List the addresses that serve a workload."),
     "explain": (
         "holdfast.cli.commands.explain:explain",
-        "Tell the story of a workload or a replica: where it stands, why, and what would help.",
+        "Show the history of a workload or replica, its stage, the reason, and the next step.",
     ),
     "why-not": (
         "holdfast.cli.commands.why_not:why_not",
-        "Say why a replica is not on a node: all that stands in the way, or how it scores.",
+        "Show why a replica cannot run on a node, or how the node scores.",
     ),
-    "plan": (
-        "holdfast.cli.commands.plan:plan",
-        "Show what would be placed, where, evicting whom, and who would go; nothing is written.",
-    ),
+    "plan": ("holdfast.cli.commands.plan:plan", "Dry run: show placements, evictions and removals. Writes nothing."),
     "replay": (
         "holdfast.cli.commands.replay:replay",
-        "Plan a decision again on the state it was made on, and prove that the outcome is the same.",
+        "Repeat a scheduling decision on the state it was made on, and compare the outcome.",
     ),
-    "logs": ("holdfast.cli.commands.logs:logs", "Print what replicas wrote, from this machine's agents."),
+    "logs": ("holdfast.cli.commands.logs:logs", "Print the logs of replicas."),
     "exec": ("holdfast.cli.commands.exec:exec_", "Run a command in a replica's environment."),
-    "top": ("holdfast.cli.commands.top:top", "Show what work uses beside what it asked for."),
-    "node": ("holdfast.cli.commands.node:node", "Keep new work off a node, or empty it."),
-    "load": ("holdfast.cli.commands.load:load", "Push the load that autoscaling follows."),
-    "pool": ("holdfast.cli.commands.pool:pool", "See node pools, and start and stop their nodes."),
+    "top": ("holdfast.cli.commands.top:top", "Show resource usage and requests."),
+    "node": ("holdfast.cli.commands.node:node", "Cordon, drain and revoke nodes."),
+    "load": ("holdfast.cli.commands.load:load", "Push load metrics for autoscaling."),
+    "pool": ("holdfast.cli.commands.pool:pool", "List node pools, and start and stop their nodes."),
     "rollout": ("holdfast.cli.commands.rollout:rollout", "Follow, pause and undo rollouts."),
-    "policy": ("holdfast.cli.commands.policy:policy", "See, try, promote and take back scheduling policies."),
-    "override": ("holdfast.cli.commands.override:override", "Tell the platform what to do for a while, on record."),
-    "drill": ("holdfast.cli.commands.drill:drill", "Do failures for real, and see whether the promises hold."),
-    "repair": (
-        "holdfast.cli.commands.repair:repair",
-        "See what is stuck, who must act on it, and what repair asked for.",
+    "policy": ("holdfast.cli.commands.policy:policy", "Inspect, shadow, promote and roll back scheduling policies."),
+    "override": (
+        "holdfast.cli.commands.override:override",
+        "Create, approve, revoke and list overrides: audited, expiring exceptions.",
     ),
+    "drill": ("holdfast.cli.commands.drill:drill", "Cause real failures and check the recovery."),
+    "repair": ("holdfast.cli.commands.repair:repair", "List stuck objects, their owners, and requested repairs."),
     "cleanup-check": (
         "holdfast.cli.commands.cleanup_check:cleanup_check",
-        "List what an incident left behind.",
+        "List resources that an incident has not returned.",
     ),
     "kubeconfig": ("holdfast.cli.commands.kubeconfig:kubeconfig", "Write a kubeconfig with one context per cell."),
-    "token": ("holdfast.cli.commands.token:token", "Create, list and revoke API tokens, and the join tokens of nodes."),
+    "token": ("holdfast.cli.commands.token:token", "Create, list and revoke API tokens and join tokens."),
     "credentials": (
         "holdfast.cli.commands.credentials:credentials",
-        "Replace or refuse the credentials of regions and nodes.",
+        "List, rotate and revoke the certificates of regions and nodes.",
     ),
-    "serve": ("holdfast.cli.commands.serve:serve", "Run one cell: the global one, or a region's."),
-    "backup": ("holdfast.cli.commands.storage:backup", "Save a cell to a file while it runs."),
-    "restore": ("holdfast.cli.commands.storage:restore", "Fill a stopped cell from a backup."),
+    "serve": ("holdfast.cli.commands.serve:serve", "Run one cell: the global cell or a regional cell."),
+    "backup": ("holdfast.cli.commands.storage:backup", "Back up a running cell to a file."),
+    "restore": ("holdfast.cli.commands.storage:restore", "Restore a stopped cell from a backup."),
     "migrate-store": ("holdfast.cli.commands.storage:migrate_store", "Move a stopped cell to another store."),
     "agent": ("holdfast.cli.commands.agent:agent", "Run a node agent."),
-    "hollow": ("holdfast.cli.commands.hollow:hollow", "Pretend to be thousands of nodes, for benchmarks and drills."),
-    "completion": (
-        "holdfast.cli.commands.completion:completion",
-        "Print a script that completes commands, options, kinds, drills and workloads.",
-    ),
+    "hollow": ("holdfast.cli.commands.hollow:hollow", "Simulate thousands of nodes (hollow nodes, as in Kubemark)."),
+    "completion": ("holdfast.cli.commands.completion:completion", "Print a shell completion script."),
     "version": ("holdfast.cli.commands.version:version", "Print the version."),
 }
 HIDDEN: dict[str, tuple[str, str]] = {
-    "supervise": ("holdfast.cli.commands.supervise:supervise", "Keep the processes of a prepared platform running."),
+    "supervise": ("holdfast.cli.commands.supervise:supervise", "Supervise the processes of a prepared platform."),
 }
 
 
 class LazyCommands(click.Group):
-    """A group whose commands are imported when they are run, not when they are listed."""
+    """A group that imports a command when it runs, not when it is listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -99,7 +90,7 @@ class LazyCommands(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            ctx.fail(f"no such command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            ctx.fail(f"unknown command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -116,15 +107,15 @@ class LazyCommands(click.Group):
 def holdfast() -> None:
     """A multi-region scheduler control plane.
 
-    State what should run; Holdfast decides where, makes it true, keeps it true through failures, and can show why.
+    Declare workloads; Holdfast places them, keeps them running through failures, and explains its decisions.
 
     \b
     Start here:
-      holdfast up                  a platform of three regions on this machine
-      holdfast status              what it runs
+      holdfast up                  start a platform of three regions on this machine
+      holdfast status              show what it runs
       kubectl --kubeconfig .holdfast/kubeconfig get workloads -A
 
-    Every command explains itself: holdfast COMMAND --help.
+    Help on a command: holdfast COMMAND --help.
     """
 
 
@@ -153,6 +144,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`holdfast status | head`): not a failure worth a traceback.
+        # The reader of the output has exited (`holdfast status | head`). This is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK

@@ -1,4 +1,4 @@
-"""What the shell offers for an argument. A platform that does not answer at once offers nothing, and never an error."""
+"""Shell completion of arguments. If the platform does not answer within 1 s, there are no suggestions and no error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drills(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 
 
 def workloads(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    """TENANT/WORKLOAD of the platform that `--state` names."""
+    """TENANT/WORKLOAD names of the platform that `--state` selects."""
     from holdfast.cli.platform.layout import Layout
     from holdfast.cli.platform.survey import connect
 

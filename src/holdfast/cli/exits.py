@@ -1,6 +1,7 @@
-"""How commands end: the exit codes, and the one error that becomes a message and a code.
+"""Exit codes, and the error that ends a command with a message and a code.
 
-A message says what happened, why, and what to do next. Scripts may rely on the codes; they never change meaning.
+A message has two lines: `error:` names the object and what is wrong with it, `next:` is a command or an edit that
+helps. Scripts rely on the codes: their meaning never changes.
 """
 
 from __future__ import annotations
@@ -23,32 +24,26 @@ class Exit(enum.IntEnum):
 
 MEANINGS: dict[Exit, str] = {
     Exit.OK: "success, or nothing to change",
-    Exit.FAILED: "it failed; the message says why",
-    Exit.USAGE: "the command line was wrong",
-    Exit.PLAN_CHANGES: "a plan found changes",
-    Exit.PLAN_NOT_PLACEABLE: "a plan found changes that cannot all be placed",
-    Exit.TIMED_OUT: "waiting timed out; part of it may have happened",
-    Exit.CONFLICT: "someone or something else is in the way",
-    Exit.DENIED: "not authenticated, or not allowed",
-    Exit.UNREACHABLE: "the platform could not be reached",
+    Exit.FAILED: "the command failed; the error line says why",
+    Exit.USAGE: "the command line is invalid",
+    Exit.PLAN_CHANGES: "a plan contains changes",
+    Exit.PLAN_NOT_PLACEABLE: "a plan contains replicas that cannot be scheduled, or a loss it cannot recover from",
+    Exit.TIMED_OUT: "a wait timed out; the operation continues",
+    Exit.CONFLICT: "the object or the platform is in a conflicting state",
+    Exit.DENIED: "not authenticated, or not authorized",
+    Exit.UNREACHABLE: "a cell is unreachable",
     Exit.INTERRUPTED: "interrupted",
 }
 
 
 class Stop(Exception):
-    """Ends the command with a message for a person and a code for a script."""
+    """Ends the command. `what` becomes the `error:` line, `next_step` the `next:` line, `code` the exit code."""
 
-    def __init__(self, what: str, *, why: str = "", next_step: str = "", code: Exit = Exit.FAILED) -> None:
+    def __init__(self, what: str, *, next_step: str = "", code: Exit = Exit.FAILED) -> None:
         super().__init__(what)
         self.what = what
-        self.why = why
         self.next_step = next_step
         self.code = code
 
     def lines(self) -> list[str]:
-        told = [f"error: {self.what}"]
-        if self.why:
-            told.append(f"  why:  {self.why}")
-        if self.next_step:
-            told.append(f"  next: {self.next_step}")
-        return told
+        return [f"error: {self.what}", *([f"next: {self.next_step}"] if self.next_step else [])]

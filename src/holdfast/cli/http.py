@@ -1,7 +1,7 @@
-"""A small synchronous HTTPS client for commands: standard library only, so that commands start at once.
+"""Synchronous HTTPS client of commands. It uses only the standard library, so that commands start fast.
 
-It reads and applies; controllers, agents and everything that must survive faults use `holdfast.client` instead.
-Every request has a deadline. It never retries by itself: a command that waits says so and asks again.
+Every request has a deadline. The client never retries; a command that waits polls. Controllers and agents use the
+asynchronous clients of `holdfast.client` instead.
 """
 
 from __future__ import annotations
@@ -17,29 +17,37 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from holdfast.cli.exits import Exit, Stop
 
+# Maximum size of a response. A larger response is an error, so that a faulty server cannot exhaust memory.
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 PAGE = 500
+# Maximum pages of one list. At 500 objects a page this is far above any supported platform.
 MAX_PAGES = 1000
 NOT_FOUND = 404
 _NAMED = re.compile(r"^/apis/[^/]+/v1/(?:namespaces/([^/]+)/)?([a-z]+)/([^/]+)(?:/[a-z]+)?$")
-"""The path of one object: its tenant if it has one, its plural and its name."""
+"""Path of one object: tenant (optional), plural and name."""
 
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
-"""Asks what would be said to a write, a misspelt field included."""
+"""Query of a dry run that rejects unknown fields."""
+
+
+def cell_label(name: str) -> str:
+    """The cell as messages name it: `global cell` or `region NAME`."""
+    return "global cell" if name == "global" else f"region {name}"
 
 
 class Refusal(Stop):
-    """The API answered, and the answer was no. `status` is the HTTP code, `reason` the API's word for it."""
+    """The API refused a request. `status` is the HTTP code, `reason` the API's reason, `why` its whole message."""
 
     def __init__(self, what: str, *, status: int, reason: str, why: str, next_step: str = "") -> None:
         code = {401: Exit.DENIED, 403: Exit.DENIED, 409: Exit.CONFLICT}.get(status, Exit.FAILED)
-        super().__init__(what, why=why, next_step=next_step, code=code)
+        super().__init__(what, next_step=next_step, code=code)
         self.status = status
         self.reason = reason
+        self.why = why
 
 
 class Api:
-    """One cell's API. Connections are opened on first use and reopened after a failure."""
+    """The API of one cell. The connection is opened on first use and reopened after a failure."""
 
     def __init__(
         self,
@@ -67,7 +75,7 @@ class Api:
         return self.request("GET", path, query=query)
 
     def text(self, path: str) -> tuple[int, str]:
-        """A plain-text page such as /readyz: the code and the body, whatever the code."""
+        """Status code and body of a plain-text page such as /readyz. No status code is an error."""
         status, body = self._exchange("GET", path, b"", "")
         return status, body.decode(errors="replace")
 
@@ -83,10 +91,12 @@ class Api:
             if not rest:
                 return items
             asked["continue"] = rest
-        raise Stop(f"{plural}: more than {MAX_PAGES * PAGE} objects", next_step="narrow the question")
+        raise Stop(
+            f"{plural}: too many objects to list (limit {MAX_PAGES * PAGE})", next_step="select with -n, -l or --region"
+        )
 
     def apply(self, item: dict[str, Any], plural: str, *, manager: str, dry_run: bool = False) -> Any:
-        """Server-side apply: creates or changes the object and owns the fields it names."""
+        """Server-side apply: creates or updates the object. `manager` owns the fields that `item` sets."""
         meta = item["metadata"]
         namespace = meta.get("namespace", "")
         where = f"namespaces/{quote(namespace)}/" if namespace else ""
@@ -104,16 +114,17 @@ class Api:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Any:
-        """One request; the decoded JSON answer, or `Refusal`, or `Stop` when there was no answer."""
+        """Sends one request and returns the decoded JSON. Raises `Refusal` for status 400 and above, `Stop` if there is
+        no response."""
         target = f"{path}?{urlencode(query)}" if query else path
         sent = json.dumps(body).encode() if body is not None else b""
         status, answer = self._exchange(method, target, sent, content_type if sent else "", accept)
         if status >= 400:
-            raise self._refusal(method, path, status, answer)
+            raise self._refusal(path, status, answer)
         return json.loads(answer) if answer else None
 
     def stream(self, path: str, body: Any, *, silence_s: float = 60.0) -> Iterator[dict[str, Any]]:
-        """POST, and the JSON lines of an answer that goes on; over a connection of its own. Blank lines are skipped."""
+        """POSTs over a separate connection and yields the JSON lines of the response. Blank lines are skipped."""
         headers = {"Content-Type": "application/json", "User-Agent": "holdfast-cli"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -122,31 +133,27 @@ class Api:
             connection.request("POST", path, body=json.dumps(body).encode(), headers=headers)
             answer = connection.getresponse()
             if answer.status >= 400:
-                raise self._refusal("POST", path, answer.status, answer.read(MAX_ANSWER_BYTES))
+                raise self._refusal(path, answer.status, answer.read(MAX_ANSWER_BYTES))
             while line := answer.readline():
                 if line.strip():
                     yield json.loads(line)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Stop(
-                f"the answer of the {self.name} cell at {self.url} broke off",
-                why=str(error) or type(error).__name__,
-                code=Exit.UNREACHABLE,
-            ) from error
+            raise self._broken("response stream", error) from error
         finally:
             connection.close()
 
     def send_only(self, path: str, body: Any) -> None:
-        """POSTs over a connection of its own and hangs up before the answer: what a lost line looks like from here."""
+        """POSTs over a separate connection and closes it before the response arrives, as if the response were lost."""
         connection = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._context)
         try:
             connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         except (OSError, http.client.HTTPException) as error:
-            raise Stop(f"cannot reach the {self.name} cell", why=str(error), code=Exit.UNREACHABLE) from error
+            raise self._unreachable(error) from error
         finally:
             connection.close()
 
     def watch(self, path: str, query: dict[str, str], *, silence_s: float = 60.0) -> Iterator[dict[str, Any]]:
-        """GET with `watch`, and its events as they come; over a connection of its own. Ends when the server ends it."""
+        """Watches over a separate connection and yields events until the server closes the watch."""
         target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         connection = http.client.HTTPSConnection(self._host, self._port, timeout=silence_s, context=self._context)
@@ -154,12 +161,11 @@ class Api:
             connection.request("GET", target, headers={"User-Agent": "holdfast-cli", **headers})
             answer = connection.getresponse()
             if answer.status >= 400:
-                raise self._refusal("GET", path, answer.status, answer.read(MAX_ANSWER_BYTES))
+                raise self._refusal(path, answer.status, answer.read(MAX_ANSWER_BYTES))
             while line := answer.readline():
                 yield json.loads(line)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            why = str(error) or type(error).__name__
-            raise Stop(f"the watch of the {self.name} cell broke off", why=why, code=Exit.UNREACHABLE) from error
+            raise self._broken("watch", error) from error
         finally:
             connection.close()
 
@@ -181,52 +187,66 @@ class Api:
             connection = http.client.HTTPSConnection(
                 self._host, self._port, timeout=self._timeout_s, context=self._context
             )
-        # Taken back only after a whole answer: a connection that failed half-way is never used again.
+        # Kept for the next request only after a complete response.
         self._connection = None
         try:
             connection.request(method, target, body=body or None, headers=headers)
             answer = connection.getresponse()
             data = answer.read(MAX_ANSWER_BYTES + 1)
             if answer.length and len(data) <= MAX_ANSWER_BYTES:
-                raise http.client.IncompleteRead(data, answer.length)  # a bounded read does not say so itself
+                raise http.client.IncompleteRead(data, answer.length)  # a bounded read does not raise it
         except ssl.SSLCertVerificationError as error:
             connection.close()
             raise Stop(
-                f"the {self.name} cell at {self.url} has a certificate that this platform's CA did not sign",
-                why=error.verify_message,
-                next_step="check that no other platform uses the same ports",
+                f"{cell_label(self.name)}: certificate not signed by this platform's CA ({error.verify_message})",
+                next_step="check that no other platform uses the same ports, or choose another --state",
                 code=Exit.UNREACHABLE,
             ) from error
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise Stop(
-                f"cannot reach the {self.name} cell at {self.url}",
-                why=self._words(error),
-                next_step="holdfast status shows which processes run; holdfast up starts them",
-                code=Exit.UNREACHABLE,
-            ) from error
+            raise self._unreachable(error) from error
         if len(data) > MAX_ANSWER_BYTES:
             connection.close()
-            raise Stop(f"{target}: the answer is larger than {MAX_ANSWER_BYTES} bytes")
+            raise Stop(f"{cell_label(self.name)}: response too large (limit {MAX_ANSWER_BYTES} bytes)")
         self._connection = connection
         return answer.status, data
 
-    def _words(self, error: Exception) -> str:
-        if isinstance(error, TimeoutError):  # TLS tells it with the line of its source
-            return f"no answer within {self._timeout_s:g} s"
+    def _unreachable(self, error: Exception) -> Stop:
+        text = f"{cell_label(self.name)}: unreachable ({self._cause(error)})"
+        return Stop(text, next_step="holdfast status", code=Exit.UNREACHABLE)
+
+    def _broken(self, what: str, error: Exception) -> Stop:
+        text = f"{cell_label(self.name)}: {what} interrupted ({self._cause(error)})"
+        return Stop(text, next_step="run the command again", code=Exit.UNREACHABLE)
+
+    def _cause(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no response within {self._timeout_s:g} s"
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror.lower()
         return str(error) or type(error).__name__
 
-    def _refusal(self, method: str, path: str, status: int, answer: bytes) -> Refusal:
+    def _refusal(self, path: str, status: int, answer: bytes) -> Refusal:
         reason, why = "", answer[:500].decode(errors="replace")
         try:
-            said = json.loads(answer)
-            reason, why = said.get("reason", ""), said.get("message", why)
+            body = json.loads(answer)
+            reason, why = body.get("reason", ""), body.get("message", why)
         except (ValueError, AttributeError):
             pass
-        if status == NOT_FOUND and (named := _NAMED.search(path)) is not None:
+        message, _, step = why.partition("; next: ")
+        if (named := _NAMED.search(path)) is not None:
             tenant, plural, name = (unquote(part or "") for part in named.groups())
-            whose = f"tenant {tenant}" if tenant else f"the {self.name} cell"
-            what = f"there is no {name} among the {plural} of {whose}"
-            step = f"holdfast get {plural}{f' -n {tenant}' if tenant else ''} lists them"
-            return Refusal(what, status=status, reason=reason, why=why, next_step=step)
-        return Refusal(f"{method} {path} at the {self.name} cell: {status}", status=status, reason=reason, why=why)
+            subject = f"{_singular(plural)} {f'{tenant}/' if tenant else ''}{name}"
+            if status == NOT_FOUND:
+                message, step = f"{subject}: not found", f"holdfast get {plural}{f' -n {tenant}' if tenant else ''}"
+            elif name not in message:
+                message = f"{subject}: {message}"
+        else:
+            message = message or f"{cell_label(self.name)}: request refused (status {status})"
+        return Refusal(message, status=status, reason=reason, why=why, next_step=step)
+
+
+def _singular(plural: str) -> str:
+    from holdfast.model.kinds import ALL
+
+    return next((kind.singular for kind in ALL if kind.plural == plural), plural)

@@ -1,4 +1,4 @@
-"""How commands print: data to stdout, everything else to stderr; colour only where a person looks at it."""
+"""Output of commands: data goes to stdout, progress to stderr, colour only to a terminal."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def output_option(command: F) -> F:
         type=click.Choice(FORMATS),
         default="text",
         show_default=True,
-        help="How to print: text for people, json for programs.",
+        help="Output format.",
     )(command)
 
 
 def state_option(command: F) -> F:
-    """`--state`, the same on every command that asks a platform: one of this machine, or one elsewhere."""
-    return _state(click.Path(), "The platform's directory, or a kubeconfig of one elsewhere.")(command)
+    """`--state` of commands that use the API: a local platform's directory, or a kubeconfig of a remote platform."""
+    return _state(click.Path(), "The platform's directory, or a kubeconfig of a remote platform.")(command)
 
 
 def directory_option(command: F) -> F:
-    """`--state` of commands that work on the platform's own files and processes."""
+    """`--state` of commands that use the files and processes of a local platform."""
     return _state(click.Path(file_okay=False), "The platform's directory.")(command)
 
 
-def _state(type_: click.Path, says: str) -> Callable[[F], F]:
+def _state(type_: click.Path, text: str) -> Callable[[F], F]:
     return click.option(
         "--state",
         "state",
@@ -46,13 +46,13 @@ def _state(type_: click.Path, says: str) -> Callable[[F], F]:
         envvar="HOLDFAST_STATE",
         show_default=True,
         show_envvar=True,
-        help=says,
+        help=text,
     )
 
 
 def quiet_option(command: F) -> F:
-    """`--quiet`: no progress, only results and errors."""
-    return click.option("-q", "--quiet", is_flag=True, help="Print no progress, only results and errors.")(command)
+    """`--quiet`: print results and errors, but no progress."""
+    return click.option("-q", "--quiet", is_flag=True, help="Print results and errors, but no progress.")(command)
 
 
 def print_json(value: Any) -> None:
@@ -60,17 +60,17 @@ def print_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Progress and remarks; never data."""
+    """Prints progress or a remark to stderr. Data goes to stdout."""
     click.echo(text, err=True)
 
 
 def wants_colour() -> bool:
-    """Colour and live displays: only on a terminal, and not when NO_COLOR or CI say otherwise."""
+    """Whether to use colour and live displays: only on a terminal, and only if NO_COLOR and CI are unset."""
     return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and not os.environ.get("CI")
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned by spaces, as kubectl prints them; easy to read and to cut."""
+    """Columns aligned with spaces, as kubectl prints them."""
     texts = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(h), *(len(row[i]) for row in texts)) if texts else len(h) for i, h in enumerate(headers)]
     lines = [headers, *texts]

@@ -1,8 +1,8 @@
-"""The one client everything uses: controllers, schedulers, agents, the link, the command line.
+"""The client contract, used by controllers, schedulers, agents, the link and the command line.
 
-In process it is `gate.local.LocalClient`, over HTTP `client.http.HttpClient`; callers cannot tell. Objects that come
-out are shared and immutable. Faults are those of `model.errors`; `Ambiguous` is never raised by `commit` before the
-client has read back and still does not know.
+In process it is `LocalClient`, over HTTP `HttpClient`; callers cannot tell the difference. Returned objects are shared
+and immutable. Faults are those of `model.errors`. `commit` raises `Ambiguous` only after reading back did not
+resolve it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
-    """Proof of leadership: the revision of the election's Term object. Compared in every commit made with it (S5)."""
+    """Fencing token: the revision of the election's term. Every commit made with it compares that revision (S5)."""
 
     election: str
     revision: int
 
 
 class Listing(msgspec.Struct, Generic[O], frozen=True):
-    """Everything that matched, as of `revision`; watch from there and nothing is missed."""
+    """Everything that matched, as of `revision`. A watch from there misses nothing."""
 
     items: tuple[O, ...]
     revision: int
 
 
 class Seen(msgspec.Struct, Generic[O], frozen=True, gc=False):
-    """One change. `object` is the new state, or the last one when `deleted`; `old` is what the watcher saw before.
+    """One watch event. `object` is the new state, or the last state if `deleted`; `old` is the previous state.
 
-    A watch with `fields` reports an object that stops matching as deleted, and one that starts as new.
-    A bookmark has no object: only the revision moved.
+    A watch with `fields` reports an object that stops matching as deleted, and one that starts matching as new. A
+    bookmark has no object: only the revision advanced.
     """
 
     object: O | None
@@ -47,7 +47,7 @@ class Seen(msgspec.Struct, Generic[O], frozen=True, gc=False):
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """The objects as stored, one per write, in order; None where one was removed for good."""
+    """The objects as stored, one per write, in order; None if one was removed."""
 
     revision: int
     objects: tuple[Object | None, ...]
@@ -59,10 +59,10 @@ class Client(Protocol):
         """The cell it talks to: `global`, or the name of a region."""
 
     async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
-        """The newest acknowledged state; None when there is none."""
+        """The newest acknowledged state; None if the object does not exist."""
 
     async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
-        """`fields` are names of `model.indexes` (`{"node": "n1"}`), and "metadata.name"."""
+        """`fields` are names of `model.indexes` (`{"node": "n1"}`), or "metadata.name"."""
 
     def watch(
         self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
@@ -70,9 +70,9 @@ class Client(Protocol):
         """Changes after a revision, in batches. Ends with `Expired` (list again) or `Unavailable` (resume)."""
 
     async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
-        """All of the writes or none, through the gate. `Conflict` asks for a fresh decision.
+        """Commits all writes or none, through the gate. After `Conflict`, read again and decide again.
 
-        `brief`: the revision alone is wanted, and the answer need not carry the objects.
+        `brief`: the response contains only the revision, without the objects.
         """
 
     async def reserve(self, request: ReserveRequest) -> Answers: ...
@@ -84,6 +84,6 @@ class Client(Protocol):
     async def renew(self, request: RenewRequest) -> Answers: ...
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
-        """Best effort: events are for people and never decide anything."""
+        """Best effort: Events are for people, and no decision reads them."""
 
     async def close(self) -> None: ...

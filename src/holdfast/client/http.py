@@ -1,13 +1,11 @@
-"""The client over HTTP: typed objects in and out, one pool of kept connections, TLS, deadlines on every call.
+"""The client over HTTP: typed objects, pooled connections, TLS, a deadline on every call.
 
-What always holds:
+- Nothing below this client repeats a write. A commit without a response is read back first (`client.readback`).
+- Reads are retried within a retry budget, with jittered backoff, and not before an overloaded server's Retry-After.
+- A fault says whether the call may have taken effect: after `Unavailable` and `Overloaded` it did not, after
+  `Ambiguous` it is unknown.
 
-- Nothing under this client repeats a write. A commit without an answer is read back first (`client.readback`).
-- Reads are repeated within a retry budget, with growing jittered pauses, and as late as an overloaded server asks.
-- A fault says whether something may have happened: `Unavailable` and `Overloaded` mean that nothing did,
-  `Ambiguous` that nobody knows.
-
-A watch over HTTP does not know what it reported before: `Seen.old` is None here; informers have their own memory.
+A watch over HTTP does not know previous states: `WatchEvent.old` is None. Informers keep their own cache.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 T = TypeVar("T")
 
 _WATCH_SILENCE_S = 2.5 * limits.BOOKMARK_EVERY_S
-"""A watch that has not even sent a bookmark for this long is dead."""
+"""A watch without an event or bookmark for this long is considered dead."""
 
 
-class _Brief:
-    """A client whose commits are answered with their revision alone."""
+class _BriefClient:
+    """A client whose commits return only their revision."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -59,7 +57,9 @@ class _Brief:
 
 
 class HttpClient:
-    """Implements `client.contract.Client`. Identity is a client certificate (`cert`, `key`) or a bearer `token`."""
+    """Implements `client.contract.Client`. Authenticates with a client certificate (`cert`, `key`) or a bearer
+    `token`.
+    """
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class HttpClient:
         self._budget = RetryBudget(ports.clock)
         self._calls: aiohttp.ClientSession | None = None
         self._watches: aiohttp.ClientSession | None = None
-        """Watches have connections of their own: however many there are, calls find one."""
+        """Watches have their own connections, so that they never exhaust the pool of the calls."""
         self._retired: list[aiohttp.ClientSession] = []
 
     @property
     def cell(self) -> str:
         return self._cell
 
-    # Reading
+    # Reads
 
     async def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
         row = kind_of(kind)
@@ -107,10 +107,10 @@ class HttpClient:
             found: O = wire.decode_object(body, row)  # type: ignore[assignment]
             return found
 
-        return await self._repeated("get", once)
+        return await self._retry_read("get", once)
 
     async def list(self, kind: type[O], namespace: str = "", *, fields: Mapping[str, str] | None = None) -> Listing[O]:
-        """All pages as of one revision. If that is compacted before the last page, it starts over."""
+        """All pages as of one revision. If that revision is compacted before the last page, it starts over."""
         for attempt in range(limits.READ_ATTEMPTS):
             try:
                 return await self._list_once(kind, namespace, fields)
@@ -131,7 +131,7 @@ class HttpClient:
             async def once(query: dict[str, str] = query) -> Page:
                 return decode_page(row, await self._call("GET", path_of(row, namespace), query=query, verb="list"))
 
-            page = await self._repeated("list", once)
+            page = await self._retry_read("list", once)
             items += page.items
             following = page.following
             if not following:
@@ -140,7 +140,7 @@ class HttpClient:
     async def watch(
         self, kind: type[O], namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
     ) -> AsyncIterator[Sequence[Seen[O]]]:
-        """One stream, for as long as it lasts; resuming is the caller's."""
+        """One stream, until it ends; the caller resumes."""
         row = kind_of(kind)
         query = {
             "watch": "true",
@@ -149,7 +149,7 @@ class HttpClient:
             **selector_of(fields),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=_WATCH_SILENCE_S)
-        where = f"the watch of {row.plural} at {self._base_url}"
+        where = f"watch of {row.plural} at {self._base_url}"
         try:
             async with self._session(watches=True).get(
                 self._base_url + path_of(row, namespace), params=query, timeout=timeout, ssl=self._ssl
@@ -160,18 +160,18 @@ class HttpClient:
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     if len(rest) > limits.WATCH_LINE_BYTES_MAX:
-                        raise Unavailable(f"{where} sent a line above {limits.WATCH_LINE_BYTES_MAX} bytes")
+                        raise Unavailable(f"{where}: line too long (limit {limits.WATCH_LINE_BYTES_MAX} bytes)")
                     batch = seen_in(row, lines)
                     if batch:
                         yield batch
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-            raise Unavailable(f"{where} broke off: {error or type(error).__name__}") from error
-        raise Unavailable(f"{where} was ended by the server")
+            raise Unavailable(f"{where}: interrupted ({error or type(error).__name__})") from error
+        raise Unavailable(f"{where}: ended by the server")
 
-    # Questions for agents
+    # Agent calls
 
     async def asks(self, node: str) -> AsyncIterator[Ask]:
-        """The questions for a node's agent, for as long as the stream lasts; asking again is the caller's."""
+        """The calls for a node's agent, until the stream ends; the caller reconnects."""
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=limits.CONNECT_DEADLINE_S, sock_read=2.5 * limits.ASK_SILENCE_S
         )
@@ -184,40 +184,41 @@ class HttpClient:
                     if line.strip():
                         yield msgspec.json.decode(line, type=Ask)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-            raise Unavailable(f"{url} broke off: {error or type(error).__name__}") from error
+            why = str(error) or type(error).__name__
+            raise Unavailable(f"agent calls at {self._base_url}: stream interrupted ({why})") from error
 
     async def answer(self, node: str, ask_id: str, data: bytes, *, end: bool) -> bool:
-        """One part of an answer; False when nobody listens any more."""
+        """Sends a part of a response. Returns False if the caller has disconnected."""
         path = f"/node/v1/{quote(node)}/answers/{quote(ask_id)}"
         query = {"end": "true"} if end else {}
         told = await self._call("POST", path, body=data, query=query, verb="answer")
         return bool(msgspec.json.decode(told).get("more"))
 
-    # A node's certificate
+    # Node certificates
 
     async def join(self, request: JoinRequest) -> Joined:
-        """The token in the request is the credential. Asking again with the same key is safe."""
-        return await self._certified("/join/v1", request, "join")
+        """The token in the request is the credential. A retry with the same key is safe."""
+        return await self._request_certificate("/join/v1", request, "join")
 
     async def renew_certificate(self, request: RenewalRequest) -> Joined:
-        return await self._certified("/join/v1/renew", request, "renew_certificate")
+        return await self._request_certificate("/join/v1/renew", request, "renew_certificate")
 
-    async def _certified(self, path: str, request: Part, verb: str) -> Joined:
+    async def _request_certificate(self, path: str, request: Part, verb: str) -> Joined:
         answer = await self._call("POST", path, body=msgspec.json.encode(request), verb=verb)
         try:
             return msgspec.json.decode(answer, type=Joined)
         except msgspec.DecodeError as error:
-            raise Ambiguous(f"the answer of {self._base_url}{path} cannot be read: {error}") from error
+            raise Ambiguous(f"{verb} at {self._base_url}: cannot decode the response ({error})") from error
 
-    # Writing
+    # Writes
 
     async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
-        return await readback.commit(_Brief(self) if brief else self, writes, token=token, ports=self._ports)
+        return await readback.commit(_BriefClient(self) if brief else self, writes, token=token, ports=self._ports)
 
     async def commit_once(
         self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False
     ) -> Committed:
-        """Sent once; `Ambiguous` when there is no answer. Callers want `commit`."""
+        """Sends once; raises `Ambiguous` if there is no response. Callers use `commit`."""
         body = wire.encode_commit(writes, token, brief=brief)
         answer = await self._call(
             "POST", wire.COMMIT_PATH, body=body, verb="commit", deadline_s=self._commit_deadline_s
@@ -225,7 +226,7 @@ class HttpClient:
         try:
             return wire.decode_committed(answer)
         except (msgspec.DecodeError, Fault) as error:
-            raise Ambiguous(f"the answer to a commit at {self._base_url} cannot be read: {error}") from error
+            raise Ambiguous(f"commit at {self._base_url}: cannot decode the response ({error})") from error
 
     async def reserve(self, request: ReserveRequest) -> Answers:
         return await self.place("reserve", request)
@@ -248,7 +249,7 @@ class HttpClient:
     async def place(
         self, action: str, request: Part, *, token: Token | None = None, headers: dict[str, str] | None = None
     ) -> Answers:
-        """Items name what they are about (replica, template, attempt; node, epoch): the caller may safely ask again."""
+        """Items carry their identity (replica, template, attempt; node, epoch), so the caller may safely retry."""
         body = msgspec.json.encode(request)
         told = {} if token is None else {wire.TOKEN_HEADER: wire.encode_token(token)}
         path = f"{wire.PLACEMENT_PATH}/{action}"
@@ -258,12 +259,12 @@ class HttpClient:
         try:
             return msgspec.json.decode(answer, type=Answers)
         except msgspec.DecodeError as error:
-            raise Ambiguous(f"the answer to {action} at {self._base_url} cannot be read: {error}") from error
+            raise Ambiguous(f"{action} at {self._base_url}: cannot decode the response ({error})") from error
 
     async def reload_certificate(self) -> None:
-        """Reads `cert` and `key` again. Whatever is begun from now on shows the new one; what is under way goes on.
+        """Reads `cert` and `key` again. New calls use the new certificate; calls in flight continue.
 
-        Connections that show the old one are kept until the next time, for what is still under way on them.
+        Connections with the old certificate stay open until the next reload, for calls in flight on them.
         """
         if not isinstance(self._ssl, ssl.SSLContext) or not self._cert:
             return
@@ -280,7 +281,7 @@ class HttpClient:
         self._calls = self._watches = None
         self._retired = []
 
-    # One call, and repeating reads
+    # Single calls and retried reads
 
     async def _call(
         self,
@@ -293,7 +294,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
     ) -> bytes:
-        """One request, never repeated. Raises the fault that the answer, or its absence, stands for."""
+        """One request, never retried. Raises the fault of its response, or of a missing response."""
         began = self._ports.clock.monotonic()
         outcome = "ok"
         try:
@@ -326,17 +327,18 @@ class HttpClient:
             ) as answer:
                 content = await answer.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unavailable(f"{where}: cannot connect: {error or 'timed out'}") from error
+            raise Unavailable(f"{where}: cannot connect ({error or 'timed out'})") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise no_answer(f"{where}: no answer within {deadline_s} s: {error or type(error).__name__}") from error
+            why = str(error) or type(error).__name__
+            raise no_answer(f"{where}: no response within {deadline_s:g} s ({why})") from error
         if answer.status < 400:
             return content
         if method != "GET" and took_effect_unknown(answer.status, content):
-            raise Ambiguous(f"{where}: the server answered {answer.status} and does not say whether it happened")
+            raise Ambiguous(f"{where}: status {answer.status}, which leaves open whether the write happened")
         raise fault_from(answer.status, content, answer.headers.get("Retry-After", ""))
 
-    async def _repeated(self, verb: str, once: Callable[[], Awaitable[T]]) -> T:
-        """A read, repeated after faults that may pass, as far as the budget allows."""
+    async def _retry_read(self, verb: str, once: Callable[[], Awaitable[T]]) -> T:
+        """A read, retried after transient faults as far as the retry budget allows."""
         backoff = Backoff(self._ports.random)
         for attempt in range(limits.READ_ATTEMPTS):
             try:
@@ -355,7 +357,7 @@ class HttpClient:
         raise AssertionError("unreachable")
 
     def _session(self, *, watches: bool = False) -> aiohttp.ClientSession:
-        """Sessions are made where the loop runs, on first use."""
+        """Sessions are created on first use, because they need the running event loop."""
         if watches:
             if self._watches is None:
                 self._watches = self._new_session(0)

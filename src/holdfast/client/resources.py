@@ -1,4 +1,4 @@
-"""Where objects are in the HTTP API, and how its lists and faults are read."""
+"""Paths of objects in the HTTP API, and decoding of its lists and faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Reason(msgspec.Struct):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a list; `following` asks for the next one, and is empty on the last."""
+    """One page of a list; `continue_token` requests the next page and is empty on the last."""
 
     items: tuple[Any, ...]
     revision: int
@@ -49,7 +49,7 @@ def path_of(kind: Kind, namespace: str = "", name: str = "") -> str:
 
 
 def selector_of(fields: Mapping[str, str] | None) -> dict[str, str]:
-    """`fields` as a query. The names of `model.indexes` are field labels of the API as they are."""
+    """`fields` as a query. The names of `model.indexes` are field labels of the API."""
     if not fields:
         return {}
     terms = (f"{name}={_escaped(value)}" for name, value in sorted(fields.items()))
@@ -67,12 +67,12 @@ def decode_page(kind: Kind, body: bytes) -> Page:
     try:
         found = decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise Unavailable(f"the list of {kind.plural} cannot be read: {error}") from error
+        raise Unavailable(f"list of {kind.plural}: cannot decode the response ({error})") from error
     return Page(items=found.items, revision=int(found.metadata.resource_version), following=found.metadata.following)
 
 
 def fault_from(code: int, body: bytes, retry_after: str) -> Fault:
-    """The fault of an answer; `retry_after` is its header, in seconds."""
+    """The fault of a response; `retry_after` is its Retry-After header, in seconds."""
     try:
         retry_after_s = min(max(float(retry_after), 0.0), limits.BACKOFF_MAX_S)
     except ValueError:
@@ -81,10 +81,10 @@ def fault_from(code: int, body: bytes, retry_after: str) -> Fault:
 
 
 def took_effect_unknown(code: int, body: bytes) -> bool:
-    """Whether an error answer to a write leaves open if it happened.
+    """Whether an error response to a write leaves open if the write happened.
 
-    Our servers say `ServiceUnavailable` only before they begin, and `StoreFailed` when nothing was stored. Any other
-    answer from 500 on may come from a proxy, or from a failure half-way.
+    Our servers return `ServiceUnavailable` only before they begin, and `StoreFailed` if nothing was stored. Any other
+    status from 500 on may come from a proxy, or from a failure halfway.
     """
     if code < 500:
         return False
@@ -96,7 +96,7 @@ def took_effect_unknown(code: int, body: bytes) -> bool:
 
 
 def tls(ca: str, cert: str, key: str) -> ssl.SSLContext:
-    """Trusts `ca` alone where one is given, else the system's; shows `cert` where one is given. All are file names."""
+    """Trusts only `ca` if given, else the system's CAs; presents `cert` if given. All are file names."""
     context = ssl.create_default_context(cafile=ca or None)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if cert:

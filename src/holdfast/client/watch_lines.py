@@ -1,4 +1,4 @@
-"""Reads the lines of a watch: `{"type": "ADDED", "object": {…}}`, bookmarks, and the error that ends it."""
+"""Decodes the lines of a watch: `{"type": "ADDED", "object": {…}}`, bookmarks, and the ERROR line that ends it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.model.errors import Unavailable
 from holdfast.model.kinds import Kind
 
 
-class _Line(msgspec.Struct):
+class _WatchLine(msgspec.Struct):
     type: str
     object: msgspec.Raw
 
@@ -30,27 +30,27 @@ class _Code(msgspec.Struct):
     code: int = 500
 
 
-_line = msgspec.json.Decoder(_Line)
-_bookmark = msgspec.json.Decoder(_Bookmark)
-_code = msgspec.json.Decoder(_Code)
+_line_decoder = msgspec.json.Decoder(_WatchLine)
+_bookmark_decoder = msgspec.json.Decoder(_Bookmark)
+_code_decoder = msgspec.json.Decoder(_Code)
 
 
 def seen_in(kind: Kind, lines: Sequence[bytes]) -> list[Seen[Any]]:
-    """The changes of whole lines. Raises the fault of an ERROR line, after which the stream is over."""
+    """The events of complete lines. Raises the fault of an ERROR line, which ends the stream."""
     batch: list[Seen[Any]] = []
     for text in lines:
         if not text.strip():
             continue
-        line = _line.decode(text)
+        line = _line_decoder.decode(text)
         match line.type:
             case "ADDED" | "MODIFIED" | "DELETED":
                 item = decode_object(line.object, kind)
                 batch.append(Seen(object=item, old=None, deleted=line.type == "DELETED", revision=item.revision))
             case "BOOKMARK":
-                revision = int(_bookmark.decode(line.object).metadata.resource_version)
+                revision = int(_bookmark_decoder.decode(line.object).metadata.resource_version)
                 batch.append(Seen(object=None, old=None, deleted=False, revision=revision))
             case "ERROR":
-                raise fault_of(_code.decode(line.object).code, bytes(line.object))
+                raise fault_of(_code_decoder.decode(line.object).code, bytes(line.object))
             case other:
-                raise Unavailable(f"the watch of {kind.plural} sent a line of unknown type {other!r}")
+                raise Unavailable(f"watch of {kind.plural}: unknown event type {other}")
     return batch

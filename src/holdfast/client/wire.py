@@ -1,4 +1,4 @@
-"""How commits, notices and faults travel over HTTP: one codec, used by the client and by the server.
+"""Wire format of commits, notices and faults over HTTP: one codec for client and server.
 
     POST /commit/v1   {"writes": [WRITE…], "token": {"election", "revision"}?, "dryRun": false, "brief": false}
                     → {"revision": 17, "objects": [OBJECT or null…]}        one per write, in order; none if "brief"
@@ -13,9 +13,9 @@ A WRITE names its `op`:
      "observedGeneration", "ifRevision"}
     {"op": "delete", "kind", "namespace", "name", "uid", "ifRevision", "propagation"}
 
-Objects have apiVersion, kind and resourceVersion, as everywhere in the API. Decoding a request raises BadRequest, never
-anything else. What the other side knows and this release does not (a field anywhere, a status block) is left out, and
-the rest counts: during an upgrade neighbours are of two releases. An unknown kind, op or fault is not left out.
+Objects have apiVersion, kind and resourceVersion, as everywhere in the API. Decoding a request raises only BadRequest.
+Fields and status blocks that this release does not know are dropped, because peers may run another release during an
+upgrade. An unknown kind, op or fault is an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.model.meta import Condition, Key, Object, Part
 from holdfast.model.writes import Create, Delete, Notice, SetStatus, Update, Write
 
 TOKEN_HEADER = "holdfast-token"
-"""Carries a `Token` where the body has no place for it (releases): `<revision>@<election>`."""
+"""Header with the fencing token of a release call: `<revision>@<election>`."""
 COMMIT_PATH = "/commit/v1"
 NOTIFY_PATH = "/notify/v1"
 PLACEMENT_PATH = "/placement/v1"
@@ -48,12 +48,12 @@ _NO_OBJECT = msgspec.Raw()
 _NULL = msgspec.Raw(b"null")
 
 
-class _Named(Part, frozen=True):
+class _KindForm(Part, frozen=True):
     kind: str = ""
 
 
 class _WriteForm(Part, frozen=True):
-    """Any write, as it travels; which fields count follows from `op`."""
+    """Any write on the wire; `op` determines which fields count."""
 
     op: str
     object: msgspec.Raw = _NO_OBJECT
@@ -87,18 +87,18 @@ class _CommittedForm(Part, frozen=True):
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """What a decoded `POST /commit/v1` asks for."""
+    """A decoded `POST /commit/v1`."""
 
     writes: tuple[Write, ...]
     token: Token | None
     dry_run: bool
     brief: bool = False
     unknown: tuple[str, ...] = ()
-    """What was left out because this release does not know it, in words, for a warning."""
+    """Warnings about dropped blocks that this release does not know."""
 
 
 class AboutForm(Part, frozen=True):
-    """Names the object a notice is about."""
+    """Names the object of a notice."""
 
     kind: str
     name: str
@@ -121,7 +121,7 @@ class NotifyRequest(Part, frozen=True):
 _commit_decoder = msgspec.json.Decoder(_CommitForm)
 _committed_decoder = msgspec.json.Decoder(_CommittedForm)
 _notify_decoder = msgspec.json.Decoder(NotifyRequest)
-_named_decoder = msgspec.json.Decoder(_Named)
+_named_decoder = msgspec.json.Decoder(_KindForm)
 
 
 def encode_commit(
@@ -133,15 +133,15 @@ def encode_commit(
 
 
 def decode_commit(body: bytes) -> CommitRequest:
-    """Raises BadRequest with the position of what is wrong."""
+    """Raises BadRequest with the position of the error."""
     try:
         form = _commit_decoder.decode(body)
         if len(form.writes) > limits.MAX_WRITES_PER_COMMIT:
-            raise errors.BadRequest(f"a commit has at most {limits.MAX_WRITES_PER_COMMIT} writes")
+            raise errors.BadRequest(f"commit: too many writes (limit {limits.MAX_WRITES_PER_COMMIT})")
         writes = tuple(_write_of(write, index) for index, write in enumerate(form.writes))
         unknown = tuple(text for write in form.writes if write.blocks for text in _unknown_blocks(write))
     except _UNDECODABLE as wrong:
-        raise errors.BadRequest(f"the commit cannot be decoded: {wrong}") from wrong
+        raise errors.BadRequest(f"commit: cannot decode the request ({wrong})") from wrong
     token = None if form.token is None else Token(election=form.token.election, revision=form.token.revision)
     return CommitRequest(writes, token, form.dry_run, form.brief, unknown)
 
@@ -151,12 +151,12 @@ def encode_token(token: Token) -> str:
 
 
 def decode_token(text: str) -> Token | None:
-    """The token in a header; None for an empty one."""
+    """The token of a header; None if it is empty."""
     if not text:
         return None
     revision, at, election = text.partition("@")
     if not at or not election or not revision.isdigit() or len(revision) > 18:
-        raise errors.BadRequest(f"{TOKEN_HEADER} is written <revision>@<election>")
+        raise errors.BadRequest(f"header {TOKEN_HEADER}: invalid (expected <revision>@<election>)")
     return Token(election=election, revision=int(revision))
 
 
@@ -189,15 +189,15 @@ def decode_notify(body: bytes) -> NotifyRequest:
     try:
         return _notify_decoder.decode(body)
     except _UNDECODABLE as wrong:
-        raise errors.BadRequest(f"the notices cannot be decoded: {wrong}") from wrong
+        raise errors.BadRequest(f"notify: cannot decode the request ({wrong})") from wrong
 
 
 def decode_object(data: bytes | msgspec.Raw, kind: Kind | None = None) -> Object:
-    """An object as the API writes it. Without `kind`, the object's own `kind` says what it is."""
+    """An object as the API encodes it. Without `kind`, the object's own `kind` determines its type."""
     if kind is None:
         name = _named_decoder.decode(data).kind
         if name not in BY_NAME:
-            raise errors.BadRequest(f"unknown kind {name!r}")
+            raise errors.BadRequest(f"unknown kind {name}")
         kind = BY_NAME[name]
     found: Object = _object_decoders[kind.name].decode(data)
     return found
@@ -235,32 +235,32 @@ def _write_of(form: _WriteForm, index: int) -> Write:
     match form.op:
         case "create" | "update":
             if not bytes(form.object):
-                raise errors.BadRequest(f"{where}: {form.op} needs an object")
+                raise errors.BadRequest(f"{where}: {form.op}: object is missing")
             item = decode_object(form.object)
             return Create(item) if form.op == "create" else Update(item, subresource=form.subresource)
         case "setStatus":
             return SetStatus(
-                kind=_known(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
+                kind=_kind_named(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
                 blocks=_blocks(form), conditions=form.conditions,
                 observed_generation=form.observed_generation, if_revision=form.if_revision,
             )  # fmt: skip
         case "delete":
             return Delete(
-                kind=_known(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
+                kind=_kind_named(form.kind, where).name, key=Key(form.namespace, form.name), uid=form.uid,
                 if_revision=form.if_revision, propagation=form.propagation,
             )  # fmt: skip
-    raise errors.BadRequest(f"{where}: unknown op {form.op!r}; use create, update, setStatus or delete")
+    raise errors.BadRequest(f"{where}: unknown op {form.op} (expected create, update, setStatus or delete)")
 
 
-def _known(name: str, where: str) -> Kind:
+def _kind_named(name: str, where: str) -> Kind:
     kind = BY_NAME.get(name)
     if kind is None:
-        raise errors.BadRequest(f"{where}: unknown kind {name!r}")
+        raise errors.BadRequest(f"{where}: unknown kind {name}")
     return kind
 
 
 class _Block(msgspec.Struct, frozen=True):
-    """One block of a kind's status."""
+    """One status block of a kind."""
 
     name: str
     encode_name: str
@@ -269,10 +269,10 @@ class _Block(msgspec.Struct, frozen=True):
 
 @cache
 def _status_blocks(kind_name: str) -> dict[str, _Block]:
-    """By the name they have in JSON. Worked out once: looking into types costs more than decoding."""
+    """By JSON name. Cached, because inspecting types costs more than decoding."""
     fields = {field.name: field.type for field in msgspec.structs.fields(BY_NAME[kind_name].type)}
     if "status" not in fields:
-        raise errors.BadRequest(f"{kind_name} has no status")
+        raise errors.BadRequest(f"kind {kind_name} has no status")
     return {
         field.encode_name: _Block(field.name, field.encode_name, msgspec.json.Decoder(field.type))
         for field in msgspec.structs.fields(fields["status"])
@@ -287,7 +287,7 @@ def _block_names(kind_name: str) -> dict[str, str]:
 def _blocks(form: _WriteForm) -> dict[str, Any]:
     """The blocks that this release knows."""
     known = _status_blocks(form.kind)
-    # None removes a block whatever its type, so it is told apart before decoding.
+    # null removes a block whatever its type, so it is handled before decoding.
     return {
         name: None if _is_null(raw) else known[name].decoder.decode(raw)
         for name, raw in form.blocks.items()
@@ -300,7 +300,7 @@ def _unknown_blocks(form: _WriteForm) -> Iterator[str]:
     for name in form.blocks:
         if name not in known:
             about = f"{form.namespace}/{form.name}" if form.namespace else form.name
-            yield f"{form.kind} {about}: unknown status block {name!r} was left out"
+            yield f"{form.kind} {about}: unknown status block {name} was dropped"
 
 
 # Faults ---------------------------------------------------------------------------------------------------------
@@ -339,20 +339,21 @@ class _StatusForm(Part, frozen=True):
 
 
 def fault_of(code: int, body: bytes, *, retry_after_s: float = 0.0) -> errors.Fault:
-    """The fault a 4xx or 5xx answer stands for: by its reason, or by its code where that is unknown. One that says
-    neither is Unavailable from 500 on, else BadRequest."""
+    """The fault of a 4xx or 5xx response: by its reason, or by its code if the reason is unknown. If both are unknown,
+    it is Unavailable from 500 on, else BadRequest.
+    """
     try:
         status = msgspec.json.decode(body, type=_StatusForm)
     except _UNDECODABLE:
         status = _StatusForm(message=body[:200].decode("utf-8", "replace"), code=code)
     fault = _FAULTS.get(status.reason)
-    message = status.message or f"the server answered {code}"
+    message = status.message or f"request failed with status {code}"
     if fault is errors.Invalid:
         causes = tuple(errors.Cause(c.field, c.reason, c.message) for c in status.details.causes)
         return errors.Invalid(message, causes)
     if fault is errors.Overloaded or code == 429:
         return errors.Overloaded(message, retry_after_s=retry_after_s or status.details.retry_after_seconds or 1.0)
     if fault is None:
-        # A reason that this release does not know: the code says how to go on.
+        # A reason that this release does not know: the code decides.
         fault = _BY_CODE.get(code, errors.Unavailable if code >= 500 else errors.BadRequest)
     return fault(message)

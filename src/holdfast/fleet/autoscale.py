@@ -1,8 +1,8 @@
-"""autoscale: how many replicas a workload should have, from the load of those it has. Owns Workload.status.scale.
+"""autoscale: sets the number of replicas from the load. Owns Workload.status.scale.
 
-It asks for more only when more would help: replicas that wait for a place, or that do not get ready, are no reason to
-make others that wait beside them. Every step is bounded per minute in each direction, and a lower number is taken only
-when the whole stabilization window agrees. Without a fresh load nothing changes.
+- It scales up only if more replicas can help: not while replicas are pending or not ready.
+- Each direction is rate limited per minute and follows its whole stabilization window.
+- Without a fresh load the number of replicas stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MINUTE_S = 60.0
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):
-    """What regions report of the workload: how many are ready, and what those without a place wait for."""
+    """Reports of all regions: ready replicas, pending replicas and the most frequent pending reason."""
 
     ready: int = 0
     waiting: int = 0
@@ -52,19 +52,19 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return Outcome(writes=(SetStatus("Workload", workload.key, workload.uid, blocks={"scale": None}),))
     current = max(wanted_replicas(workload), 0) if block is not None else workload.spec.replicas
     load = load_of(workload, now)
-    asked = wish(rules, current, load)
-    wishes = _remembered(block, asked if load is not None else None, rules, now)
-    seen = seen_of(view.by(Assignment, "workload", str(key)))
+    recommended = wish(rules, current, load)
+    recommendations = _recent(block, recommended if load is not None else None, rules, now)
+    observed = seen_of(view.by(Assignment, "workload", str(key)))
     paused = _paused(workload, view, now)
     idle_s = now - parse_time(block.scaled_at) if block is not None and block.scaled_at else math.inf
     sized = (
         Sized(current, Reason.AUTOSCALER_PAUSED, paused) if paused
-        else size(rules, current, load, wishes=wishes, seen=seen, idle_s=idle_s, now=now)
+        else size(rules, current, load, recommendations=recommendations, observed=observed, idle_s=idle_s, now=now)
     )  # fmt: skip
     replicas = min(max(sized.replicas, rules.min_replicas), rules.max_replicas) if not paused else sized.replicas
     moved = block is None or replicas != block.replicas
     scaled_at = micro_text(now) if moved else (block.scaled_at if block is not None else "")
-    made = ScaleBlock(replicas, sized.reason, sized.message, scaled_at, wishes)
+    made = ScaleBlock(replicas, sized.reason, sized.message, scaled_at, recommendations)
     if made == block:
         return Outcome(again_in_s=limits.AUTOSCALE_LOOK_EVERY_S)
     write = SetStatus("Workload", workload.key, workload.uid, blocks={"scale": made})
@@ -75,7 +75,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
 
 
 def load_of(workload: Workload, now: float) -> float | None:
-    """The load that was pushed last, if it is fresh enough to decide by."""
+    """The last pushed load; None if there is none or it is too old."""
     rules, block = workload.spec.autoscale, workload.status.load
     found = next((m for m in (block.metrics if block else ()) if rules is not None and m.name == rules.metric), None)
     if found is None or not found.at or not math.isfinite(found.value) or found.value < 0:
@@ -89,89 +89,100 @@ def target_of(rules: Autoscale) -> float:
 
 
 def wish(rules: Autoscale, current: int, load: float | None) -> int:
-    """How many replicas would bring the load to its target; as many as there are when it is near enough."""
+    """Number of replicas that would bring the load to its target; `current` if the load is within the tolerance."""
     if load is None or current == 0:
         return current
     ratio = load / target_of(rules)
     if abs(ratio - 1.0) <= limits.AUTOSCALE_TOLERANCE:
         return current
-    asked = math.ceil(min(current * ratio, float(limits.MAX_REPLICAS)) - 1e-9)
-    return min(max(asked, rules.min_replicas), rules.max_replicas)
+    recommended = math.ceil(min(current * ratio, float(limits.MAX_REPLICAS)) - 1e-9)
+    return min(max(recommended, rules.min_replicas), rules.max_replicas)
 
 
 def size(
-    rules: Autoscale, current: int, load: float | None, *, wishes: Sequence[Wish], seen: Seen, idle_s: float, now: float
+    rules: Autoscale,
+    current: int,
+    load: float | None,
+    *,
+    recommendations: Sequence[Wish],
+    observed: Seen,
+    idle_s: float,
+    now: float,
 ) -> Sized:
-    """The number for now: what the window agrees on, within the limits of its direction, and only if it helps.
+    """The new number of replicas, after the stabilization window, the rate limit and the check that scaling up helps.
 
-    `idle_s` is how long ago the number was last changed.
+    `idle_s` is the time since the last change.
     """
     if load is None:
-        return Sized(current, Reason.LOAD_UNKNOWN, f"no {rules.metric} of the last {limits.LOAD_MAX_AGE_S:.0f} s")
-    asked = wish(rules, current, load)
-    said = f"{rules.metric} is {load:g}, its target {target_of(rules):g}"
-    agreed = _agreed(rules, current, asked, wishes, now)
-    if agreed == current:
-        if asked == current:
-            return Sized(current, Reason.LOAD_WITHIN_TARGET, said)
-        return Sized(current, Reason.SCALE_LIMITED, f"{said}: {asked} are asked for, and have not been for long enough")
-    if agreed > current:
-        held = why_held(current, seen)
-        if held:
-            return Sized(current, Reason.SCALE_HELD, f"{said}: {agreed} would be asked for, but {held}")
-    side = rules.scale_up if agreed > current else rules.scale_down
-    reached = _bounded(current, agreed, side, idle_s)
-    reason = Reason.SCALED_BY_LOAD if reached == agreed else Reason.SCALE_LIMITED
-    tail = "" if reached == agreed else f"; {agreed} are asked for, of which {abs(reached - current)} may move now"
-    return Sized(reached, reason, said + tail)
+        return Sized(current, Reason.LOAD_UNKNOWN, f"no {rules.metric} in the last {limits.LOAD_MAX_AGE_S:.0f} s")
+    recommended = wish(rules, current, load)
+    summary = f"{rules.metric} is {load:g} (target {target_of(rules):g})"
+    stabilized = _stabilized(rules, current, recommended, recommendations, now)
+    if stabilized == current:
+        if recommended == current:
+            return Sized(current, Reason.LOAD_WITHIN_TARGET, summary)
+        return Sized(
+            current, Reason.SCALE_LIMITED, f"{summary}: {recommended} recommended, within the stabilization window"
+        )
+    if stabilized > current:
+        blocked = why_held(current, observed)
+        if blocked:
+            return Sized(
+                current, Reason.SCALE_HELD, f"{summary}: not scaled to {stabilized} replicas, because {blocked}"
+            )
+    side = rules.scale_up if stabilized > current else rules.scale_down
+    allowed = _rate_limited(current, stabilized, side, idle_s)
+    reason = Reason.SCALED_BY_LOAD if allowed == stabilized else Reason.SCALE_LIMITED
+    tail = "" if allowed == stabilized else f"; {stabilized} recommended, the rate limit allows {allowed} now"
+    return Sized(allowed, reason, summary + tail)
 
 
-def why_held(current: int, seen: Seen) -> str:
-    """Why more replicas would not help, or an empty string."""
-    if seen.waiting:
-        return f"{seen.waiting} of {current} wait for a place ({seen.waits_for})"
-    if seen.ready < current * limits.AUTOSCALE_READY_SHARE:
-        return f"only {seen.ready} of {current} are ready; more of the same would not be either"
+def why_held(current: int, observed: Seen) -> str:
+    """Why more replicas would not help; empty if they would."""
+    if observed.waiting:
+        return f"{observed.waiting} of {current} replicas are pending ({observed.waits_for})"
+    if observed.ready < current * limits.AUTOSCALE_READY_SHARE:
+        return f"only {observed.ready} of {current} replicas are ready"
     return ""
 
 
-def _agreed(rules: Autoscale, current: int, asked: int, wishes: Sequence[Wish], now: float) -> int:
-    """Up: the least that was asked for in its window. Down: the most. Short peaks and dips move nothing."""
-    up = [w.replicas for w in _within(wishes, rules.scale_up.stabilization_seconds, now)]
-    down = [w.replicas for w in _within(wishes, rules.scale_down.stabilization_seconds, now)]
-    if asked > current:
-        return max(current, min([asked, *up]))
-    return min(current, max([asked, *down]))
+def _stabilized(rules: Autoscale, current: int, recommended: int, recommendations: Sequence[Wish], now: float) -> int:
+    """The lowest recommendation in the window for scaling up, the highest for scaling down."""
+    up = [w.replicas for w in _within(recommendations, rules.scale_up.stabilization_seconds, now)]
+    down = [w.replicas for w in _within(recommendations, rules.scale_down.stabilization_seconds, now)]
+    if recommended > current:
+        return max(current, min([recommended, *up]))
+    return min(current, max([recommended, *down]))
 
 
-def _bounded(current: int, agreed: int, side: ScaleLimits, idle_s: float) -> int:
-    """As far as it may go now, so that no minute moves more than the larger of its two limits."""
-    a_minute = max(side.replicas_per_minute, math.floor(current * side.percent_per_minute / 100))
-    if a_minute <= 0:
+def _rate_limited(current: int, stabilized: int, side: ScaleLimits, idle_s: float) -> int:
+    """The number that the rate limit allows now: per minute the larger of the two limits of the direction."""
+    per_minute = max(side.replicas_per_minute, math.floor(current * side.percent_per_minute / 100))
+    if per_minute <= 0:
         return current
-    pause_s = max(limits.AUTOSCALE_LOOK_EVERY_S, _MINUTE_S / a_minute)
+    pause_s = max(limits.AUTOSCALE_LOOK_EVERY_S, _MINUTE_S / per_minute)
     if 0 <= idle_s < pause_s:
         return current
-    step = max(1, math.floor(a_minute * pause_s / _MINUTE_S))
-    return min(agreed, current + step) if agreed > current else max(agreed, current - step)
+    step = max(1, math.floor(per_minute * pause_s / _MINUTE_S))
+    return min(stabilized, current + step) if stabilized > current else max(stabilized, current - step)
 
 
-def _remembered(block: ScaleBlock | None, asked: int | None, rules: Autoscale, now: float) -> tuple[Wish, ...]:
-    """The wishes of the longest window. A wish stands until there is another, so that the same one asked for at every
-    look is one, and nothing is written while nothing changes; those from a clock ahead are forgotten."""
+def _recent(block: ScaleBlock | None, recommended: int | None, rules: Autoscale, now: float) -> tuple[Wish, ...]:
+    """Recommendations of the longest window. One is valid until the next, so equal ones are stored once and nothing is
+    written while nothing changes. Recommendations with a time in the future are dropped."""
     longest_s = max(rules.scale_up.stabilization_seconds, rules.scale_down.stabilization_seconds)
     if longest_s <= 0:
         return ()
     known = [w for w in (block.wishes if block else ()) if now >= parse_time(w.at)]
-    if asked is not None and (not known or known[-1].replicas != asked):
-        known.append(Wish(micro_text(now), asked))
+    if recommended is not None and (not known or known[-1].replicas != recommended):
+        known.append(Wish(micro_text(now), recommended))
     return tuple(_within(known, longest_s, now)[-limits.AUTOSCALE_WISHES_KEPT :])
 
 
-def _within(wishes: Sequence[Wish], window_s: float, now: float) -> Sequence[Wish]:
-    """Those that stood at some moment of the window: what was asked for in it, and what stood when it began."""
-    before = sum(now - parse_time(w.at) >= window_s for w in wishes)
-    return wishes[max(0, before - 1) :]
+def _within(recommendations: Sequence[Wish], window_s: float, now: float) -> Sequence[Wish]:
+    """Recommendations that were valid at some time in the window."""
+    before = sum(now - parse_time(w.at) >= window_s for w in recommendations)
+    return recommendations[max(0, before - 1) :]
 
 
 def seen_of(assignments: Sequence[Assignment]) -> Seen:
@@ -198,7 +209,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:
-    """A new load, or new rules. Everything else is found by the next look."""
+    """A new load or new rules. The next check finds everything else."""
     if new is None or (new.spec.autoscale is None and new.status.scale is None):
         return ()
     if old is not None and new.spec == old.spec and new.status.load == old.status.load:

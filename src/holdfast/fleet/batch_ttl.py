@@ -1,4 +1,4 @@
-"""batch-ttl: removes batch workloads a stated time after they ended. Owns nothing but that deletion."""
+"""batch-ttl: deletes a finished batch workload after its `ttlAfterFinishedSeconds`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Whether replicas fit into kept places: an exact matching, and an exact search for who goes to which region.
+"""Matches critical workloads to recovery slots: exact within a region, exact over regions up to a bound.
 
-Places of one shape and audience are one group. Within a region replicas are matched to groups by augmenting paths, so
-"does not fit" is a proof. Over regions a greedy choice by rank comes first; where it fails, a search decides: it goes
-over how many workloads of a kind go where, so hundreds that are alike cost no more than one. Its steps are bounded, and
-an answer that it did not reach says so.
+Slots of one region, shape and tenant list form a group. Within a region, replicas are matched to groups by augmenting
+paths, so a failed match is a proof. Over regions a greedy choice by priority comes first. If it fails, a search over
+how many identical workloads go to which region decides. The search is bounded; beyond the bound the result is inexact.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from holdfast.model.quantity import Amounts, add, scaled, shortfall
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Free places of one shape; `tenants` may use them, everyone if empty."""
+    """Free slots of one shape. Only `tenants` may use them; empty: every tenant."""
 
     region: str
     shape: Amounts
@@ -26,7 +25,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A workload that must go to one region: `options` are (region, replicas it lacks there), the best first."""
+    """A workload that needs slots in one region. `options` are (region, missing replicas), best first."""
 
     tenant: str
     name: str
@@ -40,7 +39,7 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """`chosen` is (item, region, replicas); `short` could not be placed. `decided` is False if the search gave up."""
+    """`placements` are (demand, region, replicas). `exact` is False if the search reached its bound."""
 
     chosen: tuple[tuple[Item, str, int], ...]
     short: tuple[Shortage, ...]
@@ -48,7 +47,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class _Matching:
-    """Replicas of items in the groups of one region. `take` is all or nothing."""
+    """Replicas matched to the slot groups of one region. `take` matches all replicas of an item or none."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = list(groups)
@@ -75,21 +74,21 @@ class _Matching:
         return True
 
     def room(self, item: Item) -> int:
-        """How many replicas of the item fit beside what is there."""
+        """How many more replicas of the item fit."""
         twin = self.copy()
         count = 0
         while twin.take(item, 1):
             count += 1
         return count
 
-    def _suits(self, number: int, group: int) -> bool:
-        item, place = self._items[number], self._groups[group]
-        return (not place.tenants or item.tenant in place.tenants) and not shortfall(item.shape, place.shape)
+    def _fits(self, number: int, group: int) -> bool:
+        item, slots = self._items[number], self._groups[group]
+        return (not slots.tenants or item.tenant in slots.tenants) and not shortfall(item.shape, slots.shape)
 
     def _augment(self, number: int, seen: set[int]) -> bool:
-        """One more replica of an item, moving others to places that suit them as well."""
+        """Matches one more replica of an item, moving other replicas to other groups if needed."""
         for group in range(len(self._groups)):
-            if group in seen or not self._suits(number, group):
+            if group in seen or not self._fits(number, group):
                 continue
             seen.add(group)
             if self._left[group] > 0:
@@ -104,7 +103,7 @@ class _Matching:
         return False
 
 
-class _Search:
+class _SlotSearch:
     def __init__(self, groups: Sequence[Group], allowance: dict[str, Amounts]) -> None:
         self._by_region: dict[str, list[Group]] = {}
         for group in groups:
@@ -115,8 +114,8 @@ class _Search:
     def matching(self, region: str) -> _Matching:
         return _Matching(self._by_region.get(region, []))
 
-    def allowed(self, spent: dict[str, Amounts], item: Item, count: int) -> Amounts:
-        """By how much the tenant's allowance would be exceeded."""
+    def allowance_excess(self, spent: dict[str, Amounts], item: Item, count: int) -> Amounts:
+        """By how much the tenant's recovery allowance would be exceeded."""
         after = dict(spent.get(item.tenant, {}))
         add(after, scaled(item.shape, count))
         return shortfall(after, self.allowance.get(item.tenant, {}))
@@ -128,36 +127,36 @@ class _Search:
         for item in items:
             for region, count in item.options:
                 matching = matchings.setdefault(region, self.matching(region))
-                if not self.allowed(spent, item, count) and matching.take(item, count):
+                if not self.allowance_excess(spent, item, count) and matching.take(item, count):
                     add(spent.setdefault(item.tenant, {}), scaled(item.shape, count))
                     chosen.append((item, region, count))
                     break
             else:
-                short.append(Shortage(item, self._why(item, matchings, spent)))
+                short.append(Shortage(item, self._shortage_reason(item, matchings, spent)))
         return Fit(tuple(chosen), tuple(short))
 
-    def _why(self, item: Item, matchings: dict[str, _Matching], spent: dict[str, Amounts]) -> str:
+    def _shortage_reason(self, item: Item, matchings: dict[str, _Matching], spent: dict[str, Amounts]) -> str:
         if not item.options:
-            return "no other region may hold it"
+            return "no other region is allowed to run it"
         parts = []
         for region, count in item.options:
-            over = self.allowed(spent, item, count)
+            over = self.allowance_excess(spent, item, count)
             if over:
                 named = ", ".join(sorted(over))
-                parts.append(f"{region}: the recovery allowance of {item.tenant} is short of {named} for {count} more")
+                parts.append(f"{region}: the recovery allowance has too little {named} for {count} replica(s)")
                 continue
             fits = matchings.setdefault(region, self.matching(region)).room(item)
-            parts.append(f"{region}: {fits} of {count} recovery places that suit it are left")
+            parts.append(f"{region}: {fits} of {count} matching recovery slots are free")
         return "; ".join(parts)
 
-    def all_of(self, items: Sequence[Item]) -> tuple[tuple[Item, str, int], ...] | None:
-        """Every item in some region, or None when that is impossible, or not decided within the steps allowed.
+    def place_all(self, items: Sequence[Item]) -> tuple[tuple[Item, str, int], ...] | None:
+        """A placement of every item, or None if there is none or the bound was reached.
 
-        Items that ask for the same are one class: how many of a class go to which region is all that matters.
+        Identical items are one class; only the number per region matters.
         """
         classes: list[list[Item]] = []
         for item in items:
-            mine = next((c for c in classes if _alike(c[0], item)), None)
+            mine = next((c for c in classes if _identical(c[0], item)), None)
             if mine is None:
                 classes.append([item])
             else:
@@ -165,7 +164,7 @@ class _Search:
         if len(classes) > limits.BACKING_CLASSES:
             self.steps = limits.BACKING_STEPS + 1
             return None
-        order = sorted(classes, key=lambda c: (len(c[0].options), -_most_asked(c), c[0].tenant, c[0].name))
+        order = sorted(classes, key=lambda c: (len(c[0].options), -_max_demand(c), c[0].tenant, c[0].name))
         return self._place(order, 0, {}, {}, ())
 
     def _place(
@@ -199,11 +198,11 @@ class _Search:
         return None
 
     def _most(self, item: Item, region: str, count: int, matchings: dict[str, _Matching]) -> int:
-        """How many workloads like this one the region's places have room for."""
+        """How many workloads of this class the region's slots have room for."""
         return matchings.get(region, self.matching(region)).room(item) // count
 
     def _splits(self, many: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Every way to share so many out to regions that have room for `most` each, the first region first."""
+        """All ways to divide `many` workloads among regions with room for `most` each, first region first."""
         if not most:
             if not many:
                 yield ()
@@ -217,21 +216,21 @@ class _Search:
                 yield (here, *others)
 
 
-def _most_asked(alike: Sequence[Item]) -> int:
+def _max_demand(alike: Sequence[Item]) -> int:
     return len(alike) * max((count for _, count in alike[0].options), default=0)
 
 
-def _alike(one: Item, other: Item) -> bool:
+def _identical(one: Item, other: Item) -> bool:
     return (one.tenant, one.shape, one.options) == (other.tenant, other.shape, other.options)
 
 
 def fit(items: Sequence[Item], groups: Sequence[Group], allowance: dict[str, Amounts]) -> Fit:
-    """Everyone if that is possible; else who goes where by rank, who stays short, and why."""
-    search = _Search(groups, allowance)
+    """A placement of all items if possible. Otherwise the greedy result by priority, with the shortages."""
+    search = _SlotSearch(groups, allowance)
     quick = search.greedy(items)
     if not quick.short:
         return quick
-    whole = search.all_of(items)
+    whole = search.place_all(items)
     if whole is not None:
         return Fit(whole, ())
     return msgspec.structs.replace(quick, decided=search.steps <= limits.BACKING_STEPS)

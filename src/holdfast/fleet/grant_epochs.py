@@ -1,4 +1,4 @@
-"""How a grant moves from one epoch to the next, so that nothing a region may still be spending is forgotten (S3)."""
+"""Next epoch of a grant. A limit that the region may still spend stays counted until it is acknowledged (S3)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.model.times import parse_time
 
 
 def next_epoch(stored: Grant, limit: Mapping[str, int]) -> GrantSpec:
-    """The grant one epoch further. What it may have enforced so far stays counted until the region answers for it."""
+    """The next epoch with a new limit. Limits that the region may still enforce are kept in `unacknowledgedPeak`."""
     peak = may_enforce(stored)
     return msgspec.structs.replace(
         stored.spec, limit=dict(amounts_text(limit)), peak=dict(amounts_text(peak)), epoch=stored.spec.epoch + 1
@@ -22,33 +22,38 @@ def next_epoch(stored: Grant, limit: Mapping[str, int]) -> GrantSpec:
 
 
 def returned(grant: Grant, region: Region | None, now: float) -> Grant | None:
-    """The grant without its provisional part, when that has come back by time.
+    """The grant without its provisional share, once the region has been out of contact for longer than such work runs.
 
-    A region that was silent for longer than provisional work can last has none any more: its own rule, and its agents',
-    ended it. Silence is what region-health saw on this cell's clock; leases in the region count from the same reports.
-    Only a part that the region said it holds apart comes back, and of that nothing which it said was in use: ordinary
-    work from before may be in there. All the rest stays counted until it is acknowledged.
+    Provisional work has then stopped: the region and its agents end it by time. Contact is what region-health saw on
+    this cell's clock; leases in the region count from the same reports. Only an acknowledged share is reclaimed, and
+    nothing that was reported in use, because ordinary work may use it. The rest stays counted until it is acknowledged.
+    None if there is nothing to reclaim.
     """
-    spec, said = grant.spec, grant.status
-    if not spec.provisional or region is None or region.status.report is None or said.acknowledged_epoch != spec.epoch:
+    spec, status = grant.spec, grant.status
+    if (
+        not spec.provisional
+        or region is None
+        or region.status.report is None
+        or status.acknowledged_epoch != spec.epoch
+    ):
         return None
     health = region.status.health
     silent_s = now - parse_time(health.heard_at) if health.heard_at else 0.0
-    unseen = region.status.report.sequence != health.heard_sequence
-    if unseen or silent_s <= limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RETURN_SPARE_S:
+    unassessed = region.status.report.sequence != health.heard_sequence
+    if unassessed or silent_s <= limits.PROVISIONAL_MAX_S + limits.PROVISIONAL_RETURN_SPARE_S:
         return None
-    idle = _less(amounts(said.limit), amounts(said.used))
-    back = {name: min(part, idle.get(name, 0)) for name, part in amounts(spec.provisional).items()}
+    idle = _minus(amounts(status.limit), amounts(status.used))
+    reclaimed = {name: min(share, idle.get(name, 0)) for name, share in amounts(spec.provisional).items()}
     changed = msgspec.structs.replace(
-        next_epoch(grant, _less(amounts(spec.limit), back)),
-        peak=dict(amounts_text(_less(may_enforce(grant), back))),
+        next_epoch(grant, _minus(amounts(spec.limit), reclaimed)),
+        peak=dict(amounts_text(_minus(may_enforce(grant), reclaimed))),
         provisional={},
-        returned=dict(amounts_text(back)),
+        returned=dict(amounts_text(reclaimed)),
         returned_epoch=spec.epoch + 1,
     )
     return msgspec.structs.replace(grant, spec=changed)
 
 
-def _less(limit: Amounts, back: Amounts) -> Amounts:
-    left = {name: amount - back.get(name, 0) for name, amount in limit.items()}
+def _minus(limit: Amounts, less: Amounts) -> Amounts:
+    left = {name: amount - less.get(name, 0) for name, amount in limit.items()}
     return {name: amount for name, amount in left.items() if amount > 0}

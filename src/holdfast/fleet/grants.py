@@ -1,8 +1,9 @@
-"""grant: shares a tenant's quota out to regions. Owns Grant.spec and Quota.status.
+"""grant: divides a tenant's quota among regions. Owns Grant.spec and Quota.status.
 
-Escrow: a grant counts as the most its region may be enforcing (`may_enforce`). So a smaller limit frees nothing until
-the region has acknowledged it, and the sum never exceeds the quota (S3), whoever is cut off. Each class (normal,
-recovery, emergency) is a pot of its own. Grants follow demand; nobody is shrunk unless someone else needs it.
+- A grant counts as the highest limit that its region may enforce (`max_enforced_limit`). A lower limit frees nothing
+  until the region acknowledges it, so the sum never exceeds the quota, even during a partition (S3).
+- Each class (normal, recovery, emergency) is a pool of its own.
+- Grants follow demand. A grant shrinks only if another region needs the quota.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from holdfast.model.writes import NOTHING, Create, Outcome, SetStatus, Update, W
 
 
 class Pot(msgspec.Struct, frozen=True):
-    """One class of a tenant's quota: how much there is in all, and what each region needs of it."""
+    """One class of a tenant's quota: its total and the demand of each region."""
 
     grant_class: GrantClass
     total: Amounts
@@ -50,9 +51,9 @@ class Pot(msgspec.Struct, frozen=True):
     wanted: Limits
     least: Limits = {}
     on_trust: Limits = {}
-    """What each region may keep, of what nobody needs, for provisional work while it is cut off."""
+    """Unneeded quota that each region may keep for provisional work during a partition."""
     protected: Limits = {}
-    """What of each region's use is nobody else's to evict."""
+    """Usage of each region that other tenants may not preempt."""
     ends_at: str = ""
 
 
@@ -62,27 +63,27 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     grants = view.list(Grant, key.namespace)
     if quota is None or quota.metadata.terminating:
         return _withdraw(grants)
-    back = [found for g in grants if (found := returned(g, view.get(Region, g.spec.region), now)) is not None]
-    if back:
-        return Outcome(writes=tuple(Update(grant) for grant in back))  # on record before anyone else gets it
+    reclaimed = [found for g in grants if (found := returned(g, view.get(Region, g.spec.region), now)) is not None]
+    if reclaimed:
+        return Outcome(writes=tuple(Update(grant) for grant in reclaimed))  # committed before another region gets it
     waiting = rejoin.unheard(view, now)
     adopted = rejoin.adoptions(quota, grants, view.list(Region), lease_s=limits.GRANT_LEASE_S)
     if waiting or adopted:
-        return _held_back(quota, waiting, adopted, now)
+        return _await_restore(quota, waiting, adopted, now)
     needs = view.total(Assignment, key.namespace, need)
     regions = [r.metadata.name for r in view.list(Region) if not r.metadata.terminating]
     writes: list[Write] = []
     rows: list[RegionUse] = []
     frozen = {g.key for g in grants if is_frozen(g, view.get(Region, g.spec.region), now)}
-    limits_now: dict[GrantClass, Limits] = {}
-    on_trust = _on_trust(view, key.namespace, regions, now)
-    normal = _normal(quota, needs, regions, on_trust)
+    new_limits: dict[GrantClass, Limits] = {}
+    provisional = _provisional_demand(view, key.namespace, regions, now)
+    normal = _normal(quota, needs, regions, provisional)
     recovery = _recovery(quota, needs, view.total(Assignment, key.namespace, turning_need))
-    for pot in (normal, recovery):
-        limits_now[pot.grant_class] = _settle(quota, pot, grants, regions, writes=writes, rows=rows, frozen=frozen)
-    emergency = _emergency(view, key.namespace, normal, limits_now[GrantClass.NORMAL], now)
+    for pool in (normal, recovery):
+        new_limits[pool.grant_class] = _settle(quota, pool, grants, regions, writes=writes, rows=rows, frozen=frozen)
+    emergency = _emergency(view, key.namespace, normal, new_limits[GrantClass.NORMAL], now)
     _settle(quota, emergency, grants, regions, writes=writes, rows=rows, frozen=frozen)
-    normal_limits = limits_now[GrantClass.NORMAL]
+    normal_limits = new_limits[GrantClass.NORMAL]
     status = _status(quota, grants, normal_limits, tuple(rows), emergency=emergency.total, now=now)
     if status is not None:
         writes.append(status)
@@ -91,14 +92,14 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     return Outcome(writes=tuple(writes), again_in_s=again_s) if writes or ends else NOTHING
 
 
-def _held_back(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write], now: float) -> Outcome:
-    """Restored, and not yet told what is granted out there: that counts first, and nothing grows meanwhile."""
-    heard = f"waiting for {', '.join(waiting)} to say what it holds" if waiting else "counting what regions hold"
+def _await_restore(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write], now: float) -> Outcome:
+    """After a restore: adopts the limits that regions report, and raises nothing until every region has reported."""
+    progress = f"waiting for reports of {', '.join(waiting)}" if waiting else "adopting the reported limits"
     condition = Condition(
         type="Granted",
         status="False",
         reason=Reason.REJOINING,
-        message=f"the global cell was restored from a backup: {heard}; no grant is made or raised until then",
+        message=f"the global cell was restored from a backup: {progress}; no grant is created or raised until then",
         observed_generation=quota.metadata.generation,
     )
     known = with_condition(quota.status.conditions, condition, seconds_text(now))
@@ -108,8 +109,8 @@ def _held_back(quota: Quota, waiting: Sequence[str], adopted: Sequence[Write], n
     return Outcome(writes=tuple(writes), again_in_s=limits.REJOIN_LOOK_EVERY_S)
 
 
-def _on_trust(view: View, tenant: str, regions: Sequence[str], now: float) -> Limits:
-    """What regions whose policy places provisional work could use for it: room for all of it once more."""
+def _provisional_demand(view: View, tenant: str, regions: Sequence[str], now: float) -> Limits:
+    """Demand for provisional work in regions whose policy allows it: the same replicas once more."""
     spare = demand(view.total(Assignment, tenant, provisional_need), Purpose.NORMAL)
     if not spare:
         return {}
@@ -118,19 +119,19 @@ def _on_trust(view: View, tenant: str, regions: Sequence[str], now: float) -> Li
     return {r: spare[r] for r, mode in modes.items() if mode is PartitionMode.PROVISIONAL}
 
 
-def _normal(quota: Quota, needs: Mapping[Need, int], regions: Sequence[str], on_trust: Limits) -> Pot:
-    """The protected part is kept in the regions, evenly, while nobody needs it elsewhere: a region that is cut off can
-    restart what it runs."""
+def _normal(quota: Quota, needs: Mapping[Need, int], regions: Sequence[str], provisional: Limits) -> Pot:
+    """While no region needs more, the protected quota is divided evenly, so that a partitioned region can restart its
+    replicas."""
     caps = {region: amounts(values) for region, values in quota.spec.region_caps.items()}
     share = {name: amount // max(1, len(regions)) for name, amount in amounts(quota.spec.protected).items()}
     wanted = demand(needs, Purpose.NORMAL)
     least = {region: dict(share) for region in regions}
-    for region, extra in on_trust.items():
+    for region, extra in provisional.items():
         for name, amount in extra.items():
             kept = least[region]
             kept[name] = max(kept.get(name, 0), wanted.get(region, {}).get(name, 0) + amount)
     protected = parts(amounts(quota.spec.protected), wanted, regions)
-    return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, on_trust, protected)
+    return Pot(GrantClass.NORMAL, amounts(quota.spec.hard), caps, wanted, least, provisional, protected)
 
 
 def _recovery(quota: Quota, needs: Mapping[Need, int], turning: Mapping[Need, int]) -> Pot:
@@ -146,19 +147,19 @@ def _emergencies(view: View, tenant: str, now: float) -> list[Override]:
 
 
 def _emergency(view: View, tenant: str, normal: Pot, granted: Limits, now: float) -> Pot:
-    """What active overrides add, for regions whose normal limit does not cover what they were given."""
+    """Quota of active overrides, for regions whose normal limit does not cover their demand."""
     total: Amounts = {}
     for override in _emergencies(view, tenant, now):
         add(total, amounts(override.spec.quota))
     short = {region: shortfall(need, granted.get(region, {})) for region, need in normal.wanted.items()}
-    # Of several, the first to end decides: a region that is cut off must not spend what has ended (S8).
+    # The earliest expiry applies: a partitioned region must not spend expired quota (S8).
     ends_at = min((o.status.expires_at for o in _emergencies(view, tenant, now)), default="")
     return Pot(GrantClass.EMERGENCY, total, {}, short, ends_at=ends_at)
 
 
 def _settle(
     quota: Quota,
-    pot: Pot,
+    pool: Pot,
     grants: Sequence[Grant],
     regions: Sequence[str],
     *,
@@ -166,30 +167,30 @@ def _settle(
     rows: list[RegionUse],
     frozen: Container[Key],
 ) -> Limits:
-    """Brings the grants of one class to their new limits; answers those limits."""
-    mine = {g.spec.region: g for g in grants if g.spec.grant_class is pot.grant_class}
-    if not pot.total and not mine:
-        return {}  # there is nothing to give, and nothing was given
+    """Appends the writes and status rows for one class. Returns the new limits."""
+    mine = {g.spec.region: g for g in grants if g.spec.grant_class is pool.grant_class}
+    if not pool.total and not mine:
+        return {}
     names = sorted({*regions, *mine})
     new = share_out(
-        pot.total,
-        pot.caps,
-        {name: pot.wanted.get(name, {}) for name in names},
+        pool.total,
+        pool.caps,
+        {name: pool.wanted.get(name, {}) for name in names},
         {name: amounts(g.spec.limit) for name, g in mine.items()},
         {name: may_enforce(g) for name, g in mine.items()},
-        least={name: pot.least.get(name, {}) for name in names},
+        least={name: pool.least.get(name, {}) for name in names},
     )
-    if pot.grant_class is not GrantClass.NORMAL:
-        # Borrowed for an incident: what is not needed goes back at once, whether or not someone waits for it.
-        used = {region: pot.least.get(region) or pot.wanted.get(region, {}) for region in new}
+    if pool.grant_class is not GrantClass.NORMAL:
+        # Borrowed for an incident: unneeded quota is returned at once.
+        used = {region: pool.least.get(region) or pool.wanted.get(region, {}) for region in new}
         new = {region: _at_most(limit, used[region]) for region, limit in new.items()}
     for region, limit in new.items():
         stored = mine.get(region)
-        write = _write(quota, region, pot, limit, stored)
+        write = _write(quota, region, pool, limit, stored)
         if write is not None:
             writes.append(write)
         if stored is not None or limit:
-            rows.append(_row(region, pot.grant_class, limit, stored, frozen))
+            rows.append(_row(region, pool.grant_class, limit, stored, frozen))
     return new
 
 
@@ -210,10 +211,10 @@ def _row(
 
 
 def is_frozen(grant: Grant, region: Region | None, now: float) -> bool:
-    """Whether the region has been out of touch for a whole lease: it spends no more, and gives nothing back either.
+    """Whether the region has been out of contact for longer than the grant lease. It then neither spends nor returns.
 
-    Its lease counts from its reports, so this does too, by when they came on this cell's clock. `renewedAt` is of the
-    region's own clock, which may be off by more than a lease allows for, and is compared only there."""
+    The lease counts from the region's reports, here by their arrival on this cell's clock. `renewedAt` is a time of the
+    region's clock and is compared only there."""
     if region is None:
         return bool(grant.status.renewed_at)
     return bool(region.status.health.heard_at) and silence_s(region, now) > grant.spec.lease_seconds
@@ -222,29 +223,29 @@ def is_frozen(grant: Grant, region: Region | None, now: float) -> bool:
 def share_out(
     hard: Amounts, caps: Limits, wanted: Limits, current: Limits, enforced: Limits, *, least: Limits | None = None
 ) -> Limits:
-    """New limits per region. Raises only into what is provably free; shrinks only where someone else goes short.
+    """New limits per region. Raises use only quota that is certainly free. A limit shrinks only if another region is
+    short.
 
-    `least` is filled from what nobody needs, if need be from what a region holds beyond its own need and least. It is
-    the first to be taken back for someone who does need it.
+    `least` is a floor per region, filled from unneeded quota. It is the first quota to be withdrawn for another region.
     """
     new: Limits = {region: dict(current.get(region, {})) for region in wanted}
     for resource, total in sorted(hard.items()):
-        room = _Room(resource, total, new, enforced)
+        room = _ResourceDivision(resource, total, new, enforced)
         need = {r: min(wanted[r].get(resource, 0), caps.get(r, {}).get(resource, total)) for r in sorted(new)}
         short = sum(room.raise_to(region, want) for region, want in need.items())
-        room.take_back(max(0, -room.free) + short, {r: wanted[r].get(resource, 0) for r in new})
+        room.withdraw(max(0, -room.free) + short, {r: wanted[r].get(resource, 0) for r in new})
         if not short:
             cap = {r: caps.get(r, {}).get(resource, total) for r in new}
             keep = {r: min((least or {}).get(r, {}).get(resource, 0), cap[r]) for r in sorted(new)}
             lacking = sum(room.raise_to(region, amount) for region, amount in keep.items())
-            room.take_back(lacking, {r: max(wanted[r].get(resource, 0), keep[r]) for r in new})
+            room.withdraw(lacking, {r: max(wanted[r].get(resource, 0), keep[r]) for r in new})
     for region in new:
         new[region] = {name: amount for name, amount in new[region].items() if amount and name in hard}
     return new
 
 
-class _Room:
-    """One resource while it is shared out: what is provably free, and what each region counts for."""
+class _ResourceDivision:
+    """Division of one resource: the free amount, and the amount counted for each region."""
 
     def __init__(self, resource: str, total: int, new: Limits, enforced: Limits) -> None:
         self._resource = resource
@@ -253,13 +254,13 @@ class _Room:
         self.free = total - sum(self._counted.values())
 
     def raise_to(self, region: str, want: int) -> int:
-        """Raises a region's limit as far as it can be; answers what is still lacking."""
+        """Raises a region's limit as far as possible. Returns the amount still lacking."""
         limit = self._new[region].get(self._resource, 0)
         lacking = want - limit
         if lacking <= 0:
             return 0
-        # What the region still enforces from before a shrink may be given back to it without touching `free`: but not
-        # while more is counted than there is, as nothing says that its part of the excess is not in this.
+        # An amount that the region still enforces from before a shrink can be granted again without using `free`, but
+        # not while more is counted than exists: the excess may be this amount.
         owned = self._counted[region] - limit
         granted = min(lacking, max(0, owned + self.free))
         self.free -= max(0, granted - owned)
@@ -268,32 +269,32 @@ class _Room:
             self._counted[region] = max(self._counted[region], limit + granted)
         return lacking - granted
 
-    def take_back(self, excess: int, needed: Amounts) -> None:
-        """Lowers limits that exceed what their region needs, until the excess is covered."""
+    def withdraw(self, excess: int, needed: Amounts) -> None:
+        """Lowers limits above their region's need until the excess is covered."""
         for region in sorted(self._new, reverse=True):
             spare = self._new[region].get(self._resource, 0) - needed[region]
             if excess > 0 and spare > 0:
-                back = min(spare, excess)
-                self._new[region][self._resource] -= back
-                excess -= back
+                reclaimed = min(spare, excess)
+                self._new[region][self._resource] -= reclaimed
+                excess -= reclaimed
 
 
-def _provisional(pot: Pot, region: str, limit: Mapping[str, int]) -> Amounts:
-    """The part of a limit beyond what its region needs that is kept for provisional work."""
-    needed, extra = pot.wanted.get(region, {}), pot.on_trust.get(region, {})
+def _provisional(pool: Pot, region: str, limit: Mapping[str, int]) -> Amounts:
+    """The share of a limit, beyond the region's demand, that is kept for provisional work."""
+    needed, extra = pool.wanted.get(region, {}), pool.on_trust.get(region, {})
     found = {name: min(amount, limit.get(name, 0) - needed.get(name, 0)) for name, amount in extra.items()}
     return {name: amount for name, amount in found.items() if amount > 0}
 
 
-def _write(quota: Quota, region: str, pot: Pot, limit: Mapping[str, int], stored: Grant | None) -> Write | None:
+def _write(quota: Quota, region: str, pool: Pot, limit: Mapping[str, int], stored: Grant | None) -> Write | None:
     text = dict(amounts_text(limit))
-    provisional = dict(amounts_text(_provisional(pot, region, limit)))
-    protected = dict(amounts_text(pot.protected.get(region, {})))
+    provisional = dict(amounts_text(_provisional(pool, region, limit)))
+    protected = dict(amounts_text(pool.protected.get(region, {})))
     if stored is None:
         if not limit:
             return None
         meta = ObjectMeta(
-            name=grant_name(region, pot.grant_class),
+            name=grant_name(region, pool.grant_class),
             namespace=quota.metadata.namespace,
             owner_references=(
                 OwnerReference(api_version=API_VERSION, kind="Quota", name=quota.metadata.name, uid=quota.uid),
@@ -301,19 +302,19 @@ def _write(quota: Quota, region: str, pot: Pot, limit: Mapping[str, int], stored
         )
         spec = GrantSpec(
             region=region,
-            grant_class=pot.grant_class,
+            grant_class=pool.grant_class,
             limit=dict(text),
             provisional=dict(provisional),
             protected=dict(protected),
             lease_seconds=limits.GRANT_LEASE_S,
-            ends_at=pot.ends_at,
+            ends_at=pool.ends_at,
         )
         return Create(Grant(metadata=meta, spec=spec))
-    ends_at = pot.ends_at if limit else stored.spec.ends_at
+    ends_at = pool.ends_at if limit else stored.spec.ends_at
     same = amounts(stored.spec.limit) == dict(limit) and amounts(stored.spec.provisional) == amounts(dict(provisional))
-    if same and stored.spec.ends_at == ends_at and amounts(stored.spec.protected) == pot.protected.get(region, {}):
+    if same and stored.spec.ends_at == ends_at and amounts(stored.spec.protected) == pool.protected.get(region, {}):
         return None
-    if same and stored.spec.ends_at == ends_at:  # nothing that is spent changes, so there is nothing to acknowledge
+    if same and stored.spec.ends_at == ends_at:  # the spendable limit is the same, so no new epoch is needed
         kept = msgspec.structs.replace(stored.spec, protected=dict(protected))
         return Update(msgspec.structs.replace(stored, spec=kept))
     spec = msgspec.structs.replace(
@@ -339,7 +340,7 @@ def _status(
     for limit in new.values():
         add(granted, limit)
     for row in rows:
-        if row.grant_class is not GrantClass.RECOVERY:  # an emergency's use is use as any other, until it is drained
+        if row.grant_class is not GrantClass.RECOVERY:  # emergency usage counts until it is drained
             add(used, amounts(row.used))
     conditions = (_granted(quota, grants, rows), _within(quota, used, emergency))
     known = quota.status.conditions
@@ -361,7 +362,7 @@ def _status(
         blocks={"granted": status.granted, "used": status.used, "regions": status.regions},
         conditions=conditions,
         observed_generation=quota.metadata.generation,
-        # In the same commit as the grants: a limit that an operator has just lowered is not granted away unseen (S3).
+        # In one commit with the grants, so that a quota lowered meanwhile is not exceeded (S3).
         if_revision=quota.revision,
     )
 
@@ -369,12 +370,12 @@ def _status(
 def _granted(quota: Quota, grants: Sequence[Grant], rows: Sequence[RegionUse]) -> Condition:
     pending = sorted({g.spec.region for g in grants if g.status.acknowledged_epoch < g.spec.epoch})
     frozen = sorted({row.region for row in rows if row.frozen})
-    reason, message = Reason.GRANTED, "every region holds its share"
+    reason, message = Reason.GRANTED, "every region has acknowledged its grant"
     if pending:
-        reason, message = Reason.SHRINK_PENDING, f"waiting for {', '.join(pending)} to acknowledge"
+        reason, message = Reason.SHRINK_PENDING, f"waiting for {', '.join(pending)} to acknowledge the new limit"
     if frozen:
         reason = Reason.FROZEN
-        message = f"{', '.join(frozen)} out of touch for a whole lease: its grant counts in full and is not spent"
+        message = f"{', '.join(frozen)}: out of contact for longer than the grant lease; counted in full, not spent"
     return Condition(
         type="Granted",
         status="False" if pending or frozen else "True",
@@ -393,13 +394,13 @@ def _within(quota: Quota, used: Amounts, emergency: Amounts) -> Condition:
         type="OverQuota",
         status="True" if over else "False",
         reason=Reason.OVER_QUOTA if over else Reason.WITHIN_QUOTA,
-        message=f"in use beyond the quota: {parts}; nothing new is placed and the excess is drained" if over else "",
+        message=f"usage exceeds the quota: {parts}; nothing new is placed and the excess is drained" if over else "",
         observed_generation=quota.metadata.generation,
     )
 
 
 def woken_by_policy(new: PolicyRevision | None, old: PolicyRevision | None, view: View) -> Iterable[Key]:
-    """Whether regions may place provisional work decides what is kept for it."""
+    """The partition mode decides how much quota is kept for provisional work."""
     modes = {r.spec.rules.partition_mode for r in (new, old) if r is not None}
     return keys(view) if PartitionMode.PROVISIONAL in modes else ()
 
@@ -411,7 +412,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_any(new: object, old: object, view: View) -> Iterable[Key]:
-    """Quota, Grant or Assignment of a tenant; statuses that say the same wake nobody."""
+    """A change of a Quota, Grant or Assignment. An Assignment with unchanged demand wakes nothing."""
     item = new or old
     if isinstance(new, Assignment) and isinstance(old, Assignment):
         same = new.spec == old.spec and need(new) == need(old)
@@ -422,7 +423,7 @@ def woken_by_any(new: object, old: object, view: View) -> Iterable[Key]:
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """What a restore of the global cell waits for, and whether it is heard: it is Suspect long before a lease ends."""
+    """A change of health (Suspect comes before the grant lease ends), or of the response to a restore."""
     if new is None or old is None or new.status.report is None:
         return ()
     if new.status.health.state is not old.status.health.state:

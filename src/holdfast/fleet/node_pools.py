@@ -1,10 +1,9 @@
-"""node-pool: which nodes of a pool should exist, from what waits and what is held. Owns NodePool.status.
+"""node-pool: decides which nodes of a pool should exist. Owns NodePool.status.
 
-More nodes are asked for only for reasons that a node cures: too little of a resource, or no node at all, for work and
-recovery places that would fit on an empty one; and never for what waits although such a node is there and stays empty,
-in every zone of the pool: what keeps it off that one keeps it off the next. A node is given up only when it holds
-nothing, no recovery place either, has done so for the pool's idle time, and nothing waits; it is closed to new work
-first, and looked at again. The last one stays as long as something waits that would only bring it back.
+- Nodes are added for pending replicas and recovery slots that would fit on an empty node and lack resources or nodes.
+- No node is added while every zone of the pool has an empty node that fits: another one would stay empty too.
+- A node is removed only if it has been empty for `idleSeconds` and nothing is pending. It is cordoned first and checked
+  again. The last node stays while something is pending that would bring it back.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ CURED_BY_A_NODE = frozenset(
     }
 )
 CURED_BY_THE_FIRST = CURED_BY_A_NODE | {Reason.POOL_NOT_ALLOWED}
-"""What the first node of an empty pool cures besides: every other node is of a pool that the work may not use."""
+"""Reasons that the first node of an empty pool fixes: all other nodes are in pools that the replica may not use."""
 
 
 class Lack(msgspec.Struct, frozen=True, gc=False):
-    """What has no place: as so many nodes of the pool, and in words; `widest` is the most that any of it asks for."""
+    """Pending replicas and slots, and the number of nodes they need. `largest_request` is the maximum per resource."""
 
     nodes: int = 0
     replicas: int = 0
     places: int = 0
     widest: Amounts = {}
     needs_first: bool = False
-    """Whether something waits that would bring a node if the pool had none, whatever keeps it off the one it has."""
+    """Whether something is pending that would add a node if the pool had none."""
 
 
 def decider(region: str) -> Callable[[Key, View, float], Outcome]:
@@ -63,16 +62,18 @@ def _decide(region: str, key: Key, view: View, now: float) -> Outcome:
     pool = view.get(NodePool, key.name)
     if pool is None or pool.metadata.terminating:
         return NOTHING
-    there = {n.metadata.name: n for n in view.list(Node) if n.spec.pool == pool.metadata.name}
-    lack = lacking(pool, region, view)
-    nodes, said = next_nodes(pool, there, occupied([n.name for n in pool.status.nodes], view), lack, now)
+    registered = {n.metadata.name: n for n in view.list(Node) if n.spec.pool == pool.metadata.name}
+    shortfall = lacking(pool, region, view)
+    nodes, status_text = next_nodes(
+        pool, registered, occupied([n.name for n in pool.status.nodes], view), shortfall, now
+    )
     writes: list[Write] = []
     for wanted in nodes:
-        node = there.get(wanted.name)
-        if node is not None and node.spec.unschedulable != wanted.leaving and _ours(pool, wanted):
+        node = registered.get(wanted.name)
+        if node is not None and node.spec.unschedulable != wanted.leaving and _is_pool_cordon(pool, wanted):
             spec = msgspec.structs.replace(node.spec, unschedulable=wanted.leaving)
             writes.append(Update(msgspec.structs.replace(node, spec=spec)))
-    reason, message = said
+    reason, message = status_text
     if (pool.status.nodes, pool.status.reason, pool.status.message) != (nodes, reason, message):
         blocks = {"nodes": nodes, "reason": reason, "message": message}
         generation = pool.metadata.generation
@@ -80,13 +81,13 @@ def _decide(region: str, key: Key, view: View, now: float) -> Outcome:
     return Outcome(writes=tuple(writes), again_in_s=limits.NODE_POOL_LOOK_EVERY_S)
 
 
-def _ours(pool: NodePool, wanted: PoolNode) -> bool:
-    """Whether closing or opening the node is this pool's doing: an operator's own cordon stays."""
+def _is_pool_cordon(pool: NodePool, wanted: PoolNode) -> bool:
+    """Whether the pool itself cordons or uncordons the node. An operator's cordon is left alone."""
     return wanted.leaving or any(n.name == wanted.name and n.leaving for n in pool.status.nodes)
 
 
 def occupied(names: Iterable[str], view: View) -> frozenset[str]:
-    """Those of the nodes on which something is bound, reserved, or kept for a recovery."""
+    """Nodes with a Binding, a Reservation or a recovery slot."""
     ended = (ReservationPhase.RELEASED, ReservationPhase.CONSUMED)
     return frozenset(
         name
@@ -98,9 +99,9 @@ def occupied(names: Iterable[str], view: View) -> frozenset[str]:
 
 
 def lacking(pool: NodePool, region: str, view: View) -> Lack:
-    """What waits for a reason that a node of this pool cures, and would fit on an empty one."""
+    """Pending replicas and slots that a new node of this pool would fix."""
     shape = amounts(pool.spec.capacity)
-    there = any(node.spec.pool == pool.metadata.name for node in view.list(Node))
+    registered = any(node.spec.pool == pool.metadata.name for node in view.list(Node))
     total: Amounts = {}
     widest: Amounts = {}
     replicas = places = 0
@@ -110,17 +111,17 @@ def lacking(pool: NodePool, region: str, view: View) -> Lack:
             continue
         if not any(r.reason in CURED_BY_THE_FIRST for r in request.status.reasons):
             continue
-        asked = requests(request.spec.template)
-        if not _fits(asked, shape):
+        requested = requests(request.spec.template)
+        if not _fits(requested, shape):
             continue
         needs_first = True
-        if not there or any(r.reason in CURED_BY_A_NODE for r in request.status.reasons):
-            widest = _wider(widest, asked)
-            add(total, scaled(asked, request.status.pending))
+        if not registered or any(r.reason in CURED_BY_A_NODE for r in request.status.reasons):
+            widest = _max_amounts(widest, requested)
+            add(total, scaled(requested, request.status.pending))
             replicas += request.status.pending
     for shape_of, missing in missing_places(region, view):
         if _fits(shape_of, shape):
-            widest = _wider(widest, shape_of)
+            widest = _max_amounts(widest, shape_of)
             add(total, scaled(shape_of, missing))
             places += missing
     nodes = max((math.ceil(amount / shape[name]) for name, amount in total.items() if shape.get(name)), default=0)
@@ -134,7 +135,7 @@ def _may_use(request: SchedulingRequest, pool: NodePool) -> bool:
 
 
 def missing_places(region: str, view: View) -> list[tuple[Amounts, int]]:
-    """Recovery places that a budget of this region asks for and no node keeps, by shape."""
+    """Recovery slots of this region's budgets that are not admitted on a node, by shape."""
     kept: dict[tuple[str, int], int] = {}
     for hold in view.list(Hold):
         if is_kept(hold):
@@ -149,11 +150,11 @@ def missing_places(region: str, view: View) -> list[tuple[Amounts, int]]:
     return found
 
 
-def _fits(asked: Amounts, shape: Amounts) -> bool:
-    return all(amount <= shape.get(name, 0) for name, amount in asked.items())
+def _fits(requested: Amounts, shape: Amounts) -> bool:
+    return all(amount <= shape.get(name, 0) for name, amount in requested.items())
 
 
-def _wider(one: Amounts, other: Amounts) -> Amounts:
+def _max_amounts(one: Amounts, other: Amounts) -> Amounts:
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 
@@ -161,81 +162,88 @@ Said = tuple[str, str]
 
 
 def next_nodes(
-    pool: NodePool, there: dict[str, Node], held: frozenset[str], lack: Lack, now: float
+    pool: NodePool, registered: dict[str, Node], occupied_names: frozenset[str], shortfall: Lack, now: float
 ) -> tuple[tuple[PoolNode, ...], Said]:
-    """The nodes that should exist, one step on from those that should now, and what is said of it."""
+    """The next list of nodes that should exist, with reason and message."""
     spec = pool.spec
-    nodes = [_seen(n, there, held, now) for n in pool.status.nodes if not _given_up(n, there, held, lack, now)]
-    coming = sum(_young(n, now) if n.name not in there else _just_there(n, now) for n in nodes)
-    empty = _passed_over(pool, nodes, there, lack, now)
-    short = max(lack.nodes - coming - empty, spec.min_nodes - len(nodes), 0)
+    kept = [n for n in pool.status.nodes if not _is_removable(n, registered, occupied_names, shortfall, now)]
+    nodes = [_with_idle_time(n, registered, occupied_names, now) for n in kept]
+    expected = sum(_may_be_starting(n, now) if n.name not in registered else _is_in_grace_period(n, now) for n in nodes)
+    empty = _idle_nodes(pool, nodes, registered, shortfall, now)
+    short = max(shortfall.nodes - expected - empty, spec.min_nodes - len(nodes), 0)
     for index, node in enumerate(nodes):
         if short and node.leaving:
             nodes[index] = msgspec.structs.replace(node, leaving=False, idle_since="")
             short -= 1
-    room = max(0, spec.max_nodes - len(nodes))
-    nodes += _more(pool, nodes, min(short, room), now)
-    waiting = f"{lack.replicas} replica(s) and {lack.places} recovery place(s) wait for room"
-    if short > room:
-        return tuple(nodes), (Reason.POOL_FULL, f"{waiting}; the pool has its {spec.max_nodes} nodes")
-    if lack.nodes and not coming and not short:
-        return tuple(nodes), (Reason.POOL_STEADY, f"{waiting}, and {empty} node(s) of the pool stay empty beside them")
-    if lack.nodes:
-        return tuple(nodes), (Reason.POOL_GROWING, f"{waiting}; {coming + min(short, room)} node(s) on their way")
-    least = max(spec.min_nodes, int(lack.needs_first))
-    return _with_one_leaving(pool, nodes, there, least, now)
+    allowed = max(0, spec.max_nodes - len(nodes))
+    nodes += _new_nodes(pool, nodes, min(short, allowed), now)
+    waiting = f"{shortfall.replicas} replica(s) and {shortfall.places} recovery slot(s) are pending"
+    if short > allowed:
+        return tuple(nodes), (Reason.POOL_FULL, f"{waiting}; the pool has reached maxNodes ({spec.max_nodes})")
+    if shortfall.nodes and not expected and not short:
+        return tuple(nodes), (Reason.POOL_STEADY, f"{waiting}, but {empty} node(s) of the pool are empty")
+    if shortfall.nodes:
+        return tuple(nodes), (Reason.POOL_GROWING, f"{waiting}; {expected + min(short, allowed)} node(s) starting")
+    least = max(spec.min_nodes, int(shortfall.needs_first))
+    return _remove_one_idle(pool, nodes, registered, least, now)
 
 
-def _seen(node: PoolNode, there: dict[str, Node], held: frozenset[str], now: float) -> PoolNode:
-    """With what is true of it now: idle time counts only while it is there and holds nothing."""
-    busy = node.name in held or node.name not in there
+def _with_idle_time(
+    node: PoolNode, registered: dict[str, Node], occupied_names: frozenset[str], now: float
+) -> PoolNode:
+    """The node with its current idle time, which counts only while it is registered and empty."""
+    busy = node.name in occupied_names or node.name not in registered
     if busy:
-        return msgspec.structs.replace(node, idle_since="", leaving=node.leaving and node.name not in held)
+        return msgspec.structs.replace(node, idle_since="", leaving=node.leaving and node.name not in occupied_names)
     return node if node.idle_since else msgspec.structs.replace(node, idle_since=micro_text(now))
 
 
-def _given_up(node: PoolNode, there: dict[str, Node], held: frozenset[str], lack: Lack, now: float) -> bool:
-    """Closed for a while, still empty, and nobody waits: now it may go. One that never came is given up in the end."""
-    stored = there.get(node.name)
+def _is_removable(
+    node: PoolNode, registered: dict[str, Node], occupied_names: frozenset[str], shortfall: Lack, now: float
+) -> bool:
+    """Whether to remove the node: cordoned, still empty and nothing pending; or not registered in time."""
+    stored = registered.get(node.name)
     if stored is None:
-        return not _young(node, now)
-    return node.leaving and stored.spec.unschedulable and node.name not in held and not lack.nodes
+        return not _may_be_starting(node, now)
+    return node.leaving and stored.spec.unschedulable and node.name not in occupied_names and not shortfall.nodes
 
 
-def _young(node: PoolNode, now: float) -> bool:
-    """Whether it may still be on its way: a machine takes its time to start and to register."""
+def _may_be_starting(node: PoolNode, now: float) -> bool:
+    """Whether the node may still be starting and registering."""
     return bool(node.since) and now - parse_time(node.since) < limits.NODE_POOL_START_S
 
 
-def _just_there(node: PoolNode, now: float) -> bool:
-    """Whether it has been there, and empty, for so short a time that it may still be taken."""
+def _is_in_grace_period(node: PoolNode, now: float) -> bool:
+    """Whether the node has been empty for so short a time that pending replicas may still be scheduled onto it."""
     return bool(node.idle_since) and not node.leaving and now - parse_time(node.idle_since) < limits.NODE_POOL_TAKEN_S
 
 
-def _passed_over(pool: NodePool, nodes: Sequence[PoolNode], there: dict[str, Node], lack: Lack, now: float) -> int:
-    """How many nodes could take any of what waits by their size, and stay empty. None while a zone of the pool has no
-    such node: what waits may need that one."""
+def _idle_nodes(
+    pool: NodePool, nodes: Sequence[PoolNode], registered: dict[str, Node], shortfall: Lack, now: float
+) -> int:
+    """Number of empty nodes that are large enough for every pending request. 0 while a zone of the pool has no such
+    node, because the pending replicas may need that zone."""
     found = [
-        there[node.name]
+        registered[node.name]
         for node in nodes
         if node.idle_since
         and not node.leaving
-        and not _just_there(node, now)
-        and not why_not_schedulable(there[node.name])
-        and _fits(lack.widest, amounts(there[node.name].spec.capacity))
+        and not _is_in_grace_period(node, now)
+        and not why_not_schedulable(registered[node.name])
+        and _fits(shortfall.widest, amounts(registered[node.name].spec.capacity))
     ]
     return len(found) if {node.spec.zone for node in found} >= set(pool.spec.zones) else 0
 
 
-def _more(pool: NodePool, nodes: Sequence[PoolNode], count: int, now: float) -> list[PoolNode]:
-    """New names, in the zones with the fewest."""
-    taken = {n.name for n in nodes}
+def _new_nodes(pool: NodePool, nodes: Sequence[PoolNode], count: int, now: float) -> list[PoolNode]:
+    """New nodes with unused names, in the zones with the fewest nodes."""
+    used_names = {n.name for n in nodes}
     made: list[PoolNode] = []
     number = 0
     while len(made) < count:
         number += 1
         name = f"{pool.metadata.name}-{number}"
-        if name in taken:
+        if name in used_names:
             continue
         every = [*nodes, *made]
         zone = min(pool.spec.zones, key=lambda z: (sum(n.zone == z for n in every), z))
@@ -243,24 +251,30 @@ def _more(pool: NodePool, nodes: Sequence[PoolNode], count: int, now: float) -> 
     return made
 
 
-def _with_one_leaving(
-    pool: NodePool, nodes: list[PoolNode], there: dict[str, Node], least: int, now: float
+def _remove_one_idle(
+    pool: NodePool, nodes: list[PoolNode], registered: dict[str, Node], least: int, now: float
 ) -> tuple[tuple[PoolNode, ...], Said]:
-    """Closes at most one node that was idle for long enough, and leaves at least so many open."""
+    """Cordons at most one node that was idle for long enough, and keeps at least `least` nodes."""
     staying = [n for n in nodes if not n.leaving]
     idle = [
         n for n in staying
         if n.idle_since and now - parse_time(n.idle_since) >= pool.spec.idle_seconds
     ]  # fmt: skip
     if idle and len(staying) > least and len(staying) == len(nodes):
-        gone = max(idle, key=lambda n: (n.idle_since, n.name))
-        closed = msgspec.structs.replace(gone, leaving=True)
-        nodes = [closed if n.name == gone.name else n for n in nodes]
-        said = (Reason.POOL_SHRINKING, f"{gone.name} has held nothing since {gone.idle_since} and is given up")
-        return tuple(nodes), said
+        idle_node = max(idle, key=lambda n: (n.idle_since, n.name))
+        closed = msgspec.structs.replace(idle_node, leaving=True)
+        nodes = [closed if n.name == idle_node.name else n for n in nodes]
+        status_text = (
+            Reason.POOL_SHRINKING,
+            f"{idle_node.name} has been empty since {idle_node.idle_since} and is removed",
+        )
+        return tuple(nodes), status_text
     if len(staying) < len(nodes):
         return tuple(nodes), (pool.status.reason, pool.status.message)
-    return tuple(nodes), (Reason.POOL_STEADY, f"{len(nodes)} node(s), {sum(n.name in there for n in nodes)} registered")
+    return tuple(nodes), (
+        Reason.POOL_STEADY,
+        f"{len(nodes)} node(s), {sum(n.name in registered for n in nodes)} registered",
+    )
 
 
 def keys(view: View) -> Iterable[Key]:
@@ -272,7 +286,7 @@ def woken_by_pool(new: NodePool | None, old: NodePool | None, view: View) -> Ite
 
 
 def woken_by_request(new: SchedulingRequest | None, old: SchedulingRequest | None, view: View) -> Iterable[Key]:
-    """Only what begins to wait: the rest is found by the next look."""
+    """A request that becomes pending. The next check finds everything else."""
     if new is None or not new.status.pending or (old is not None and old.status.pending == new.status.pending):
         return ()
     return keys(view)

@@ -1,9 +1,8 @@
-"""override: accepts people's instructions, ends them in time, and verifies that their effect is gone. Owns
-Override.status.
+"""override: activates overrides, expires them, and verifies that their effect is gone. Owns Override.status.
 
-The deadline is set here, by this cell's clock, when the override becomes active; it is never moved. Whoever acts on an
-override asks `override_rules.acts`, so the end needs no message: the effect stops by itself, and this controller only
-says so and checks it (S8). A longer time is another override, asked for again.
+This cell's clock sets the expiry when the override becomes active; it is never extended. Every consumer checks
+`is_in_force`, so the effect ends at the expiry without any message. This controller then reports the end and verifies
+it (S8). More time needs another override.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return NOTHING
     phase, expires_at, next_s = _phase(override, now)
     ended = phase in (EXPIRED, REVOKED)
-    left = still_acting(override, view, now) if ended else ""
-    conditions = _conditions(override, phase, expires_at, left, ended=ended)
-    if ended and not left and now - parse_time(expires_at) > limits.OVERRIDES_KEPT_S:
+    remaining = still_acting(override, view, now) if ended else ""
+    conditions = _conditions(override, phase, expires_at, remaining, ended=ended)
+    if ended and not remaining and now - parse_time(expires_at) > limits.OVERRIDES_KEPT_S:
         return Outcome(writes=(Delete("Override", override.key, override.uid),))
-    again_s = VERIFY_EVERY_S if left else next_s
+    again_s = VERIFY_EVERY_S if remaining else next_s
     status = override.status
     known = {c.type: (c.status, c.reason, c.message) for c in status.conditions}
     same = all(known.get(c.type) == (c.status, c.reason, c.message) for c in conditions)
@@ -60,17 +59,17 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         blocks={"phase": phase, "expiresAt": expires_at},
         conditions=tuple(conditions),
         observed_generation=override.metadata.generation,
-        if_revision=override.revision,  # the countdown may have written an earlier end meanwhile
+        if_revision=override.revision,  # override expiry may have written an earlier end meanwhile
     )
     notices: tuple[Notice, ...] = ()
     if status.phase != phase:
-        said = f"{override.spec.kind} by {override.spec.requester}: {status.phase or 'new'} → {phase}"
-        notices = (Notice(override, conditions[0].reason, said, warning=phase == ACTIVE),)
+        message = f"{override.spec.kind} by {override.spec.requester}: {status.phase or 'new'} → {phase}"
+        notices = (Notice(override, conditions[0].reason, message, warning=phase == ACTIVE),)
     return Outcome(writes=(write,), notices=notices, again_in_s=again_s)
 
 
 def _phase(override: Override, now: float) -> tuple[str, str, float | None]:
-    """Phase, deadline, and when to look again. What ended stays ended."""
+    """Phase, expiry, and delay until the next check. An ended override stays ended."""
     status = override.status
     if status.phase in (EXPIRED, REVOKED):
         return status.phase, status.expires_at, limits.OVERRIDES_KEPT_S
@@ -85,20 +84,20 @@ def _phase(override: Override, now: float) -> tuple[str, str, float | None]:
 
 
 def _deadline(override: Override, now: float) -> float:
-    """Its whole time from the moment it can act; one that nobody approves lapses a TTL after it was asked for."""
+    """Expiry: the full duration from activation. Without approval, one TTL after creation."""
     if needs_approval(override):
         return deadline_s(override)
     return now + longest_s(override)
 
 
-def _conditions(override: Override, phase: str, expires_at: str, left: str, *, ended: bool) -> list[Condition]:
-    says = {
-        PENDING: (Reason.APPROVAL_NEEDED, "waits for a second person: holdfast override approve"),
+def _conditions(override: Override, phase: str, expires_at: str, remaining: str, *, ended: bool) -> list[Condition]:
+    reasons = {
+        PENDING: (Reason.APPROVAL_NEEDED, f"needs approval: holdfast override approve {override.metadata.name}"),
         ACTIVE: (Reason.OVERRIDE_ACTIVE, f"{RULES[override.spec.kind].does}, until {expires_at}"),
-        EXPIRED: (Reason.OVERRIDE_EXPIRED, f"ended at {expires_at}"),
-        REVOKED: (Reason.OVERRIDE_REVOKED, f"taken back at {expires_at}"),
+        EXPIRED: (Reason.OVERRIDE_EXPIRED, f"expired at {expires_at}"),
+        REVOKED: (Reason.OVERRIDE_REVOKED, f"revoked at {expires_at}"),
     }
-    reason, message = says[phase]
+    reason, message = reasons[phase]
     generation = override.metadata.generation
     found = [
         Condition(
@@ -113,9 +112,9 @@ def _conditions(override: Override, phase: str, expires_at: str, left: str, *, e
         found.append(
             Condition(
                 type="Reverted",
-                status="False" if left else "True",
-                reason=Reason.EFFECT_REMAINS if left else Reason.EFFECT_GONE,
-                message=left or "verified: nothing of it acts any more",
+                status="False" if remaining else "True",
+                reason=Reason.EFFECT_REMAINS if remaining else Reason.EFFECT_GONE,
+                message=remaining or "verified: no effect is left",
                 observed_generation=generation,
             )
         )
@@ -123,16 +122,16 @@ def _conditions(override: Override, phase: str, expires_at: str, left: str, *, e
 
 
 def still_acting(override: Override, view: View, now: float) -> str:
-    """What is left of an ended override's effect, or an empty string: found in the objects it acted on."""
+    """Remaining effect of an ended override, read from the objects it affected; empty if there is none."""
     spec = override.spec
     twins = [o for o in in_force(view, spec.kind, now) if o.spec.scope == spec.scope]
     if twins:
-        return ""  # another one asks for the same: what remains is its effect
+        return ""  # the remaining effect belongs to another override of the same scope
     match spec.kind:
         case OverrideKind.DECLARE_REGION_LOST:
             region = view.get(Region, spec.scope.region)
             if region is not None and region.status.health.reason == Reason.DECLARED_LOST:
-                return f"region {spec.scope.region} still counts as lost by declaration"
+                return f"region {spec.scope.region} is still declared lost"
         case OverrideKind.EMERGENCY_QUOTA:
             held = [
                 g.spec.region
@@ -141,9 +140,9 @@ def still_acting(override: Override, view: View, now: float) -> str:
                 and (amounts(g.spec.limit) or amounts(g.status.limit) or amounts(g.status.used))
             ]
             if held:
-                return f"emergency quota of {spec.scope.tenant} is still held in {', '.join(sorted(held))}"
+                return f"tenant {spec.scope.tenant} still holds emergency quota in {', '.join(sorted(held))}"
         case _:
-            pass  # these act only while they are in force: whoever reads them asks for the time
+            pass  # consumers of the other kinds check the expiry themselves
     return ""
 
 
@@ -156,7 +155,7 @@ def woken_by_override(new: Override | None, old: Override | None, view: View) ->
 
 
 def keys_of_region(region: str) -> Callable[[View], Iterable[Key]]:
-    """Those that were given in this region; the others are copies of what is decided elsewhere."""
+    """Break-glass overrides of this region. Other overrides here are copies."""
     prefix = break_glass_prefix(region)
     return lambda view: [o.key for o in view.list(Override) if o.metadata.name.startswith(prefix)]
 

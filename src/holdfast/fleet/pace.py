@@ -1,7 +1,7 @@
-"""How fast recovery replicas may be started in each region: a bounded rate with a short burst, kept in durable state.
+"""Rate limiter of recovery starts per target region: a rate with a short burst, stored in the Recovery status.
 
-A lane remembers only the moment its backlog of starts would be worked off; so a restart neither forgets what was just
-started nor lets a storm through.
+Each region stores only the time at which its next start is allowed. A restart therefore neither forgets recent starts
+nor allows a burst of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Pace:
         return cls({lane.region: parse_time(lane.next_at) for lane in lanes}, rates, now)
 
     def may_start(self, region: str, count: int) -> bool:
-        """Whether it is this region's turn. Once one had to wait, those behind it wait too: order is by rank."""
+        """Whether a start is allowed now. After one workload had to wait, later ones wait too: order is by priority."""
         ahead_s = self._next_s.get(region, 0.0) - self._now
         if region in self._full or ahead_s >= limits.RECOVERY_BURST_S:
             self._full.add(region)
@@ -37,7 +37,7 @@ class Pace:
         self._next_s[region] = max(self._now, self._next_s.get(region, 0.0)) + count / rate
 
     def lanes(self) -> tuple[Lane, ...]:
-        """Only those that still hold someone up."""
+        """Limits that still delay a start."""
         return tuple(
             Lane(region=region, next_at=micro_text(at_s))
             for region, at_s in sorted(self._next_s.items())

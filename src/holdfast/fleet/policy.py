@@ -1,7 +1,7 @@
-"""policy: turns a SchedulerPolicy into immutable revisions. Owns PolicyRevision and SchedulerPolicy.status.
+"""policy: publishes a SchedulerPolicy as immutable revisions. Owns PolicyRevision and SchedulerPolicy.status.
 
-A revision is named by its content. The sequence of the active one only rises, also when going back to old rules, by
-hand or because its guard was breached (`policy_guard`). Nothing here touches a decision that was made (S10).
+A revision is named by the hash of its rules. The sequence of the active revision only increases, also when old rules
+return, by hand or after a guard breach (`policy_guard`). Decisions that were already made are not changed (S10).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if policy is None or policy.metadata.terminating:
         return NOTHING
     name = f"{policy.metadata.name}-{rules_hash(policy.spec.rules)}"
-    held = policy_guard.still_held(policy, name) or policy_guard.breached(policy, name, view.list(Region), now)
-    writes, sequence = _revisions(policy, name, held, view.list(PolicyRevision))
+    stop = policy_guard.still_held(policy, name) or policy_guard.breached(policy, name, view.list(Region), now)
+    writes, sequence = _revisions(policy, name, stop, view.list(PolicyRevision))
     conditions = (
         _published(policy, name, sequence),
-        _spread(policy, name, held, view),
-        policy_guard.told(policy, held),
+        _spread(policy, name, stop, view),
+        policy_guard.told(policy, stop),
     )
     status = policy.status
     known = {c.type: (c.status, c.reason, c.message) for c in status.conditions}
-    told = all(known.get(c.type) == (c.status, c.reason, c.message) for c in conditions)
+    same = all(known.get(c.type) == (c.status, c.reason, c.message) for c in conditions)
     notices: tuple[Notice, ...] = ()
-    if (status.revision, status.sequence, status.held) != (name, sequence, held) or not told:
-        blocks = {"revision": name, "sequence": sequence, "held": held}
+    if (status.revision, status.sequence, status.held) != (name, sequence, stop) or not same:
+        blocks = {"revision": name, "sequence": sequence, "held": stop}
         writes.append(
             SetStatus(
                 "SchedulerPolicy",
@@ -57,18 +57,18 @@ def decide(key: Key, view: View, now: float) -> Outcome:
                 observed_generation=policy.metadata.generation,
             )
         )
-        if held is not None and status.held != held:
-            notices = (Notice(policy, Reason.GUARD_BREACHED, f"{held.action.value}: {held.message}", warning=True),)
+        if stop is not None and status.held != stop:
+            notices = (Notice(policy, Reason.GUARD_BREACHED, f"{stop.action.value}: {stop.message}", warning=True),)
     return Outcome(writes=tuple(writes), notices=notices) if writes else NOTHING
 
 
 def _revisions(
-    policy: SchedulerPolicy, name: str, held: PolicyHold | None, revisions: Sequence[PolicyRevision]
+    policy: SchedulerPolicy, name: str, stop: PolicyHold | None, revisions: Sequence[PolicyRevision]
 ) -> tuple[list[Write], int]:
-    """What is to be written of revisions, and the sequence of the policy's own."""
+    """Writes of PolicyRevisions, and the sequence of the policy's current revision."""
     newest = max((r.spec.sequence for r in revisions), default=0)
     stored = next((r for r in revisions if r.metadata.name == name), None)
-    stage, regions = policy_guard.stage_of(policy, held)
+    stage, regions = policy_guard.stage_of(policy, stop)
     wanted = PolicyRevisionSpec(
         policy=policy.metadata.name,
         rules=policy.spec.rules,
@@ -81,7 +81,7 @@ def _revisions(
         meta = ObjectMeta(name=name, labels={LABEL_POLICY: policy.metadata.name})
         return [Create(PolicyRevision(metadata=meta, spec=wanted))], newest + 1
     kept = msgspec.structs.replace(wanted, sequence=stored.spec.sequence)
-    if held is not None:
+    if stop is not None:
         return _stopped(stored, kept, revisions, newest), stored.spec.sequence
     returns = policy.status.revision not in ("", name) and stored.spec.sequence != newest
     if kept != stored.spec or returns:
@@ -92,8 +92,8 @@ def _revisions(
 def _stopped(
     stored: PolicyRevision, kept: PolicyRevisionSpec, revisions: Sequence[PolicyRevision], newest: int
 ) -> list[Write]:
-    """A revision that is stopped keeps its sequence. Where it is taken back, the last good one rises above it, as the
-    sequence a region decides by never falls."""
+    """A stopped revision keeps its sequence. On rollback the last good revision gets a higher one, because the sequence
+    used in a region never decreases."""
     if kept == stored.spec:
         return []
     writes: list[Write] = [Update(msgspec.structs.replace(stored, spec=kept))]
@@ -120,18 +120,18 @@ def _published(policy: SchedulerPolicy, name: str, sequence: int) -> Condition:
     )
 
 
-def _spread(policy: SchedulerPolicy, name: str, held: PolicyHold | None, view: View) -> Condition:
-    """Whether the regions that should decide by the revision do; a cut-off one keeps its last, and is named."""
-    stage, canary = policy_guard.stage_of(policy, held)
-    should = [
+def _spread(policy: SchedulerPolicy, name: str, stop: PolicyHold | None, view: View) -> Condition:
+    """Whether all regions that should use the revision use it. A partitioned region keeps its last one and is named."""
+    stage, canary = policy_guard.stage_of(policy, stop)
+    users = [
         r for r in view.list(Region)
         if stage is PromotionStage.ACTIVE or (stage is PromotionStage.CANARY and r.metadata.name in canary)
     ]  # fmt: skip
-    behind = [r.metadata.name for r in should if r.status.report is None or r.status.report.policy != name]
+    behind = [r.metadata.name for r in users if r.status.report is None or r.status.report.policy != name]
     acts = stage in (PromotionStage.ACTIVE, PromotionStage.CANARY)
-    message = f"{stage.value}: {len(should) - len(behind)} of {len(should)} region(s) decide by it"
+    message = f"{stage.value}: {len(users) - len(behind)} of {len(users)} region(s) use it"
     if behind:
-        message += f"; stalled: {', '.join(behind)}"
+        message += f"; not yet: {', '.join(behind)}"
     return Condition(
         type="Promoted",
         status="True" if acts and not behind else "False",
@@ -144,8 +144,8 @@ def _spread(policy: SchedulerPolicy, name: str, held: PolicyHold | None, view: V
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
     before = old.status.report if old is not None else None
     after = new.status.report if new is not None else None
-    seen = (before.policy, before.trial) if before is not None else ("", None)
-    return keys(view) if seen != ((after.policy, after.trial) if after is not None else ("", None)) else ()
+    previous = (before.policy, before.trial) if before is not None else ("", None)
+    return keys(view) if previous != ((after.policy, after.trial) if after is not None else ("", None)) else ()
 
 
 def keys(view: View) -> Iterable[Key]:

@@ -1,7 +1,7 @@
-"""The guard of a policy on trial: whether regions that decide by it do badly, and what becomes of it then.
+"""Guard of a policy revision: stops the revision if its outcomes in a region violate the guard.
 
-Judges only fresh reports of regions that are heard and really decide by the revision. A hold lasts until the policy is
-changed: nothing lifts it by itself, so that a policy does not swing between good and bad.
+Only fresh reports of healthy regions that use the revision count. A stop lasts until the policy is changed; it is never
+lifted automatically, so that a policy does not oscillate.
 """
 
 from __future__ import annotations
@@ -18,66 +18,65 @@ _DECIDING = (PromotionStage.CANARY, PromotionStage.ACTIVE)
 
 
 def still_held(policy: SchedulerPolicy, name: str) -> PolicyHold | None:
-    held = policy.status.held
-    if held is None or held.revision != name or held.generation != policy.metadata.generation:
+    stop = policy.status.held
+    if stop is None or stop.revision != name or stop.generation != policy.metadata.generation:
         return None
-    return held
+    return stop
 
 
 def breached(policy: SchedulerPolicy, name: str, regions: Iterable[Region], now: float) -> PolicyHold | None:
-    """The hold that follows from what regions report, if one does badly."""
+    """The stop caused by the first region whose outcomes violate the guard; None if there is none."""
     guard = policy.spec.guard
     if guard is None or policy.spec.stage not in _DECIDING:
         return None
-    heard = [r for r in regions if r.status.health.state is HealthState.HEALTHY and r.status.report is not None]
-    deciding = [r for r in heard if r.status.report is not None and r.status.report.policy == name]
-    for region in sorted(deciding, key=lambda r: r.metadata.name):
+    reporting = [r for r in regions if r.status.health.state is HealthState.HEALTHY and r.status.report is not None]
+    users = [r for r in reporting if r.status.report is not None and r.status.report.policy == name]
+    for region in sorted(users, key=lambda r: r.metadata.name):
         trial = region.status.report.trial if region.status.report is not None else None
-        wrong = judge(guard, trial) if trial is not None and trial.revision == name else ""
-        if wrong:
+        reason = judge(guard, trial) if trial is not None and trial.revision == name else ""
+        if reason:
             return PolicyHold(
                 revision=name,
                 generation=policy.metadata.generation,
                 action=guard.action,
                 reason=Reason.GUARD_BREACHED,
-                message=f"region {region.metadata.name}: {wrong}",
+                message=f"region {region.metadata.name}: {reason}",
                 at=micro_text(now),
-                regions=tuple(sorted(r.metadata.name for r in deciding)),
+                regions=tuple(sorted(r.metadata.name for r in users)),
             )
     return None
 
 
 def judge(guard: Guard, trial: PolicyTrial) -> str:
-    """What is wrong, or an empty string."""
+    """Why the outcomes violate the guard; empty if they do not."""
     if trial.oldest_pending_seconds > guard.max_pending_seconds:
         return (
-            f"a request has waited for {trial.oldest_pending_seconds:.0f} s, "
-            f"{guard.max_pending_seconds:.0f} s are allowed"
+            f"a request is pending for {trial.oldest_pending_seconds:.0f} s (limit {guard.max_pending_seconds:.0f} s)"
         )
     if trial.decisions < guard.min_decisions:
         return ""
     if trial.refused * 100 > guard.max_conflict_percent * trial.proposed:
-        return f"{trial.refused} of {trial.proposed} proposals were refused, {guard.max_conflict_percent} % are allowed"
-    asked = trial.proposed + trial.unplaced
-    if asked and trial.proposed * 100 < guard.min_placed_percent * asked:
-        return f"{trial.proposed} of {asked} replicas found a place, {guard.min_placed_percent} % are asked for"
+        return f"{trial.refused} of {trial.proposed} proposals refused (limit {guard.max_conflict_percent} %)"
+    total = trial.proposed + trial.unplaced
+    if total and trial.proposed * 100 < guard.min_placed_percent * total:
+        return f"{trial.proposed} of {total} replicas placed (minimum {guard.min_placed_percent} %)"
     return ""
 
 
-def stage_of(policy: SchedulerPolicy, held: PolicyHold | None) -> tuple[PromotionStage, tuple[str, ...]]:
-    """The stage a revision really has. Taken back, it decides nowhere; paused, only where it did when stopped."""
-    if held is None:
+def stage_of(policy: SchedulerPolicy, stop: PolicyHold | None) -> tuple[PromotionStage, tuple[str, ...]]:
+    """Stage and canary regions in effect. After a rollback: none. Paused: the regions that used it when stopped."""
+    if stop is None:
         return policy.spec.stage, policy.spec.canary_regions
-    if held.action is GuardAction.ROLLBACK:
+    if stop.action is GuardAction.ROLLBACK:
         return PromotionStage.DRAFT, ()
-    return PromotionStage.CANARY, held.regions
+    return PromotionStage.CANARY, stop.regions
 
 
-def told(policy: SchedulerPolicy, held: PolicyHold | None) -> Condition:
+def told(policy: SchedulerPolicy, stop: PolicyHold | None) -> Condition:
     return Condition(
         type="Held",
-        status="False" if held is None else "True",
-        reason=Reason.WITHIN_GUARD if held is None else Reason.GUARD_BREACHED,
-        message="" if held is None else f"{held.action.value}: {held.message}",
+        status="False" if stop is None else "True",
+        reason=Reason.WITHIN_GUARD if stop is None else Reason.GUARD_BREACHED,
+        message="" if stop is None else f"{stop.action.value}: {stop.message}",
         observed_generation=policy.metadata.generation,
     )

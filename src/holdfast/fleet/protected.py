@@ -1,7 +1,7 @@
-"""How a quota's protected part is told to the regions: what of a tenant's use there is nobody else's to evict. Pure.
+"""Divides a quota's protected part among regions. Pure.
 
-What always holds: the parts add up to the protected part at most, so that a tenant is protected once and not in every
-region at the same time; a region in which more is wanted is protected for more.
+The shares add up to at most the protected part, so that a tenant is not protected in every region at once. A region
+with more demand gets a larger share.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from holdfast.model.quantity import Amounts
 
 
 def parts(protected: Mapping[str, int], wanted: Limits, regions: Sequence[str]) -> Limits:
-    """Each region's part. If all that is wanted is within the protected part, each region has what is wanted there and
-    an even share of the rest; else each has its share by what is wanted."""
+    """Share of each region. If the total demand fits into the protected part, each region gets its demand plus an even
+    share of the rest. Otherwise the shares are proportional to demand."""
     found: Limits = {region: {} for region in regions}
     if not regions:
         return found

@@ -1,11 +1,12 @@
-"""recover: one incident on the clock. Owns Recovery, recovery Assignments, `suspended`, and RecoveryBudget.status.
+"""recover: runs one capacity-loss incident. Owns Recovery, recovery Assignments, `suspended`, RecoveryBudget.status.
 
-A lost region's Assignments are suspended (kept, and nothing new made from them). Every critical workload gets what it
-lacks in one healthy region, in waves by rank at the pace the region's budget allows. When the region is back for a
-stable while everything is given back, and the recovery closes only after a check that nothing is left over.
+- The Assignments of a lost region are suspended: kept, and no replica is created from them.
+- Every critical workload gets the replicas it lacks in one healthy region, by priority and rate limited.
+- When the region has been healthy for a while, everything borrowed is returned. The Recovery closes after a check that
+  nothing remains.
 
-Level-triggered: each pass compares what is with what is needed, over all open recoveries. A crash, a second lost region
-or a target that is lost itself only changes what the next pass finds.
+Each pass compares state with need over all open recoveries, so a crash, a second lost region or a lost target only
+changes the result of the next pass.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ class Incident(msgspec.Struct, frozen=True, gc=False):
 
 
 def incident_of(region: Region, view: View, now: float) -> Incident | None:
-    """What has happened to the region, if it is worth a recovery."""
+    """Evidence of a loss that needs a recovery; None if there is none."""
     health = region.status.health
     if health.state is HealthState.LOST:
-        evidence = (f"region-health: {health.reason}: {health.message}", f"last heard {health.heard_at}")
+        evidence = (f"region-health: {health.reason}: {health.message}", f"last contact {health.heard_at}")
         return Incident(health.reason, health.since, health.heard_at or health.since, "", evidence)
     found = next((c for c in region.status.conditions if c.type == CAPACITY_LOST and c.status == "True"), None)
     if found is None or health.state is not HealthState.HEALTHY:
@@ -90,8 +91,8 @@ def incident_of(region: Region, view: View, now: float) -> Incident | None:
     if not short:
         return None
     zones = lost_zones(region)
-    said = (f"the region's own report: {found.message}",)
-    return Incident(Reason.CAPACITY_LOST.value, since, since, zones[0] if len(zones) == 1 else "", said)
+    report = (f"the region's own report: {found.message}",)
+    return Incident(Reason.CAPACITY_LOST.value, since, since, zones[0] if len(zones) == 1 else "", report)
 
 
 def _best_need(critical: Critical, view: View) -> int:
@@ -100,7 +101,7 @@ def _best_need(critical: Critical, view: View) -> int:
 
 
 def recovery_name(region: str, since: str) -> str:
-    """The same incident has the same name, however often it is found."""
+    """Deterministic name, so that one incident opens one Recovery."""
     digits = "".join(ch for ch in since if ch.isdigit())[:14]
     return f"{region}-{digits}"
 
@@ -122,7 +123,7 @@ def _open(region: Region, view: View, now: float) -> Outcome:
     name = recovery_name(region.metadata.name, incident.since)
     stored = view.get(Recovery, name)
     if stored is not None:
-        return NOTHING  # this incident was closed; a new one has a new beginning
+        return NOTHING  # this incident was already closed
     recovery = Recovery(metadata=ObjectMeta(name=name), spec=spec)
     notice = Notice(region, Reason.RECOVERY_OPENED, f"recovery {name}: {incident.evidence[0]}", warning=True)
     return Outcome(writes=(Create(recovery),), notices=(notice,), again_in_s=0.0)
@@ -136,20 +137,20 @@ def _recover(recovery: Recovery, region: Region, view: View, now: float) -> Outc
     lost = region.status.health.state is HealthState.LOST
     writes: list[Write] = list(suspensions(name, view, suspended=True)) if lost else []
     pace = Pace.of(recovery.status.lanes, _rates(view), now)
-    wave = _Wave(recovery, view, pace, now)
+    wave = _RecoveryPass(recovery, view, pace, now)
     wave.over(name)
     rows, notices = tuple(wave.rows), wave.notices
     writes += wave.writes
     status = _progress(recovery, rows, pace, now)
-    back_since = _back_since(recovery, region, view, now)
-    status = msgspec.structs.replace(status, stable_since=back_since)
-    if back_since and now - parse_time(back_since) >= limits.RECOVERY_STABLE_S:
+    healthy_since = _healthy_since(recovery, region, view, now)
+    status = msgspec.structs.replace(status, stable_since=healthy_since)
+    if healthy_since and now - parse_time(healthy_since) >= limits.RECOVERY_STABLE_S:
         status = msgspec.structs.replace(status, phase=RecoveryPhase.FAILING_BACK)
-        notices.append(Notice(recovery, Reason.FAILING_BACK, f"region {name} is back since {back_since}"))
+        notices.append(Notice(recovery, Reason.FAILING_BACK, f"region {name} is healthy since {healthy_since}"))
     elif status.phase is RecoveryPhase.RECOVERED and recovery.status.phase is not RecoveryPhase.RECOVERED:
         took_s = parse_time(status.recovered_at) - parse_time(recovery.spec.started_at)
-        said = f"{len(rows)} critical workload(s) serve elsewhere, {took_s:.1f} s after region {name} was last heard"
-        notices.append(Notice(recovery, Reason.RECOVERED, said))
+        message = f"{len(rows)} critical workload(s) serve elsewhere {took_s:.1f} s after region {name}'s last report"
+        notices.append(Notice(recovery, Reason.RECOVERED, message))
     write = write_status(recovery, status, now)
     if write is not None:
         writes.append(write)
@@ -164,8 +165,8 @@ def _rates(view: View) -> dict[str, float]:
     return rates
 
 
-class _Wave:
-    """One pass over the critical workloads: how each stands, the Assignments whose turn it is, who is moved on."""
+class _RecoveryPass:
+    """One pass over the critical workloads: their progress, new recovery Assignments, and abandoned targets."""
 
     def __init__(self, recovery: Recovery, view: View, pace: Pace, now: float) -> None:
         self._recovery, self._view, self._pace, self._now = recovery, view, pace, now
@@ -178,36 +179,37 @@ class _Wave:
 
     def over(self, lost: str) -> None:
         known = {(row.tenant, row.workload): row for row in self._recovery.status.workloads}
-        looked_at: list[Critical] = []
+        checked: list[Critical] = []
         for critical in criticals(self._view):
             row = known.get((critical.tenant, critical.name))
             if row is None and not critical.at(lost).assigned and not _best_need(critical, self._view):
                 continue
-            self._look(critical, row)
-            looked_at.append(critical)
+            self._check(critical, row)
+            checked.append(critical)
         used = recovery_targets.counted_on(self._view, self._recovery, self.rows)
-        for critical, row in zip(looked_at, self.rows, strict=True):
+        for critical, row in zip(checked, self.rows, strict=True):
             if len(self.writes) < limits.RECOVERY_WAVE:
                 self.writes += recovery_targets.let_go(critical, row.target, used, self._view)
 
-    def _look(self, critical: Critical, known: WorkloadProgress | None) -> None:
+    def _check(self, critical: Critical, known: WorkloadProgress | None) -> None:
         said = recovery_targets.waiting_for(critical, known.target, self._view) if known is not None else ""
         aim = recovery_targets.aim(critical, known, self._regions, self._targets, self._now, waiting_for=said)
         if aim.moved:
             said = f"{critical.tenant}/{critical.name}: {aim.stuck}"
             self.notices.append(Notice(self._recovery, Reason.TARGET_STUCK, said, warning=True))
         need = critical.need(aim.target) if aim.target else 0
-        asked = bool(need) and self._ask(critical, aim.target, need)
-        waits = bool(need) and not asked
-        row = row_of(critical, aim.target, self._view, reason=Reason.WAITING_FOR_TURN.value if waits else "")
+        started = bool(need) and self._assign(critical, aim.target, need)
+        waiting = bool(need) and not started
+        row = row_of(critical, aim.target, self._view, reason=Reason.WAITING_FOR_TURN.value if waiting else "")
         if aim.stuck and not aim.moved:
             row = msgspec.structs.replace(row, reason=Reason.TARGET_STUCK.value, message=aim.stuck)
         row = msgspec.structs.replace(row, left=aim.left)
-        row = recovery_targets.followed(row, known, critical, self._now, waits=waits, asked=asked)
+        row = recovery_targets.followed(row, known, critical, self._now, waits=waiting, asked=started)
         self.rows.append(row)
 
-    def _ask(self, critical: Critical, target: str, need: int) -> bool:
-        """Asks the target for what is missing, if it is its turn. Whoever waits counts as well: no herd forms."""
+    def _assign(self, critical: Critical, target: str, need: int) -> bool:
+        """Assigns the missing replicas to the target if the rate limit allows. Waiting workloads use up room as well,
+        so that later ones choose other targets."""
         self._targets.take(critical, target, need)
         if len(self.writes) >= limits.RECOVERY_WAVE or not self._pace.may_start(target, need):
             return False
@@ -220,14 +222,14 @@ class _Wave:
 
 
 def _assignment(recovery: Recovery, critical: Critical, target: str, need: int, view: View) -> Write | None:
-    """The recovery Assignment that adds what is missing. In its target it only grows while a recovery is open."""
+    """The recovery Assignment with the missing replicas added. It does not shrink while the Recovery is open."""
     workload = critical.workload
     name = assignment_name(critical.name, target, Purpose.RECOVERY)
     stored = view.get(Assignment, name, critical.tenant)
     if stored is not None and stored.metadata.terminating:
-        return None  # the last one is on its way out; its end wakes us
+        return None  # the previous one is being deleted; its deletion wakes this controller
     have = stored.spec.replicas if stored is not None else 0
-    reason = f"recovery {recovery.metadata.name}: {need} more to serve {critical.promise.min_serving} in {target}"
+    reason = f"recovery {recovery.metadata.name}: {need} more for minServing {critical.promise.min_serving} in {target}"
     epoch = stored.spec.epoch + 1 if stored is not None else 1
     spec = spec_for(
         workload, target, have + need, view, epoch=epoch, purpose=Purpose.RECOVERY, reason=reason, stored=stored,
@@ -235,7 +237,7 @@ def _assignment(recovery: Recovery, critical: Critical, target: str, need: int, 
     )  # fmt: skip
     if spec is None:
         return None
-    if stored is None:  # without a part of the budget: assign, which shares it out, gives it one
+    if stored is None:  # its disruption share is 0 until assign divides the budget
         meta = meta_for(workload, target, Purpose.RECOVERY)
         labels = {**meta.labels, LABEL_RECOVERY: recovery.metadata.name}
         return Create(Assignment(metadata=msgspec.structs.replace(meta, labels=labels), spec=spec))
@@ -257,12 +259,12 @@ def _progress(recovery: Recovery, rows: Sequence[WorkloadProgress], pace: Pace, 
     )
 
 
-def _back_since(recovery: Recovery, region: Region, view: View, now: float) -> str:
-    """Since when the region has been well again without a break; empty while it is not."""
+def _healthy_since(recovery: Recovery, region: Region, view: View, now: float) -> str:
+    """Since when the region has been continuously healthy; empty while it is not."""
     health = region.status.health
-    well = health.state is HealthState.HEALTHY and incident_of(region, view, now) is None
+    healthy = health.state is HealthState.HEALTHY and incident_of(region, view, now) is None
     short = any(c.type == CAPACITY_LOST and c.status == "True" for c in region.status.conditions)
-    if not well or short:
+    if not healthy or short:
         return ""
     return recovery.status.stable_since or micro_text(now)
 
@@ -290,7 +292,7 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
 def woken_by_recovery(new: Recovery | None, old: Recovery | None, view: View) -> Iterable[Key]:
     item = new or old
     if item is None or (new is not None and old is not None):
-        return ()  # its own writes; the clock looks again by itself
+        return ()  # its own writes; a timer triggers the next pass
     return (Key("", item.spec.region),)
 
 

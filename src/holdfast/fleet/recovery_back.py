@@ -1,7 +1,7 @@
-"""Failback: the region is well again, and everything the recovery borrowed is given back, gradually and with a check.
+"""Failback: after the lost region is healthy again, returns everything that the recovery borrowed.
 
-Make before break: a recovery Assignment shrinks only when the workload's ordinary replicas serve where they belong and
-no other open recovery counts on it. The recovery closes when nothing it used is left (`leftovers`).
+A recovery Assignment shrinks only when the workload's ordinary replicas serve and no other open Recovery uses it. The
+Recovery closes when nothing remains (`remaining`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def decide(recovery: Recovery, region: Region, view: View, now: float) -> Outcom
     if region.status.health.state is HealthState.LOST:
         status = msgspec.structs.replace(recovery.status, phase=RecoveryPhase.OPEN, stable_since="")
         again = write_status(recovery, status, now)
-        said = f"region {region.metadata.name} is lost again: recovering further, from what there is"
-        notice = Notice(recovery, Reason.RECOVERING, said, warning=True)
+        message = f"region {region.metadata.name} is lost again; recovery continues from the present state"
+        notice = Notice(recovery, Reason.RECOVERING, message, warning=True)
         return Outcome(writes=(again,) if again is not None else (), notices=(notice,), again_in_s=0.0)
     writes: list[Write] = list(suspensions(region.metadata.name, view, suspended=False))
     writes += give_back(recovery, view)
-    left = leftovers(recovery, view)
-    status = msgspec.structs.replace(recovery.status, leftovers=left)
+    remaining = leftovers(recovery, view)
+    status = msgspec.structs.replace(recovery.status, leftovers=remaining)
     notices: tuple[Notice, ...] = ()
-    if not writes and not left:
+    if not writes and not remaining:
         status = msgspec.structs.replace(status, phase=RecoveryPhase.CLOSED, closed_at=micro_text(now))
-        notices = (Notice(recovery, Reason.RECOVERY_CLOSED, "everything was given back; nothing is left over"),)
+        notices = (Notice(recovery, Reason.RECOVERY_CLOSED, "everything borrowed was returned"),)
     write = write_status(recovery, status, now)
     if write is not None:
         writes.append(write)
@@ -54,7 +54,7 @@ def borrowed(view: View) -> list[Assignment]:
 
 
 def give_back(recovery: Recovery, view: View) -> list[Write]:
-    """Recovery Assignments that nobody counts on any more: emptied a few at a time, deleted when they are drained."""
+    """Shrinks unused recovery Assignments to zero, a few per pass, and deletes them when they are drained."""
     writes: list[Write] = []
     used = counted_on(view, recovery, ())
     for item in borrowed(view):
@@ -65,27 +65,27 @@ def give_back(recovery: Recovery, view: View) -> list[Write]:
             if item.status.observed_epoch >= spec.epoch and not item.status.replicas:
                 writes.append(Delete("Assignment", item.key, item.uid))
             continue
-        if (item.metadata.namespace, spec.workload, spec.region) in used or not _home_again(item, view):
+        if (item.metadata.namespace, spec.workload, spec.region) in used or not _ordinary_replicas_serve(item, view):
             continue
         if len(writes) < RETURNS_PER_PASS:
             emptied = msgspec.structs.replace(
-                spec, replicas=0, epoch=spec.epoch + 1, reason=f"recovery {recovery.metadata.name} is given back"
+                spec, replicas=0, epoch=spec.epoch + 1, reason=f"failback of recovery {recovery.metadata.name}"
             )
             writes.append(Update(msgspec.structs.replace(item, spec=emptied)))
     return writes
 
 
-def _home_again(item: Assignment, view: View) -> bool:
-    """Whether the workload's ordinary replicas serve everywhere they should, or it is not wanted any more."""
+def _ordinary_replicas_serve(item: Assignment, view: View) -> bool:
+    """Whether all ordinary replicas of the workload serve, or the workload needs no recovery any more."""
     workload = view.get(Workload, item.spec.workload, item.metadata.namespace)
     if workload is None or workload.metadata.terminating or workload.spec.recovery is None:
         return True
     normal = [a for a in view.by(Assignment, "workload", str(workload.key)) if a.spec.purpose is Purpose.NORMAL]
-    # Scaled to nothing, it has no ordinary replicas to wait for; else it has none yet.
-    return (bool(normal) or not wanted_replicas(workload)) and all(_settled(a, view) for a in normal)
+    # A workload without ordinary Assignments counts only if it is scaled to zero; otherwise they do not exist yet.
+    return (bool(normal) or not wanted_replicas(workload)) and all(_serves_fully(a, view) for a in normal)
 
 
-def _settled(item: Assignment, view: View) -> bool:
+def _serves_fully(item: Assignment, view: View) -> bool:
     region = view.get(Region, item.spec.region)
     if region is not None and region.status.health.state is not HealthState.HEALTHY:
         return False
@@ -94,7 +94,7 @@ def _settled(item: Assignment, view: View) -> bool:
 
 
 def leftovers(recovery: Recovery, view: View) -> tuple[str, ...]:
-    """What the recovery still holds: recovery assignments, suspensions, recovery grants and drawn places."""
+    """What the recovery still uses: recovery Assignments, suspensions, recovery grants and recovery slots."""
     others = [
         r for r in view.list(Recovery)
         if is_open(r) and r.metadata.name != recovery.metadata.name
@@ -102,8 +102,8 @@ def leftovers(recovery: Recovery, view: View) -> tuple[str, ...]:
     found: list[str] = []
     if not others:
         found += [f"assignment {a.key}: {a.spec.replicas} recovery replica(s)" for a in borrowed(view)]
-        found += _grants_left(view)
-        found += _draws_left(view)
+        found += _remaining_grants(view)
+        found += _used_slots(view)
     found += [
         f"assignment {a.key} is suspended"
         for a in view.by(Assignment, "region", recovery.spec.region)
@@ -112,18 +112,18 @@ def leftovers(recovery: Recovery, view: View) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _grants_left(view: View) -> Sequence[str]:
+def _remaining_grants(view: View) -> Sequence[str]:
     return [
-        f"grant {g.key}: recovery quota {'in use' if amounts(g.status.used) else 'not given back'}"
+        f"grant {g.key}: recovery quota {'in use' if amounts(g.status.used) else 'not returned'}"
         for g in view.list(Grant)
         if g.spec.grant_class is GrantClass.RECOVERY
         and (amounts(g.spec.limit) or amounts(g.status.limit) or amounts(g.status.used))
     ]
 
 
-def _draws_left(view: View) -> Sequence[str]:
+def _used_slots(view: View) -> Sequence[str]:
     return [
-        f"region {region.metadata.name}: {place.drawn} recovery place(s) of budget {place.budget} still drawn"
+        f"region {region.metadata.name}: {place.drawn} recovery slot(s) of budget {place.budget} in use"
         for region in view.list(Region)
         if region.status.report is not None and region.status.health.state is HealthState.HEALTHY
         for place in region.status.report.places

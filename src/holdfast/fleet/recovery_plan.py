@@ -1,9 +1,7 @@
-"""Who recovers where: the need of every critical workload, and the region that takes it. Pure.
+"""Missing replicas of each critical workload per region, and the choice of a recovery target. Pure.
 
-The same for the real recovery, for the proof that a promise is backed, and for `holdfast plan --lose-region`.
-
-Need is computed over everything a workload has in a region, whoever asked for it; so a second failure adds what is
-missing and never doubles what is under way.
+The real recovery, the check that objectives are backed, and `holdfast plan --lose-region` use the same functions.
+All replicas of a workload in a region count, ordinary and recovery, so a second failure adds only missing replicas.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from holdfast.model.workload import RecoveryPromise, Workload, WorkloadType
 
 
 class Standing(msgspec.Struct, frozen=True, gc=False):
-    """What a workload has in one region: `counted` serves or is on its way, `serving` serves."""
+    """Replica counts of a workload in one region."""
 
     counted: int = 0
     assigned: int = 0
@@ -33,7 +31,7 @@ class Standing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Critical(msgspec.Struct, frozen=True):
-    """A workload with a promise, and how it stands where."""
+    """A workload with a recovery objective, and its replicas per region."""
 
     workload: Workload
     promise: RecoveryPromise
@@ -57,7 +55,7 @@ class Critical(msgspec.Struct, frozen=True):
 
 
 def criticals(view: View) -> list[Critical]:
-    """Every workload with a recovery promise, the highest rank first."""
+    """Every workload with a recovery objective, highest priority first."""
     found = []
     for workload in view.list(Workload):
         promise = workload.spec.recovery
@@ -82,7 +80,7 @@ def critical_of(workload: Workload, promise: RecoveryPromise, view: View) -> Cri
 
 
 def _standing(items: Sequence[Assignment]) -> Standing:
-    """A replica that waits for a place counts only once it has one, unless recovery itself asked for it."""
+    """A pending ordinary replica does not count. A pending recovery replica does, so that it is not requested twice."""
     counted = 0
     for item in items:
         waiting = item.status.queued if item.spec.purpose is Purpose.NORMAL else 0
@@ -97,23 +95,23 @@ def _standing(items: Sequence[Assignment]) -> Standing:
 
 
 def may_take(critical: Critical, region: Region) -> str:
-    """Why a region may not be the one that recovers the workload, or an empty string."""
+    """Why the region is not eligible as recovery target of the workload; empty if it is eligible."""
     name = region.metadata.name
     if critical.promise.regions and name not in critical.promise.regions:
-        return "not among the promise's regions"
+        return "not in spec.recovery.regions"
     why = why_not(critical.workload, region)
     if why:
         return why
     if region.status.health.state is not HealthState.HEALTHY:
-        return f"it is {region.status.health.state.value}"
+        return f"the region is {region.status.health.state.value}"
     return ""
 
 
 class Targets:
-    """Chooses targets one after another; what was chosen counts before the next choice, so that no herd forms."""
+    """Chooses targets one after another. Earlier choices reduce the room, so that not all choose the same region."""
 
     def __init__(self, regions: Iterable[Region], room: Callable[[Region, Amounts], int]) -> None:
-        """`room` says how many replicas of a shape a region could take by what it last reported."""
+        """`room` returns how many replicas of a shape fit into a region by its last report."""
         self._regions = {r.metadata.name: r for r in regions}
         self._room = room
         self._taken: dict[str, Amounts] = {}
@@ -122,28 +120,31 @@ class Targets:
         add(self._taken.setdefault(region, {}), scaled(critical.shape, count))
 
     def choose(self, critical: Critical, *, without: frozenset[str] = frozenset()) -> str:
-        """The region that needs to start least; of equals the one with most room left, then the cheapest."""
-        able = [r for r in self._regions.values() if r.metadata.name not in without and not may_take(critical, r)]
-        if not able:
+        """The best target: enough reported room first, then fewest replicas to start, then (only without enough room)
+        the smallest shortfall, then lowest cost, then name. Empty if no region is eligible."""
+        eligible = [r for r in self._regions.values() if r.metadata.name not in without and not may_take(critical, r)]
+        if not eligible:
             return ""
 
         def order(region: Region) -> tuple[object, ...]:
             name = region.metadata.name
             need = critical.need(name)
-            left = self._left(region, critical) - need
-            return (left < 0, need, -left if left < 0 else 0, region.spec.cost, name)
+            surplus = self._left(region, critical) - need
+            return (surplus < 0, need, -surplus if surplus < 0 else 0, region.spec.cost, name)
 
-        return min(able, key=order).metadata.name
+        return min(eligible, key=order).metadata.name
 
     def _left(self, region: Region, critical: Critical) -> int:
         fits = self._room(region, critical.shape)
-        taken = self._taken.get(region.metadata.name, {})
-        used = max((-(-taken.get(name, 0) // amount) for name, amount in critical.shape.items() if amount), default=0)
+        reserved = self._taken.get(region.metadata.name, {})
+        used = max(
+            (-(-reserved.get(name, 0) // amount) for name, amount in critical.shape.items() if amount), default=0
+        )
         return fits - used
 
 
 def reported_room(region: Region, shape: Amounts) -> int:
-    """How many replicas of a shape fit by the region's report: kept places of that shape first, then what is free."""
+    """How many replicas of a shape fit by the region's report: free recovery slots plus free capacity."""
     report = region.status.report
     if report is None:
         return 0

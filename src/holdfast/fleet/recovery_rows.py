@@ -1,4 +1,4 @@
-"""What a Recovery says of itself: each workload's row, the clock by stage, its condition; and the budgets' status."""
+"""Builds the status of a Recovery (progress per workload, stage clock, condition) and of RecoveryBudgets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_of(critical: Critical, target: str, view: View, *, reason: str) -> Workl
     own = view.get(Assignment, assignment_name(critical.name, target, Purpose.RECOVERY), critical.tenant)
     message = ""
     if not target:
-        reason, message = Reason.NO_TARGET.value, "no healthy region may hold it"
+        reason, message = Reason.NO_TARGET.value, "no healthy region is allowed to run it"
     elif not reason and standing.serving < critical.promise.min_serving:
         reason = Reason.RECOVERING.value
         if own is not None and own.status.pending:
@@ -48,7 +48,7 @@ def row_of(critical: Critical, target: str, view: View, *, reason: str) -> Workl
 
 
 def clock_of(old: StageClock, rows: Sequence[WorkloadProgress], now: float) -> StageClock:
-    """A stage is reached when every workload has; once reached it stays, as the clock is about this incident."""
+    """A stage is reached when every workload has reached it. A reached stage stays."""
     at = micro_text(now)
 
     def reached(known: str, stage: str) -> str:
@@ -63,7 +63,7 @@ def clock_of(old: StageClock, rows: Sequence[WorkloadProgress], now: float) -> S
     )
 
 
-_SAYS = {
+_PHASE_REASONS = {
     RecoveryPhase.OPEN: Reason.RECOVERING,
     RecoveryPhase.RECOVERED: Reason.RECOVERED,
     RecoveryPhase.FAILING_BACK: Reason.FAILING_BACK,
@@ -74,7 +74,7 @@ _SAYS = {
 def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> Condition:
     short = [row for row in status.workloads if row.serving < row.wanted]
     message = f"{len(status.workloads) - len(short)} of {len(status.workloads)} critical workload(s) serve elsewhere"
-    reason = _SAYS[status.phase]
+    reason = _PHASE_REASONS[status.phase]
     if status.phase is RecoveryPhase.OPEN:
         started_s = parse_time(recovery.spec.started_at) if recovery.spec.started_at else now
         if now - started_s > recovery.spec.deadline_seconds:
@@ -92,7 +92,7 @@ def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> C
 
 
 def write_status(recovery: Recovery, status: RecoveryStatus, now: float) -> SetStatus | None:
-    """The write that brings the status up to date, or None when it is."""
+    """The write of a changed status, or None if it is unchanged."""
     condition = phase_condition(recovery, status, now)
     known = next((c for c in recovery.status.conditions if c.type == condition.type), None)
     same = known is not None and (known.status, known.reason, known.message) == (
@@ -117,7 +117,7 @@ def write_status(recovery: Recovery, status: RecoveryStatus, now: float) -> SetS
 
 
 def suspensions(region: str, view: View, *, suspended: bool) -> Iterable[Write]:
-    """Assignments of the region that are not yet as they should be. Suspended: keep what there is, make nothing new."""
+    """Writes that suspend or resume the region's Assignments. A suspended one creates no new replicas."""
     found = 0
     for item in view.by(Assignment, "region", region):
         if item.spec.suspended == suspended or item.metadata.terminating or item.spec.purpose is not Purpose.NORMAL:
@@ -130,7 +130,7 @@ def suspensions(region: str, view: View, *, suspended: bool) -> Iterable[Write]:
 
 
 def budget_writes(region: Region, view: View) -> list[Write]:
-    """What the region says it keeps, on each of its budgets."""
+    """Status writes of the region's budgets, from its report of admitted and consumed slots."""
     report = region.status.report
     if report is None:
         return []
@@ -148,7 +148,7 @@ def budget_writes(region: Region, view: View) -> list[Write]:
             type="Kept",
             status="True" if whole else "False",
             reason=Reason.PLACES_KEPT if whole else Reason.PLACES_MISSING,
-            message=f"{kept} of {wanted} places in {zones} zone(s), {drawn} drawn",
+            message=f"{kept} of {wanted} slots admitted in {zones} zone(s), {drawn} in use",
             observed_generation=budget.metadata.generation,
         )
         known = next((c for c in budget.status.conditions if c.type == "Kept"), None)

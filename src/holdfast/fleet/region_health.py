@@ -1,8 +1,9 @@
-"""region-health: how well a region is heard. Owns Region.status but for the region's own report.
+"""region-health: failure detector for regions. Owns Region.status except `report`, which the region writes.
 
-Graded evidence. Silence makes a region Suspect, which stops new assignments and nothing else. Lost needs silence here
-and towards most of the regions that still report. "Is it me?" comes first: when nobody is heard, nothing is concluded.
-Without a witness it is `AwaitingWitness`, and only an operator's override goes further.
+- Silent region: Suspect. No new Assignments; nothing else changes.
+- Silent, and unreachable for a majority of the regions that still report: Lost.
+- Silent without that majority: AwaitingWitness. Only an operator's override declares it lost.
+- No other region reports either: the global cell may be isolated, so the region stays Suspect (GlobalCellIsolated).
 """
 
 from __future__ import annotations
@@ -45,69 +46,69 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     old, report = region.status.health, region.status.report
     sequence = report.sequence if report is not None else 0
     news = report is not None and sequence != old.heard_sequence
-    heard_s = now if news or not old.heard_at else parse_time(old.heard_at)
-    verdict = declared or grade(region, now - heard_s, view, now)
+    last_contact_s = now if news or not old.heard_at else parse_time(old.heard_at)
+    assessment = declared or grade(region, now - last_contact_s, view, now)
     condition = _capacity(region, view)
     known = region.status.conditions
-    same = verdict.state is old.state and verdict.reason == old.reason and not news
+    same = assessment.state is old.state and assessment.reason == old.reason and not news
     if same and with_condition(known, condition, seconds_text(now)) == known:
-        return Outcome(again_in_s=verdict.next_s)
+        return Outcome(again_in_s=assessment.next_s)
     health = RegionHealth(
-        state=verdict.state,
-        since=old.since if verdict.state is old.state else micro_text(now),
-        heard_at=micro_text(heard_s),
+        state=assessment.state,
+        since=old.since if assessment.state is old.state else micro_text(now),
+        heard_at=micro_text(last_contact_s),
         heard_sequence=sequence,
-        reason=verdict.reason,
-        message=verdict.message,
+        reason=assessment.reason,
+        message=assessment.message,
     )
     write = SetStatus("Region", region.key, region.uid, blocks={"health": health}, conditions=(condition,))
     notices: tuple[Notice, ...] = ()
-    if verdict.state is not old.state:
-        said = f"{old.state.value} → {verdict.state.value}: {verdict.message}"
-        notices = (Notice(region, verdict.reason, said, warning=verdict.state is not HealthState.HEALTHY),)
-    return Outcome(writes=(write,), notices=notices, again_in_s=verdict.next_s)
+    if assessment.state is not old.state:
+        message = f"{old.state.value} → {assessment.state.value}: {assessment.message}"
+        notices = (Notice(region, assessment.reason, message, warning=assessment.state is not HealthState.HEALTHY),)
+    return Outcome(writes=(write,), notices=notices, again_in_s=assessment.next_s)
 
 
 def suspect_after_s(region: Region) -> float:
-    """A summary past its age assigns nothing, however patient the region's own setting is."""
+    """Silence after which a region is Suspect; at most the maximum age of a region summary."""
     return min(region.spec.lost_after_seconds * limits.REGION_SUSPECT_PART, ages.REGION_SUMMARY.seconds)
 
 
 def silence_s(region: Region, now: float) -> float:
-    """How long ago its report last moved, by this cell's own clock; endless before the first."""
+    """Time since the report's sequence last changed, by this cell's clock; infinite before the first report."""
     heard_at = region.status.health.heard_at
     return now - parse_time(heard_at) if heard_at else float("inf")
 
 
 def grade(region: Region, silent_s: float, view: View, now: float) -> Verdict:
-    """What this silence allows to conclude, and when it would allow another conclusion."""
-    ago = f"last report {silent_s:.0f} s ago"
+    """Health of a region after this silence, and the delay until the next assessment."""
+    silence = f"last report {silent_s:.0f} s ago"
     suspect_s, lost_s = suspect_after_s(region), region.spec.lost_after_seconds
     if silent_s < suspect_s:
-        return Verdict(HealthState.HEALTHY, Reason.HEARD, "it reports", suspect_s - silent_s + 0.05)
+        return Verdict(HealthState.HEALTHY, Reason.HEARD, "the region reports", suspect_s - silent_s + 0.05)
     if silent_s < lost_s:
-        return Verdict(HealthState.SUSPECT, Reason.SILENT, ago, lost_s - silent_s + 0.05)
+        return Verdict(HealthState.SUSPECT, Reason.SILENT, silence, lost_s - silent_s + 0.05)
     others = [r for r in view.list(Region) if r.metadata.name != region.metadata.name and r.status.report is not None]
-    heard = [r for r in others if silence_s(r, now) < suspect_after_s(r)]
+    reporting = [r for r in others if silence_s(r, now) < suspect_after_s(r)]
     again_s = limits.REGION_LOOK_EVERY_S
-    if others and not heard:
-        message = f"{ago}, and none of the other {len(others)} region(s) is heard either"
+    if others and not reporting:
+        message = f"{silence}, and none of the other {len(others)} region(s) reports either"
         return Verdict(HealthState.SUSPECT, Reason.IS_IT_ME, message, again_s)
-    seeing = {r.metadata.name: _sees(r, region.metadata.name) for r in heard}
-    against = sorted(name for name, reaches in seeing.items() if reaches is False)
-    still = sorted(name for name, reaches in seeing.items() if reaches)
-    if 2 * len(against) > len(heard):
-        message = f"{ago}; {', '.join(against)} cannot reach it either"
+    probes = {r.metadata.name: _probe_result(r, region.metadata.name) for r in reporting}
+    against = sorted(name for name, reaches in probes.items() if reaches is False)
+    still = sorted(name for name, reaches in probes.items() if reaches)
+    if 2 * len(against) > len(reporting):
+        message = f"{silence}; {', '.join(against)} cannot reach it either"
         return Verdict(HealthState.LOST, Reason.WITNESSED, message, again_s)
     if still:
-        message = f"{ago}; {', '.join(still)} still reach(es) it: probably only its link to the global cell is cut"
+        message = f"{silence}; still reached by {', '.join(still)}: probably only its link to the global cell is down"
         return Verdict(HealthState.AWAITING_WITNESS, Reason.WITNESS_DISAGREES, message, again_s)
-    message = f"{ago}; no other region says what it sees. An Override of kind DeclareRegionLost proceeds"
+    message = f"{silence}; no other region reports probes of it. An Override of kind DeclareRegionLost declares it lost"
     return Verdict(HealthState.AWAITING_WITNESS, Reason.NO_WITNESS, message, again_s)
 
 
-def _sees(witness: Region, name: str) -> bool | None:
-    """Whether a region's last probes reached another one; None when it has not said."""
+def _probe_result(witness: Region, name: str) -> bool | None:
+    """Whether the witness reached the region with its last probes; None if it reports none."""
     report = witness.status.report
     peers = report.peers if report is not None else ()
     return next((p.reachable for p in peers if p.region == name), None)
@@ -122,7 +123,7 @@ def _declared_lost(region: Region, view: View, now: float) -> Verdict | None:
 
 
 def lost_zones(region: Region) -> tuple[str, ...]:
-    """Zones that have nodes, none of which is heard: the region's own word."""
+    """Zones with nodes but without live nodes, by the region's report."""
     report = region.status.report
     if report is None:
         return ()
@@ -130,18 +131,18 @@ def lost_zones(region: Region) -> tuple[str, ...]:
 
 
 def _capacity(region: Region, view: View) -> Condition:
-    """Whether the region, by its own report, can still hold what it was given."""
+    """Condition CapacityLost: whether the reported capacity is below the assigned work, or a zone is lost."""
     report = region.status.report
     zones = lost_zones(region)
     short: Amounts = {}
     if report is not None and report.nodes and report.live_nodes < report.nodes:
-        given: Amounts = {}
+        assigned: Amounts = {}
         for item in view.by(Assignment, "region", region.metadata.name):
             if item.spec.purpose is Purpose.NORMAL and not item.spec.reclaimable and item.spec.batch is None:
-                add(given, scaled(requests(item.spec.template), item.spec.replicas))
-        short = shortfall(given, amounts(report.capacity))
+                add(assigned, scaled(requests(item.spec.template), item.spec.replicas))
+        short = shortfall(assigned, amounts(report.capacity))
     lost = bool(zones or short)
-    parts = [f"zone {zone} is gone" for zone in zones]
+    parts = [f"zone {zone} has no live node" for zone in zones]
     parts += [f"{name} is short by {text}" for name, text in amounts_text(short).items()]
     return Condition(
         type=CAPACITY_LOST,

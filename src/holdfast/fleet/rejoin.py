@@ -1,8 +1,8 @@
-"""What a restored global cell may do before every region has told it what it really holds.
+"""Restrictions on a restored global cell until every region has reported what it holds. Pure.
 
-An old backup believes in grants that were raised since, and knows nothing of those that were made since. So nothing
-grows anywhere (S3), and no region takes on an exclusive ordinal that another one may still run (S7), until every region
-has answered for the new incarnation. What regions hold beyond the records counts first. Pure.
+A backup lacks grants that were created or raised after it. Until every region has acknowledged the new incarnation, no
+grant grows (S3) and no region gets an exclusive ordinal that another one may still run (S7). Limits that regions hold
+beyond the records are adopted first.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Decide = Callable[[Key, View, float], Outcome]
 
 
 def unheard(view: View, now: float) -> tuple[str, ...]:
-    """Regions that have not answered since the global cell was restored; with none, it has joined again.
+    """Regions that have not acknowledged the restore. Empty: the restore is complete.
 
-    Who declares a region lost attests that what it was given since the backup is gone with it.
+    A region that an override declares lost is not waited for: the operator attests that its work is gone.
     """
     waiting = [r.metadata.name for r in view.list(Region) if not has_answered(r)]
     if not waiting:
@@ -37,17 +37,17 @@ def unheard(view: View, now: float) -> tuple[str, ...]:
 
 
 def life_of(epoch: int) -> int:
-    """The incarnation of the global cell in which an epoch was restored; 0 for what was made since, or without one."""
+    """The incarnation in which an epoch was restored; 0 if it was never restored."""
     return epoch // limits.EPOCHS_PER_INCARNATION
 
 
 def unless_rejoining(decide: Decide) -> Decide:
-    """The same decision, put off while regions are unheard: for whoever gives regions something to hold."""
+    """The decision, postponed until every region has acknowledged the restore."""
 
-    def later(key: Key, view: View, now: float) -> Outcome:
+    def postponed(key: Key, view: View, now: float) -> Outcome:
         return Outcome(again_in_s=limits.REJOIN_LOOK_EVERY_S) if unheard(view, now) else decide(key, view, now)
 
-    return later
+    return postponed
 
 
 def has_answered(region: Region) -> bool:
@@ -56,9 +56,9 @@ def has_answered(region: Region) -> bool:
 
 
 def adoptions(quota: Quota, grants: Sequence[Grant], regions: Iterable[Region], *, lease_s: float) -> list[Write]:
-    """Grants for what regions say they hold of this tenant's and no record knows.
+    """Grants for limits that regions report and that have no record.
 
-    They give nothing: the limit is empty, and the peak counts until the region has lowered its own.
+    Their limit is empty; the peak counts against the quota until the region has lowered its own limit.
     """
     known = {grant.metadata.name for grant in grants}
     owner = OwnerReference(api_version=API_VERSION, kind="Quota", name=quota.metadata.name, uid=quota.uid)
@@ -66,18 +66,18 @@ def adoptions(quota: Quota, grants: Sequence[Grant], regions: Iterable[Region], 
     found: list[Write] = []
     for region in regions:
         name = region.metadata.name
-        for stray in region.status.report.strays if region.status.report is not None else ():
-            grant = grant_name(name, stray.grant_class)
-            if stray.tenant != tenant or grant in known:
+        for unknown in region.status.report.strays if region.status.report is not None else ():
+            grant = grant_name(name, unknown.grant_class)
+            if unknown.tenant != tenant or grant in known:
                 continue
             meta = ObjectMeta(name=grant, namespace=tenant, owner_references=(owner,))
-            spec = GrantSpec(region=name, grant_class=stray.grant_class, peak=stray.held, lease_seconds=lease_s)
+            spec = GrantSpec(region=name, grant_class=unknown.grant_class, peak=unknown.held, lease_seconds=lease_s)
             found.append(Create(Grant(metadata=meta, spec=spec)))
     return found
 
 
 def narrowed(copy: AssignmentSpec, wanted: AssignmentSpec) -> AssignmentSpec:
-    """What a region may hold while others are unheard: only what it has already and is still wanted. May be `copy`."""
+    """The Assignment during a restore: only what the region already has and is still wanted. May be `copy` itself."""
     ordinals = tuple(ordinal for ordinal in copy.ordinals if ordinal in wanted.ordinals)
     replicas = min(copy.replicas, wanted.replicas)
     if (ordinals, replicas) == (copy.ordinals, copy.replicas):

@@ -1,11 +1,11 @@
-"""rollout: decides in which regions a new revision may run by now, and when the last good one comes back.
+"""rollout: decides which regions may run a new revision, and when the last good one is restored.
 
-Owns Workload.status.rollout and the condition RolledOut. A region takes the next revision only when those before it
-serve it in full (waves); no progress within the deadline ends it, by going back to the last good revision where there
-is one and that is wanted. Inside a region `replicate` keeps to surge and unavailable.
-What a recovery has in a region takes part: it gets the revision with the region, and the next wave waits for it too.
-A region that is out of touch has all the time it is away: the deadline is for those that are heard.
-Never changes what the user wrote: `target` says which template a region runs, and `assign` asks it.
+Owns Workload.status.rollout and the condition RolledOut.
+- Regions change in waves. The next wave starts when the regions before it fully serve the revision, recovery replicas
+  included. Within a region, `replicate` respects maxSurge and maxUnavailable.
+- Without progress within the deadline, the rollout fails or returns to the last good revision.
+- The deadline does not count for regions that are out of contact.
+- The user's spec is never changed: `assign` calls `region_template` for the template that a region runs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from holdfast.model.view import View
 from holdfast.model.workload import Revision, RolloutBlock, RolloutPhase, Workload, WorkloadType
 from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
 
-_BACK = (RolloutPhase.ROLLING_BACK, RolloutPhase.ROLLED_BACK)
-_OVER = (RolloutPhase.COMPLETE, RolloutPhase.ROLLED_BACK, RolloutPhase.FAILED)
+_ROLLBACK_PHASES = (RolloutPhase.ROLLING_BACK, RolloutPhase.ROLLED_BACK)
+_FINAL_PHASES = (RolloutPhase.COMPLETE, RolloutPhase.ROLLED_BACK, RolloutPhase.FAILED)
 _REASONS = {
     RolloutPhase.PROGRESSING: Reason.ROLLOUT_PROGRESSING,
     RolloutPhase.PAUSED: Reason.ROLLOUT_PAUSED,
@@ -35,26 +35,26 @@ _REASONS = {
     RolloutPhase.ROLLED_BACK: Reason.ROLLED_BACK,
     RolloutPhase.FAILED: Reason.ROLLOUT_FAILED,
 }
-_SILENT = (HealthState.SUSPECT, HealthState.AWAITING_WITNESS, HealthState.LOST)
-_SOON_S = 0.1
+_OUT_OF_CONTACT = (HealthState.SUSPECT, HealthState.AWAITING_WITNESS, HealthState.LOST)
+_DEADLINE_MARGIN_S = 0.1
 
 
 def target(workload: Workload, region: str, stored: Assignment | None) -> Template:
-    """The template a region runs now: the wanted one where the rollout has come that far, else what it had."""
+    """The template that a region runs now: the new one if the rollout has reached the region, else its previous one."""
     wanted, block = workload.spec.template, workload.status.rollout
     if workload.spec.type is WorkloadType.BATCH:
         return wanted
-    before = stored.spec.template if stored is not None else _kept(block) or wanted
+    before = stored.spec.template if stored is not None else _last_good_template(block) or wanted
     if block is None or block.revision != template_hash(wanted):
-        return before  # the rollout has not spoken about this revision yet
-    if block.phase in _BACK:
-        return _kept(block) or before
+        return before  # the rollout has not processed this revision yet
+    if block.phase in _ROLLBACK_PHASES:
+        return _last_good_template(block) or before
     if region in block.regions or block.phase == RolloutPhase.COMPLETE:
         return wanted
     return before
 
 
-def _kept(block: RolloutBlock | None) -> Template | None:
+def _last_good_template(block: RolloutBlock | None) -> Template | None:
     """The template of the last good revision."""
     if block is None or not block.last_good_revision:
         return None
@@ -66,42 +66,46 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     workload: Workload | None = view.get(Workload, key.name, key.namespace)
     if workload is None or workload.metadata.terminating or workload.spec.type is WorkloadType.BATCH:
         return NOTHING
-    held = [a for a in view.by(Assignment, "workload", str(key)) if _takes_part(a)]
+    assignments = [a for a in view.by(Assignment, "workload", str(key)) if _is_in_rollout(a)]
     states = {r.metadata.name: r.status.health.state for r in view.list(Region)}
-    order = sorted(held, key=lambda a: (a.spec.region, a.spec.purpose is not Purpose.NORMAL))
-    heard = [a for a in order if states.get(a.spec.region) is not HealthState.LOST]
-    silent = tuple(dict.fromkeys(a.spec.region for a in order if states.get(a.spec.region) in _SILENT))
+    order = sorted(assignments, key=lambda a: (a.spec.region, a.spec.purpose is not Purpose.NORMAL))
+    reachable = [a for a in order if states.get(a.spec.region) is not HealthState.LOST]
+    silent = tuple(dict.fromkeys(a.spec.region for a in order if states.get(a.spec.region) in _OUT_OF_CONTACT))
     block = workload.status.rollout
-    new = _begun(workload, block, heard, now)
-    if new.phase not in _OVER:
-        new = _moved(workload, _waited_for(new, silent, heard, now), heard, now)
-    elif new.phase == RolloutPhase.FAILED and _proved(heard, new.revision):
-        new = _finished(new, RolloutPhase.COMPLETE, f"revision {new.revision} serves after all")
-    again_s = _deadline_in_s(workload, new, heard, now) if new.phase not in _OVER else None
+    new = _rollout_of(workload, block, reachable, now)
+    if new.phase not in _FINAL_PHASES:
+        new = _advanced(workload, _with_silent(new, silent, reachable, now), reachable, now)
+    elif new.phase == RolloutPhase.FAILED and _is_proven(reachable, new.revision):
+        new = _finished(new, RolloutPhase.COMPLETE, f"revision {new.revision} serves after its deadline")
+    again_s = _deadline_in_s(workload, new, reachable, now) if new.phase not in _FINAL_PHASES else None
     if new == block:
         return Outcome(again_in_s=again_s)
     return Outcome(writes=(_write(workload, new),), notices=_notices(workload, block, new), again_in_s=again_s)
 
 
-def _takes_part(assignment: Assignment) -> bool:
-    """What a recovery has given back already is not worth a new revision."""
+def _is_in_rollout(assignment: Assignment) -> bool:
+    """Whether the Assignment is part of the rollout. A recovery Assignment that is being returned is not."""
     if assignment.spec.purpose is Purpose.RECOVERY:
         return bool(assignment.spec.replicas) and not assignment.metadata.terminating
     return bool(assignment.spec.replicas or assignment.status.replicas)
 
 
-def _waited_for(block: RolloutBlock, silent: tuple[str, ...], heard: Sequence[Assignment], now: float) -> RolloutBlock:
-    """The rollout with the regions that are out of touch. One that is back has its whole time again to go on."""
+def _with_silent(
+    block: RolloutBlock, silent: tuple[str, ...], reachable: Sequence[Assignment], now: float
+) -> RolloutBlock:
+    """The rollout with its unreachable regions. When a region is back, the deadline starts again."""
     if block.phase != RolloutPhase.PROGRESSING:
         return block
-    regions = {a.spec.region for a in heard}
-    back = [name for name in block.silent if name not in silent and name in regions]
-    progressed_at = micro_text(now) if back else block.progressed_at
+    regions = {a.spec.region for a in reachable}
+    returned = [name for name in block.silent if name not in silent and name in regions]
+    progressed_at = micro_text(now) if returned else block.progressed_at
     return msgspec.structs.replace(block, silent=silent, progressed_at=progressed_at)
 
 
-def _begun(workload: Workload, block: RolloutBlock | None, held: Sequence[Assignment], now: float) -> RolloutBlock:
-    """The rollout of the revision the workload asks for: the one under way, or a new one."""
+def _rollout_of(
+    workload: Workload, block: RolloutBlock | None, assignments: Sequence[Assignment], now: float
+) -> RolloutBlock:
+    """The rollout of the workload's current template: the running one, or a new one."""
     wanted = template_hash(workload.spec.template)
     if block is not None and block.revision == wanted:
         return block
@@ -109,107 +113,107 @@ def _begun(workload: Workload, block: RolloutBlock | None, held: Sequence[Assign
     entry = Revision(revision=wanted, template=workload.spec.template, generation=workload.metadata.generation,
                      at=micro_text(now))  # fmt: skip
     older = [r for r in last.history if r.revision != wanted]
-    kept = _bounded([entry, *older], last.last_good_revision)
-    behind = {a.spec.region for a in held if a.spec.revision != wanted}
-    already = tuple(dict.fromkeys(a.spec.region for a in held if a.spec.region not in behind))
+    kept = _trimmed_history([entry, *older], last.last_good_revision)
+    behind = {a.spec.region for a in assignments if a.spec.revision != wanted}
+    already = tuple(dict.fromkeys(a.spec.region for a in assignments if a.spec.region not in behind))
     return RolloutBlock(
         revision=wanted, previous_revision=last.revision, last_good_revision=last.last_good_revision,
-        phase=RolloutPhase.PROGRESSING, message=f"revision {wanted} begins", regions=already,
+        phase=RolloutPhase.PROGRESSING, message=f"rollout of revision {wanted} starts", regions=already,
         progressed_at=micro_text(now), history=kept,
     )  # fmt: skip
 
 
-def _bounded(history: list[Revision], good: str) -> tuple[Revision, ...]:
-    """The newest few; the last good one is never among those that go."""
+def _trimmed_history(history: list[Revision], good: str) -> tuple[Revision, ...]:
+    """The newest revisions, and always the last good one."""
     kept = history[: limits.REVISIONS_KEPT]
     return (*kept, *(r for r in history[limits.REVISIONS_KEPT :] if r.revision == good))
 
 
-def _moved(workload: Workload, block: RolloutBlock, held: Sequence[Assignment], now: float) -> RolloutBlock:
+def _advanced(workload: Workload, block: RolloutBlock, assignments: Sequence[Assignment], now: float) -> RolloutBlock:
     if block.phase == RolloutPhase.ROLLING_BACK:
-        return _rolled_back(block, held)
+        return _rolled_back(block, assignments)
     rules = workload.spec.rollout
     if rules.paused:
-        return msgspec.structs.replace(block, phase=RolloutPhase.PAUSED, message=_progress(block, held))
-    if block.phase == RolloutPhase.PAUSED:  # the time it was paused does not count
+        return msgspec.structs.replace(block, phase=RolloutPhase.PAUSED, message=_progress(block, assignments))
+    if block.phase == RolloutPhase.PAUSED:  # paused time does not count
         block = msgspec.structs.replace(block, phase=RolloutPhase.PROGRESSING, progressed_at=micro_text(now))
-    taken = [a for a in held if a.spec.region in block.regions]
-    ahead = tuple(dict.fromkeys(a.spec.region for a in held if a.spec.region not in block.regions))
-    if _done(taken, block.revision):
-        if not ahead and _proved(held, block.revision):
+    updated = [a for a in assignments if a.spec.region in block.regions]
+    remaining = tuple(dict.fromkeys(a.spec.region for a in assignments if a.spec.region not in block.regions))
+    if _is_complete(updated, block.revision):
+        if not remaining and _is_proven(assignments, block.revision):
             return _finished(block, RolloutPhase.COMPLETE, f"revision {block.revision} serves in every region")
-        wave = ahead[: max(1, rules.wave_regions)]
+        wave = remaining[: max(1, rules.wave_regions)]
         if not block.last_good_revision:
-            wave = ahead  # nothing to protect yet
+            wave = remaining  # there is no good revision to protect yet
         if wave:
             block = msgspec.structs.replace(block, regions=(*block.regions, *wave), progressed_at=micro_text(now))
-    serving = sum(_serves(a, block.revision) for a in held)
+    serving = sum(_serving_count(a, block.revision) for a in assignments)
     if serving > block.serving:
         block = msgspec.structs.replace(block, progressed_at=micro_text(now))
-    block = msgspec.structs.replace(block, serving=serving, message=_progress(block, held))
-    if now - parse_time(block.progressed_at) <= rules.progress_deadline_seconds or not _late(block, held):
+    block = msgspec.structs.replace(block, serving=serving, message=_progress(block, assignments))
+    if now - parse_time(block.progressed_at) <= rules.progress_deadline_seconds or not _is_overdue(block, assignments):
         return block
-    return _given_up(workload, block)
+    return _failed(workload, block)
 
 
-def _late(block: RolloutBlock, held: Sequence[Assignment]) -> bool:
-    """Whether a region that is heard has not done what it was given: one that is out of touch cannot be late."""
+def _is_overdue(block: RolloutBlock, assignments: Sequence[Assignment]) -> bool:
+    """Whether a reachable region of the rollout has not completed it."""
     return any(
-        a.spec.region in block.regions and a.spec.region not in block.silent and not _done((a,), block.revision)
-        for a in held
+        a.spec.region in block.regions and a.spec.region not in block.silent and not _is_complete((a,), block.revision)
+        for a in assignments
     )
 
 
-def _done(held: Sequence[Assignment], revision: str) -> bool:
-    """Whether these regions have acted on the revision and serve it in full, with nothing of another left. True of no
-    region at all: whoever takes it for proof that the revision is good must have heard of one (`_proved`).
+def _is_complete(assignments: Sequence[Assignment], revision: str) -> bool:
+    """Whether these Assignments fully serve the revision and no replica of another one is left.
 
-    A recovery's replica that has no place yet says nothing about the revision it would run: what has one must serve.
+    True for an empty list, which proves nothing about the revision (see `_is_proven`). A pending recovery replica does
+    not count, because it says nothing about the revision.
     """
     return all(
         a.spec.revision == revision
         and a.status.observed_epoch >= a.spec.epoch
-        and a.status.updated_serving >= _to_serve(a)
+        and a.status.updated_serving >= _required_serving(a)
         and a.status.replicas <= a.spec.replicas
-        for a in held
+        for a in assignments
     )
 
 
-def _serves(assignment: Assignment, revision: str) -> int:
-    """How many serve this very revision: a region that has not heard of it yet still counts those of the one before."""
+def _serving_count(assignment: Assignment, revision: str) -> int:
+    """Serving replicas of this revision; 0 if the region's report counts another revision."""
     status = assignment.status
     counted = assignment.spec.revision == revision and status.revision in ("", revision)
     return status.updated_serving if counted else 0
 
 
-def _to_serve(assignment: Assignment) -> int:
+def _required_serving(assignment: Assignment) -> int:
     status = assignment.status
     if assignment.spec.purpose is Purpose.NORMAL or status.updated < status.replicas:
         return assignment.spec.replicas
     return status.replicas - status.queued
 
 
-def _proved(held: Sequence[Assignment], revision: str) -> bool:
-    """Whether it serves in full somewhere. While every region is lost nobody knows, and a revision that was given up
-    must not become the last good one by that."""
-    told = any(a.spec.purpose is Purpose.NORMAL or a.status.updated_serving for a in held)
-    return told and _done(held, revision)
+def _is_proven(assignments: Sequence[Assignment], revision: str) -> bool:
+    """Whether at least one region fully serves the revision. While every region is lost this is unknown, and a failed
+    revision must not become the last good one."""
+    reported = any(a.spec.purpose is Purpose.NORMAL or a.status.updated_serving for a in assignments)
+    return reported and _is_complete(assignments, revision)
 
 
-def _rolled_back(block: RolloutBlock, held: Sequence[Assignment]) -> RolloutBlock:
-    if not _proved(held, block.last_good_revision):
+def _rolled_back(block: RolloutBlock, assignments: Sequence[Assignment]) -> RolloutBlock:
+    if not _is_proven(assignments, block.last_good_revision):
         return block
-    said = f"revision {block.last_good_revision} serves again; {block.revision} made no progress in its time"
-    return _finished(block, RolloutPhase.ROLLED_BACK, said)
+    message = f"revision {block.last_good_revision} serves again; {block.revision} made no progress within the deadline"
+    return _finished(block, RolloutPhase.ROLLED_BACK, message)
 
 
-def _given_up(workload: Workload, block: RolloutBlock) -> RolloutBlock:
+def _failed(workload: Workload, block: RolloutBlock) -> RolloutBlock:
     rules = workload.spec.rollout
     late = f"revision {block.revision} made no progress for {rules.progress_deadline_seconds:g} s: {block.message}"
-    if rules.auto_rollback and _kept(block) is not None and block.last_good_revision != block.revision:
-        said = f"{late}; going back to {block.last_good_revision}"
-        return msgspec.structs.replace(block, phase=RolloutPhase.ROLLING_BACK, message=said)
-    why = "there is no good revision before it" if not block.last_good_revision else "automatic rollback is off"
+    if rules.auto_rollback and _last_good_template(block) is not None and block.last_good_revision != block.revision:
+        message = f"{late}; rolling back to {block.last_good_revision}"
+        return msgspec.structs.replace(block, phase=RolloutPhase.ROLLING_BACK, message=message)
+    why = "there is no earlier good revision" if not block.last_good_revision else "automatic rollback is off"
     return _finished(block, RolloutPhase.FAILED, f"{late}; {why}")
 
 
@@ -223,26 +227,28 @@ def _finished(block: RolloutBlock, phase: RolloutPhase, message: str) -> Rollout
     )
 
 
-def _progress(block: RolloutBlock, held: Sequence[Assignment]) -> str:
-    """One sentence for people: how many serve the revision where, and what the others wait for."""
+def _progress(block: RolloutBlock, assignments: Sequence[Assignment]) -> str:
+    """Progress message: serving replicas per region, and why others are pending."""
     parts = []
-    for a in held:
+    for a in assignments:
         if a.spec.region not in block.regions:
             continue
-        new = _serves(a, block.revision)
+        new = _serving_count(a, block.revision)
         waits = f" ({a.status.pending[0].reason})" if a.status.pending else ""
         purpose = " for recovery" if a.spec.purpose is Purpose.RECOVERY else ""
         parts.append(f"{a.spec.region} {new}/{a.spec.replicas}{purpose}{waits}")
-    later = len({a.spec.region for a in held if a.spec.region not in block.regions})
-    said = f"serving {', '.join(parts) or 'nowhere yet'}" + (f"; {later} region(s) to come" if later else "")
-    return said + (f"; out of touch, with no deadline meanwhile: {', '.join(block.silent)}" if block.silent else "")
+    later = len({a.spec.region for a in assignments if a.spec.region not in block.regions})
+    message = f"serving {', '.join(parts) or 'nowhere yet'}" + (f"; {later} region(s) follow" if later else "")
+    return message + (f"; out of contact, deadline suspended: {', '.join(block.silent)}" if block.silent else "")
 
 
-def _deadline_in_s(workload: Workload, block: RolloutBlock, held: Sequence[Assignment], now: float) -> float | None:
-    if block.phase != RolloutPhase.PROGRESSING or not _late(block, held):
+def _deadline_in_s(
+    workload: Workload, block: RolloutBlock, assignments: Sequence[Assignment], now: float
+) -> float | None:
+    if block.phase != RolloutPhase.PROGRESSING or not _is_overdue(block, assignments):
         return None
     left_s = parse_time(block.progressed_at) + workload.spec.rollout.progress_deadline_seconds - now
-    return max(0.0, left_s) + _SOON_S
+    return max(0.0, left_s) + _DEADLINE_MARGIN_S
 
 
 def _write(workload: Workload, block: RolloutBlock) -> SetStatus:
@@ -277,10 +283,10 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """When a region is lost, silent or back: who waits for it, and whose time goes on."""
+    """A change of health: the deadline of workloads in the region stops or restarts."""
     item = new or old
     same = new is not None and old is not None and new.status.health.state is old.status.health.state
     if item is None or same:
         return ()
-    held = view.by(Assignment, "region", item.metadata.name)
-    return sorted({Key(a.metadata.namespace, a.spec.workload) for a in held})
+    assignments = view.by(Assignment, "region", item.metadata.name)
+    return sorted({Key(a.metadata.namespace, a.spec.workload) for a in assignments})

@@ -1,6 +1,6 @@
-"""workload-status: what regions report, summed up. Owns Workload.status but for the blocks of autoscale and rollout.
+"""workload-status: sums up the regions' reports. Owns Workload.status except the blocks of other controllers.
 
-Counts are derived from the Assignments' status each time, never accumulated.
+Counts are computed from the Assignments' status each time, never accumulated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, Wo
 from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
 
 REGIONS_NAMED = 4
-"""A condition names so many regions at most."""
+"""Regions named in one condition message; the rest is omitted."""
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -29,10 +29,10 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None:
         return NOTHING
-    assignments = [_as_heard(a, view) for a in view.by(Assignment, "workload", str(key))]
+    assignments = [_without_lost_report(a, view) for a in view.by(Assignment, "workload", str(key))]
     summary = _summary(workload, assignments)
-    conditions = [*_conditions(workload, assignments, summary, view, now), *_backed(workload)]
-    again_s = _look_again_s(workload, summary, now)
+    conditions = [*_conditions(workload, assignments, summary, view, now), *_backing_condition(workload)]
+    again_s = _next_check_s(workload, summary, now)
     generation = workload.metadata.generation
     old = workload.status.conditions
     new = old
@@ -52,7 +52,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     return Outcome(writes=(write,), notices=_notices(workload, conditions), again_in_s=again_s)
 
 
-def _backed(workload: Workload) -> list[Condition]:
+def _backing_condition(workload: Workload) -> list[Condition]:
     block = workload.status.backing
     if block is None:
         return []
@@ -67,16 +67,16 @@ def _backed(workload: Workload) -> list[Condition]:
     ]
 
 
-def _as_heard(assignment: Assignment, view: View) -> Assignment:
-    """What a lost region last said of its replicas is not true any more; what it was given still is."""
+def _without_lost_report(assignment: Assignment, view: View) -> Assignment:
+    """The Assignment without the last report of a lost region."""
     region = view.get(Region, assignment.spec.region)
     if region is None or region.status.health.state is not HealthState.LOST:
         return assignment
-    gone = msgspec.structs.replace(
+    status = msgspec.structs.replace(
         assignment.status, ready=0, serving=0, updated_serving=0, started=0, unknown=assignment.status.bound,
         failing=(), pending=(PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas),),
     )  # fmt: skip
-    return msgspec.structs.replace(assignment, status=gone)
+    return msgspec.structs.replace(assignment, status=status)
 
 
 def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
@@ -111,15 +111,15 @@ def _conditions(
     generation = workload.metadata.generation
     batch = workload.spec.batch
     is_batch = workload.spec.type is WorkloadType.BATCH and batch is not None
-    owed = batch.completions if is_batch and batch is not None else summary.replicas
-    held = sum(a.spec.batch.completions if a.spec.batch is not None else a.spec.replicas for a in assignments)
-    assigned, why = (Reason.ASSIGNED, "") if held >= owed else _why_unassigned(workload, view)
+    required = batch.completions if is_batch and batch is not None else summary.replicas
+    assigned_units = sum(a.spec.batch.completions if a.spec.batch is not None else a.spec.replicas for a in assignments)
+    assigned, why = (Reason.ASSIGNED, "") if assigned_units >= required else _unassigned_reason(workload, view)
     found = [
         Condition(
             type="Assigned",
-            status="True" if held >= owed else "False",
+            status="True" if assigned_units >= required else "False",
             reason=assigned,
-            message=f"{held} of {owed} have a region{why}",
+            message=f"{assigned_units} of {required} replicas are assigned to a region{why}",
             observed_generation=generation,
         )
     ]
@@ -127,16 +127,20 @@ def _conditions(
         complete = _complete(summary, batch.completions, batch.backoff_limit, generation)
         found.append(complete)
         if complete.reason == Reason.BACKOFF_LIMIT_EXCEEDED:
-            # A condition of its own has a moment of its own: how long a failed batch is kept counts from there.
+            # A separate condition has its own transition time; the TTL of a failed batch counts from it.
             found.append(msgspec.structs.replace(complete, type="Failed", status="True"))
         found += _deadline(workload, summary, batch, now)
         return found
     current = all(_is_current(workload, a) for a in assignments)
-    enough = summary.serving >= summary.replicas and (current or _shrinks(workload, assignments)) and held >= owed
+    enough = (
+        summary.serving >= summary.replicas
+        and (current or _scales_down(workload, assignments))
+        and assigned_units >= required
+    )
     reason = Reason.ALL_SERVING if enough else Reason.SOME_SERVING if summary.serving else Reason.NONE_SERVING
     message = f"{summary.serving} of {summary.replicas} replicas serve"
     if not enough:
-        message += _waiting_for(assignments)
+        message += _problems(assignments)
     found.append(
         Condition(
             type="Serving",
@@ -149,18 +153,18 @@ def _conditions(
     return found
 
 
-def _why_unassigned(workload: Workload, view: View) -> tuple[Reason, str]:
-    """What keeps replicas without a region: the workload's own rules, or the state of the regions they allow."""
+def _unassigned_reason(workload: Workload, view: View) -> tuple[Reason, str]:
+    """Why replicas have no region: the placement rules, or the health of the allowed regions."""
     regions = view.list(Region)
     refused = {r.metadata.name: why_not(workload, r) for r in regions}
     allowed = [r for r in regions if not refused[r.metadata.name]]
     if not allowed:
         named = "; ".join(f"{name}: {why}" for name, why in sorted(refused.items())[:REGIONS_NAMED])
-        return Reason.NO_REGION_ALLOWED, f"; no region may hold it ({named or 'there is none'})"
-    well = [r for r in allowed if r.status.health.state is HealthState.HEALTHY]
-    if not well:
+        return Reason.NO_REGION_ALLOWED, f"; no region is allowed ({named or 'there are no regions'})"
+    healthy = [r for r in allowed if r.status.health.state is HealthState.HEALTHY]
+    if not healthy:
         named = ", ".join(f"{r.metadata.name} is {r.status.health.state}" for r in allowed[:REGIONS_NAMED])
-        return Reason.REGION_NOT_HEALTHY, f"; of those that may hold it none is healthy ({named})"
+        return Reason.REGION_NOT_HEALTHY, f"; no allowed region is healthy ({named})"
     return Reason.PARTLY_ASSIGNED, ""
 
 
@@ -178,39 +182,41 @@ def _complete(summary: Summary, completions: int, backoff_limit: int, generation
 
 
 def _deadline(workload: Workload, summary: Summary, batch: Batch, now: float) -> list[Condition]:
-    """Whether a batch with a deadline is on time, said as early as its own pace allows.
+    """Condition OnTime of a batch with a deadline, projected from its progress so far.
 
-    With nothing done yet it is at risk once half of its time is over; afterwards the pace so far tells.
+    Without any completion, the batch is at risk once half of the time has passed.
     """
     if batch.deadline_seconds is None:
         return []
     elapsed_s = max(0.001, now - parse_time(workload.metadata.creation_timestamp))
     left_s = batch.deadline_seconds - elapsed_s
-    owed = max(0, batch.completions - summary.succeeded)
-    expected_s = elapsed_s * owed / summary.succeeded if summary.succeeded else 2 * elapsed_s - batch.deadline_seconds
+    required = max(0, batch.completions - summary.succeeded)
+    expected_s = (
+        elapsed_s * required / summary.succeeded if summary.succeeded else 2 * elapsed_s - batch.deadline_seconds
+    )
     late = expected_s > left_s if summary.succeeded else expected_s > 0
     known = find_condition(workload.status.conditions, "OnTime")
-    if not owed:
+    if not required:
         missed = known is not None and known.reason == Reason.DEADLINE_MISSED
         status, reason, message = ("False", Reason.DEADLINE_MISSED, known.message) if missed and known else (
-            "True", Reason.ON_TIME, "done in time"
+            "True", Reason.ON_TIME, "completed before the deadline"
         )  # fmt: skip
     elif left_s <= 0:
         status, reason = "False", Reason.DEADLINE_MISSED
-        message = f"{summary.succeeded} of {batch.completions} were done by the deadline"
+        message = f"{summary.succeeded} of {batch.completions} completed at the deadline"
     elif late:
         status, reason = "False", Reason.DEADLINE_AT_RISK
-        message = f"{summary.succeeded} of {batch.completions} done at half time" if not summary.succeeded else (
-            f"at the pace so far the last of {batch.completions} ends after the deadline"
+        message = f"{summary.succeeded} of {batch.completions} completed at half time" if not summary.succeeded else (
+            f"at this rate the last of {batch.completions} completes after the deadline"
         )  # fmt: skip
     else:
-        status, reason, message = "True", Reason.ON_TIME, f"{owed} of {batch.completions} left"
+        status, reason, message = "True", Reason.ON_TIME, f"{required} of {batch.completions} remaining"
     return [Condition(type="OnTime", status=status, reason=reason, message=message,
                       observed_generation=workload.metadata.generation)]  # fmt: skip
 
 
-def _look_again_s(workload: Workload, summary: Summary, now: float) -> float | None:
-    """A deadline draws near without any event."""
+def _next_check_s(workload: Workload, summary: Summary, now: float) -> float | None:
+    """Delay until the deadline is checked again, because no event announces it."""
     batch = workload.spec.batch
     if batch is None or batch.deadline_seconds is None or summary.succeeded >= batch.completions:
         return None
@@ -219,7 +225,7 @@ def _look_again_s(workload: Workload, summary: Summary, now: float) -> float | N
 
 
 def _is_current(workload: Workload, assignment: Assignment) -> bool:
-    """Whether the region has acted on the newest generation."""
+    """Whether the region has applied the newest generation."""
     return (
         assignment.spec.workload_generation >= workload.metadata.generation
         and assignment.status.observed_epoch >= assignment.spec.epoch
@@ -227,32 +233,32 @@ def _is_current(workload: Workload, assignment: Assignment) -> bool:
     )
 
 
-def _shrinks(workload: Workload, assignments: Sequence[Assignment]) -> bool:
-    """Whether it served all, is to have fewer now, and as many as that serve of the very template that is wanted: it
-    serves all along, while regions have yet to hear of it and the others leave."""
+def _scales_down(workload: Workload, assignments: Sequence[Assignment]) -> bool:
+    """Whether a fully serving workload is only scaled down: enough replicas of the current template serve, so it stays
+    Serving while regions remove the others."""
     wanted, before = wanted_replicas(workload), workload.status.summary
-    there = sum(max(a.spec.replicas, a.status.replicas) for a in assignments)
-    if wanted >= max(there, before.replicas, before.bound) or not is_true(workload.status.conditions, "Serving"):
+    present = sum(max(a.spec.replicas, a.status.replicas) for a in assignments)
+    if wanted >= max(present, before.replicas, before.bound) or not is_true(workload.status.conditions, "Serving"):
         return False
     revision = template_hash(workload.spec.template)
-    if any(revision != told for a in assignments for told in (a.spec.revision, a.status.revision)):
+    if any(revision != seen_revision for a in assignments for seen_revision in (a.spec.revision, a.status.revision)):
         return False
     return sum(a.status.updated_serving for a in assignments) >= wanted
 
 
-def _waiting_for(assignments: Sequence[Assignment]) -> str:
-    pending = [_counted(a, p) for a in assignments for p in a.status.pending]
-    failing = [_counted(a, p) for a in assignments for p in a.status.failing]
-    waits = "; waiting: " + ", ".join(pending[:4]) if pending else ""
+def _problems(assignments: Sequence[Assignment]) -> str:
+    pending = [_reason_text(a, p) for a in assignments for p in a.status.pending]
+    failing = [_reason_text(a, p) for a in assignments for p in a.status.failing]
+    waits = "; pending: " + ", ".join(pending[:4]) if pending else ""
     return waits + ("; failing: " + ", ".join(failing[:4]) if failing else "")
 
 
-def _counted(assignment: Assignment, why: PendingReason) -> str:
+def _reason_text(assignment: Assignment, why: PendingReason) -> str:
     return f"{why.count} in {assignment.spec.region}: {why.reason}{' (' + why.message + ')' if why.message else ''}"
 
 
 def _notices(workload: Workload, conditions: Sequence[Condition]) -> tuple[Notice, ...]:
-    """People are told when a condition turns."""
+    """Events for conditions whose status changed."""
     before = {c.type: c.status for c in workload.status.conditions}
     return tuple(
         Notice(workload, c.reason, c.message)
@@ -278,8 +284,8 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
 
 
 def woken_by_region(new: Region | None, old: Region | None, view: View) -> Iterable[Key]:
-    """Only when a region is lost, found again or another one: its workloads' counts change, and why some have none."""
-    if new is not None and old is not None and _looks_alike(new, old):
+    """A change of a region's health or spec: counts of its workloads and reasons of unassigned ones may change."""
+    if new is not None and old is not None and _is_unchanged(new, old):
         return ()
     item = new or old
     if item is None:
@@ -289,5 +295,5 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
     return [*held, *short]
 
 
-def _looks_alike(new: Region, old: Region) -> bool:
+def _is_unchanged(new: Region, old: Region) -> bool:
     return new.status.health.state is old.status.health.state and new.spec == old.spec

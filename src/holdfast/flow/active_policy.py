@@ -1,4 +1,4 @@
-"""Which policy revision a region decides by at this moment."""
+"""Selects the policy revision that is in force in a region, and the revision in shadow evaluation. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ActivePolicy(msgspec.Struct, frozen=True):
 def active_policy(
     revisions: Iterable[PolicyRevision], overrides: Iterable[Override], region: str, now: float
 ) -> ActivePolicy:
-    """A pinned revision, if an override pins one that is known here; else the highest sequence that is active, or in
-    canary for this region; else the built-in rules."""
+    """The revision in force: one pinned by an override, else the highest sequence that is active or in canary for
+    this region, else the built-in rules."""
     known = {revision.metadata.name: revision for revision in revisions}
     for override in sorted(overrides, key=lambda o: o.metadata.name):
         spec = override.spec
@@ -35,7 +35,7 @@ def active_policy(
 
 
 def shadow_policy(revisions: Iterable[PolicyRevision]) -> ActivePolicy | None:
-    """The revision that decides beside the active one and acts nowhere: the newest, while it is in its shadow stage."""
+    """The newest revision if it is in the shadow stage: it is evaluated beside the active one, without effect."""
     newest = max(
         (r for r in revisions if not r.metadata.terminating),
         key=lambda r: (r.spec.sequence, r.metadata.name),

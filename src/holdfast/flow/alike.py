@@ -1,8 +1,7 @@
-"""Which requests ask for the very same, so that one try that finds no place answers for all of them.
+"""Equivalence classes of scheduling requests: if one request of a class is unschedulable, all of them are.
 
-What always holds: two requests with the same key pass and fail the same gates on every node, whatever is placed. Work
-whose place depends on more than the room there is (a gang, spread or affinity rules, work that may take the place of
-others, a deadline that is told when it passes) is alike to none.
+Invariant: two requests with the same key pass and fail the same filters on every node, whatever else is placed.
+Gangs, requests with spread or affinity rules, a deadline or the right to preempt, and recovery work have no class.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from holdfast.model.scheduling_request import SchedulingRequest
 
 
 def alike_key(request: SchedulingRequest) -> bytes:
-    """The same for requests that wait for the same; empty for one that waits by itself."""
+    """The request's equivalence class in the queue; empty if it has none."""
     spec = request.spec
     alone = spec.gang is not None or spec.may_preempt or spec.deadline or spec.purpose is Purpose.RECOVERY
     if alone or spec.placement.spread or spec.placement.affinity:
@@ -31,12 +30,12 @@ def alike_key(request: SchedulingRequest) -> bytes:
 
 
 def refused_key(scratch: Scratch, ask: Ask) -> bytes:
-    """The same for asks that get the same answer from every gate, in the same words, while nothing more is placed;
-    empty where that takes more than a look at the ask."""
+    """Key under which a plan caches refusals: equal keys get the same refusals, with the same messages, until the plan
+    places another replica. Empty if the refusals depend on more than these requirements."""
     placement = ask.placement
     if ask.gang_min or ask.may_preempt or ask.draws or placement.spread or placement.affinity:
         return b""
-    # Work keeps others off by their labels, and never its own: only then does the name of the workload count.
+    # Anti-affinity guards match other workloads by label, so workload and labels matter only if the tenant has guards.
     guarded = any(True for _ in scratch.guards(ask.namespace))
     return msgspec.msgpack.encode(
         (

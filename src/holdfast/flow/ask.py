@@ -1,4 +1,4 @@
-"""What like replicas ask of a node, read once from their SchedulingRequest: amounts, rules, and who needs a place."""
+"""Requirements of identical replicas, read once from their SchedulingRequest: resources, rules and pending members."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from holdfast.model.template import Template, requests, template_hash
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """`bound` is how many members of the request have a place already; gangs count them. `evictions` is how many
-    victims its tenant may still cause, `room` what it may still spend here; None where that is not known."""
+    """Requirements of the request's pending members.
+
+    `bound` counts gang members that have a node already. `evictions` is the number of victims the tenant may still
+    cause in this minute. `room` is the tenant's quota headroom in this region; None if it is unknown.
+    """
 
     namespace: str
     name: str
@@ -32,16 +35,16 @@ class Ask(msgspec.Struct, frozen=True):
     bound: int
     gang_min: int
     draws: bool = False
-    """Recovery work may take what is kept for recovery; the authority says which place."""
+    """Recovery work may use capacity reserved for recovery; the authority chooses the recovery slot."""
     rank: int = 0
     may_preempt: bool = False
     max_unavailable: int = 0
     evictions: int = 0
     room: dict[str, int] | None = None
     spared: tuple[str, ...] = ()
-    """Claims (tenant/claim) that the authority would not let go for it a moment ago."""
+    """Claims (tenant/claim) that the authority recently refused to evict for this request."""
     template_hash: str = ""
-    """What a gang's members are counted by, and part of every claim: one on record must equal what was assumed."""
+    """Identifies gang members. It is part of every claim, so that a committed claim equals the assumed one."""
 
     @property
     def gpu_milli(self) -> int:
@@ -49,18 +52,18 @@ class Ask(msgspec.Struct, frozen=True):
 
     @property
     def whole_gpus(self) -> int:
-        """How many whole GPUs; 0 for a share of one."""
+        """Number of whole GPUs; 0 for a share of one."""
         return self.gpu_milli // WHOLE_GPU_MILLI
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a placement changes a node by more than a plain subtraction, so that nothing is scored ahead."""
+        """Whether each placement must be scored anew, because it changes a node by more than a subtraction."""
         return bool(self.gpu_milli or self.fixed_ports)
 
     def claim(
         self, node: str, member: Member, devices: tuple[DeviceClaim, ...], victims: tuple[str, ...] = ()
     ) -> Claim:
-        """What one member would take from a node, once its victims are gone."""
+        """The claim of one member on the node, as it is after its victims are released."""
         return Claim(
             node=node,
             namespace=self.namespace,
@@ -91,7 +94,7 @@ def ask_of(
     room: dict[str, int] | None = None,
     spared: tuple[str, ...] = (),
 ) -> Ask:
-    """The ask of all members, or of those given (the ones without a place). Recovery work has a room of its own."""
+    """Requirements of all members, or of the given pending ones. Recovery work does not use the tenant's headroom."""
     spec = request.spec
     template = spec.template
     draws = spec.purpose is Purpose.RECOVERY and not spec.reclaimable

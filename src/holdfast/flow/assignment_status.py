@@ -1,4 +1,4 @@
-"""What a region says about an Assignment, derived from its replicas and queue items each time it is asked."""
+"""Derives Assignment.status from the region's replicas and scheduling requests. Pure; nothing is carried over."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from holdfast.model.replica import Phase, Replica
 from holdfast.model.scheduling_request import SchedulingRequest
 
 FAILURES_TOLD = 3
+"""Failure reasons listed per Assignment; the most frequent are kept. Enough to explain a bad revision."""
 _COMING_UP = (Stage.BOUND, Stage.STARTING, Stage.RUNNING)
 
 
@@ -22,7 +23,7 @@ def assignment_status(
     held_back: int = 0,
     to_leave: int = 0,
 ) -> AssignmentStatus:
-    """`replicas` counts what still exists and is not finished: nothing may be forgotten while it could run."""
+    """The status. `replicas` counts unfinished replicas and finished ones that are still bound: any that could run."""
     stages: Counter[Stage] = Counter()
     ended: Counter[Phase] = Counter()
     failures: Counter[tuple[str, str]] = Counter()
@@ -74,7 +75,7 @@ def _failing(failures: Counter[tuple[str, str]]) -> tuple[PendingReason, ...]:
 
 
 def _failure(replica: Replica) -> tuple[str, str] | None:
-    """What keeps a placed replica from being ready, in words that stay the same from one restart to the next."""
+    """Why a bound replica is not ready. The text is the same after each restart, so that equal failures group."""
     ran = current_execution(replica)
     if ran is None:
         return None
@@ -86,12 +87,12 @@ def _failure(replica: Replica) -> tuple[str, str] | None:
 
 
 def _pending(queued: int, requests: Sequence[SchedulingRequest]) -> tuple[PendingReason, ...]:
-    """Only the main reason of each queue item: the whole histogram is on the SchedulingRequest."""
+    """The main reason of each request; the full counts are on the SchedulingRequest."""
     if not queued:
         return ()
     told = [r for r in requests if r.status.pending and r.status.reasons]
     if not told:
-        return (PendingReason(reason=Reason.WAITING, count=queued, message="not yet considered"),)
+        return (PendingReason(reason=Reason.WAITING, count=queued, message="not scheduled yet"),)
     return tuple(
         PendingReason(
             reason=r.status.reasons[0].reason, count=min(queued, r.status.pending), message=r.status.reasons[0].message

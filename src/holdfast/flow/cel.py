@@ -1,9 +1,10 @@
-"""The operator's own filters and scores: CEL expressions, compiled once, bounded, and never able to stop a plan.
+"""CEL expressions of a policy, used as filters and scores: checked when the policy is written, bounded in cost.
 
-They see `node` (name, zone, pool, tenant, labels, capacity, drivers, warm, taints) and `request` (tenant, workload,
-labels, resources, rank, reclaimable); amounts are whole numbers in base units. An expression is checked when a policy
-is written: it must compile, have the right type, stay within its cost, and give a sound value for a sample node. What
-still goes wrong later counts against the node: a filter refuses it, a score is 0.
+- An expression reads `node` (name, zone, pool, tenant, labels, capacity, drivers, cachedArtifacts, taints) and
+  `request` (tenant, workload, labels, resources, priority, reclaimable). Amounts are integers in base units.
+- A policy is admitted only if each expression compiles, has the right type, is within the cost limit and evaluates
+  for a sample node.
+- A later evaluation error never fails a plan: a filter refuses the node, a score is 0.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _NODE_FIELD = re.compile(r"\bnode\.(\w+)")
 
 
 class Wrong(msgspec.Struct, frozen=True):
-    """What is wrong with an expression, and where: line and column count from 1; 0 where it is the whole of it."""
+    """An error in an expression. Line and column count from 1; 0 means the whole expression."""
 
     line: int
     column: int
@@ -54,7 +55,7 @@ class Wrong(msgspec.Struct, frozen=True):
 
 
 class Unsound(Exception):
-    """The expression has no sound value for these facts."""
+    """The expression has no valid value for these inputs."""
 
 
 @lru_cache(maxsize=1)
@@ -68,13 +69,13 @@ def _compiled(text: str) -> Any:
 
 
 def check(text: str, *, score: bool) -> Wrong | None:
-    """Whether an expression may become part of a policy."""
+    """The error that forbids the expression in a policy; None if it is valid."""
     loops = _LOOP.findall(text)
     if len(loops) > limits.EXPRESSION_LOOPS:
         at = [m.start() for m in _LOOP.finditer(text)][limits.EXPRESSION_LOOPS]
         line = text.count("\n", 0, at) + 1
         column = at - (text.rfind("\n", 0, at) + 1) + 2
-        return Wrong(line, column, f"it has {len(loops)} loops, at most {limits.EXPRESSION_LOOPS} are affordable")
+        return Wrong(line, column, f"too many loops (at most {limits.EXPRESSION_LOOPS}, found {len(loops)})")
     try:
         compiled = _compiled(text)
     except RuntimeError as wrong:
@@ -83,19 +84,19 @@ def check(text: str, *, score: bool) -> Wrong | None:
     found = compiled.return_type()
     if found not in allowed:
         kind = "a number" if score else "true or false"
-        return Wrong(0, 0, f"it must give {kind}, and gives {found.name()}")
+        return Wrong(0, 0, f"wrong result type (expected {kind}, found {found.name()})")
     try:
         facts = {"node": SAMPLE_NODE, "request": SAMPLE_REQUEST}
         number(text, facts) if score else truth(text, facts)
     except Unsound as unsound:
         if "Key not found" in str(unsound):
-            return None  # a label the sample does not have; real nodes may
-        return Wrong(0, 0, f"for a sample node: {unsound}")
+            return None  # a label that real nodes may have
+        return Wrong(0, 0, f"evaluation for a sample node failed: {unsound}")
     return None
 
 
 def names_no_node(text: str, zones: Sequence[str]) -> str:
-    """Why a filter can be true for no node at all, as far as that can be told without them; else an empty string."""
+    """Why the filter is false for every node, if that follows from the zones alone; else empty."""
     if _REQUEST.search(text):
         return ""
     read = set(_NODE_FIELD.findall(text))
@@ -108,24 +109,24 @@ def names_no_node(text: str, zones: Sequence[str]) -> str:
     except Unsound:
         return ""
     if not read:
-        return "it is false for every node: nothing could be placed any more"
-    return f"it is false in every zone there is ({', '.join(zones)}): nothing could be placed any more"
+        return "the filter is false for every node, so no replica could be scheduled"
+    return f"the filter is false in every zone ({', '.join(zones)}), so no replica could be scheduled"
 
 
 def truth(text: str, facts: Mapping[str, Any]) -> bool:
     value = _value(text, facts)
     if not isinstance(value, bool):
-        raise Unsound(f"it gives {value}, not true or false")
+        raise Unsound(f"wrong result (expected true or false, found {value})")
     return value
 
 
 def number(text: str, facts: Mapping[str, Any]) -> int:
-    """The value as a score: whole, and cut to 0 to 100."""
+    """The value as a score: an integer, clamped to 0 to 100."""
     value = _value(text, facts)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Unsound(f"it gives {value}, not a number")
+        raise Unsound(f"wrong result (expected a number, found {value})")
     if not isfinite(value):
-        raise Unsound(f"it gives {value}, which is no score")
+        raise Unsound(f"wrong result (expected a finite number, found {value})")
     return max(0, min(100, int(value)))
 
 
@@ -173,5 +174,5 @@ def request_facts(ask: Ask) -> dict[str, Any]:
 
 
 def ask_key(ask: Ask) -> tuple[Any, ...]:
-    """All of an ask that an expression can see."""
+    """The part of the requirements that an expression can read."""
     return (ask.namespace, ask.workload, ask.labels, tuple(sorted(ask.amounts.items())), ask.rank, ask.reclaimable)

@@ -1,6 +1,6 @@
-"""Why nodes refused, in words and numbers: the histogram people read, with the nearest miss named.
+"""Summary of node refusals: counts per reason with example nodes and the nearest miss.
 
-Also which events can cure which reason, so that a waiting request is woken by them and not by others.
+Also maps each reason to the events that may resolve it, so that only those events retry a pending request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.model.scheduling_request import RefusalCount
 
 
 class Wake(enum.StrEnum):
-    """Events that may cure a reason; written to `status.wakeOn`."""
+    """Events that may resolve a reason; stored in `status.retryOn`."""
 
     NODE_ADDED = "NodeAdded"
     NODE_CHANGED = "NodeChanged"
@@ -55,7 +55,7 @@ _CURES: dict[str, tuple[Wake, ...]] = {
 
 
 def wake_on(reasons: Iterable[str]) -> tuple[str, ...]:
-    """The events that may cure any of these reasons, sorted. A new node, rules or request may cure anything."""
+    """The events that may resolve any of these reasons, sorted. A new node, policy or request may resolve all."""
     events = set(_ALWAYS)
     for reason in reasons:
         events.update(_CURES.get(reason, (Wake.NODE_CHANGED,)))
@@ -63,7 +63,7 @@ def wake_on(reasons: Iterable[str]) -> tuple[str, ...]:
 
 
 def histogram(scratch: Scratch, ask: Ask, why: Codes, *, explained: bool) -> tuple[RefusalCount, ...]:
-    """One row per reason, the commonest first. `explained` adds some nodes by name and a message."""
+    """One row per reason, most frequent first. `explained` adds example nodes and a message."""
     found = reasons_in(why)
     if not explained:
         return tuple(RefusalCount(reason=reason, nodes=count) for reason, count in found.items())
@@ -85,13 +85,13 @@ def histogram(scratch: Scratch, ask: Ask, why: Codes, *, explained: bool) -> tup
 
 
 def summary(refusals: Iterable[RefusalCount], pending: int) -> str:
-    """One line for an event: how many wait, and the reasons with their counts."""
+    """One line for an event: number of pending replicas, and the reasons with their counts."""
     parts = [f"{r.nodes} nodes {r.reason}" + (f" ({r.message})" if r.message else "") for r in refusals]
-    return f"{pending} replica{'s' if pending != 1 else ''} without a place: " + ("; ".join(parts) or "no reason known")
+    return f"{pending} replica{'s' if pending != 1 else ''} pending: " + ("; ".join(parts) or "no reason known")
 
 
 def message_for(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) -> str:
-    """What a reason means for these nodes: needed and found."""
+    """The message of a reason for these nodes: required and found."""
     match reason:
         case Reason.INSUFFICIENT_CPU | Reason.INSUFFICIENT_MEMORY | Reason.INSUFFICIENT_RESOURCE:
             return _shortfall(scratch, ask, reason, slots)
@@ -115,13 +115,13 @@ def message_for(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) ->
         case Reason.DRIVER_MISSING:
             return f"needs the {ask.template.driver.value} driver"
         case Reason.RESIDENCY_VIOLATED:
-            return f"region {scratch.snapshot.region} is not one the workload's rules allow"
+            return f"the workload's placement rules do not allow region {scratch.snapshot.region}"
         case _:
             return reason.says
 
 
 def _shortfall(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) -> str:
-    """The resource that fails, what is needed, and the node that comes nearest."""
+    """The missing resource, the required amount, and the node with most of it free."""
     for name, amount in ask.amounts.items():
         if resources.reason_for(name) is not reason:
             continue

@@ -1,4 +1,4 @@
-"""When a region last heard the global cell, and which overrides still act there by that."""
+"""Time of the region's last contact with the global cell, and which overrides are still effective given its age."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from holdfast.model.override import Override, OverrideKind, acts
 from holdfast.model.times import parse_time
 
 PERMISSIVE = frozenset({OverrideKind.APPROVE_REPAIR})
-"""Kinds that let a region do more than usual by itself: doubt ends them. What a raised priority may take is judged with
-the grant it is spent under."""
+"""Kinds that allow a region more than usual. They end when contact is lost for too long. RaisePriority is not listed:
+the grant that pays for the work bounds its effect."""
 
 
 def heard_s(copies: Iterable[GrantCopy]) -> float:
-    """The last answer of the global cell that a limit here is known to follow; endless where there is no limit yet."""
+    """Time of the newest contact recorded in any GrantCopy; infinite if there is none."""
     times = [parse_time(c.spec.heard_at) for c in copies if c.spec.heard_at]
     return max(times, default=float("inf"))
 
 
 def acts_here(override: Override, now: float, heard_at_s: float) -> bool:
-    """Whether an override acts in this region now. One that allows more needs news that it still stands,
-    unless it was given here."""
+    """Whether the override is effective in this region now. A permissive override needs recent contact with the
+    global cell, unless it is a break-glass override of this region."""
     if not acts(override, now):
         return False
     given_here = override.spec.break_glass is not None

@@ -1,8 +1,9 @@
-"""hold: turns a RecoveryBudget into places on nodes, and keeps them placed. Owns Hold (spec, deletion).
+"""hold: requests recovery slots on nodes for each RecoveryBudget. Owns RecoverySlot (spec, deletion).
 
-A Hold is a wish until the region's authority has found that it fits (`status.kept`): creating one never races a bind.
-Places are spread over zones as evenly as the live nodes allow. One whose node drains, goes silent or goes away is given
-up and wished for elsewhere; a drawn one stays until its claim is gone. It never evicts anything to keep a place.
+- A RecoverySlot is a request until the authority admits it (`status.admission`), so creating one never races a bind.
+- Slots of a budget are spread over zones as evenly as the live nodes allow.
+- A slot whose node drains, stops reporting or is removed is deleted and requested on another node.
+- A consumed slot stays until its claim is released. No replica is evicted to make room for a slot.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from holdfast.model.writes import NOTHING, Create, Delete, Outcome, Write
 
 LABEL_BUDGET = "holdfast.dev/budget"
 LOOK_AGAIN_S = 5.0
+"""Recheck interval while slots are missing, refused or waiting for a claim to end."""
 _STAYS = ("", "NodeReconciling")
-"""States in which a node keeps its places; a moment of matching up is no reason to move them."""
+"""Unschedulable reasons that do not move a slot: an agent that reconciles after a restart is back in seconds."""
 
 
 class _Site(msgspec.Struct):
-    """One node that could keep a place: what is left on it, and how many places it keeps already."""
+    """A candidate node: its free resources and the number of slots it has."""
 
     node: Node
     free: Amounts
@@ -38,7 +40,7 @@ class _Site(msgspec.Struct):
 
 
 def decider(region: str) -> Callable[[Key, View, float], Outcome]:
-    """The decision for one budget of this region."""
+    """Returns the decide function for RecoveryBudgets of this region."""
 
     def decide(key: Key, view: View, now: float) -> Outcome:
         budget: RecoveryBudget | None = view.get(RecoveryBudget, key.name)
@@ -67,7 +69,7 @@ def _settle(budget: RecoveryBudget, mine: Sequence[Hold], view: View, now: float
     if missing:
         sites = _sites(budget, view)
         refused = {h.spec.node for h in staying if is_refused(h)}
-        # Kept up to date place by place: counting anew for each of them would take nodes times places.
+        # Updated per new slot; counting again for each one would cost nodes times slots.
         per_zone = Counter((h.spec.slot, h.spec.zone) for h in staying)
         for name in missing:
             made = _place(budget, name, wanted[name][0], sites, per_zone=per_zone, refused=refused)
@@ -89,7 +91,7 @@ def place_name(budget: str, slot: int, number: int) -> str:
 
 
 def is_drawn(hold: Hold, view: View) -> bool:
-    """Whether a claim uses the place. Both say so from the same commit on; the claim is the one that counts."""
+    """Whether a claim consumes the slot. Slot and Reservation are written in one commit; the Reservation decides."""
     if hold.status.draw is not None:
         return True
     claims = view.by(Reservation, "node", hold.spec.node)
@@ -109,7 +111,7 @@ def _must_go(hold: Hold, wanted: tuple[int, Slot] | None, view: View, now: float
 
 
 def _sites(budget: RecoveryBudget, view: View) -> list[_Site]:
-    """Nodes that could keep a place, with what is left once firm work, places and waiting claims are counted."""
+    """Candidate nodes with their free resources after firm work, recovery slots and unbound reservations."""
     tenants = budget.spec.tenants
     found = []
     for node in view.list(Node):
@@ -142,9 +144,9 @@ def _place(
     per_zone: Counter[tuple[int, str]],
     refused: set[str],
 ) -> Hold | None:
-    """A place in the zone that has fewest of its like, on the node with fewest places and most left; None if none fits.
+    """A slot in the zone with the fewest slots of this shape, on the node with the fewest slots and most free capacity.
 
-    The node a refused wish named is not asked again while another one fits.
+    None if no node fits. A node that refused a slot of this budget is chosen only if no other node fits.
     """
     slot = budget.spec.slots[index]
     need = amounts(slot.resources)
@@ -172,7 +174,7 @@ def _place(
 
 
 def _uneven(budget: RecoveryBudget, staying: Sequence[Hold], view: View) -> Hold | None:
-    """One place too many in one zone, when another zone has room for it: a zone that came back gets its part again."""
+    """A slot to move from an overfull zone to one with room, such as a zone that recovered; None if slots are even."""
     sites = _sites(budget, view)
     for index, slot in enumerate(budget.spec.slots):
         like = [h for h in staying if h.spec.slot == index]
@@ -190,7 +192,7 @@ def _uneven(budget: RecoveryBudget, staying: Sequence[Hold], view: View) -> Hold
 
 
 def _delete(hold: Hold) -> Delete:
-    """Only as it was seen: a claim that draws it meanwhile has changed it, and keeps it."""
+    """Deletes only the observed revision: a claim that consumes the slot meanwhile changes the revision."""
     return Delete("Hold", hold.key, hold.uid, if_revision=hold.revision)
 
 
@@ -211,7 +213,7 @@ def woken_by_hold(new: Hold | None, old: Hold | None, view: View) -> Iterable[Ke
 
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
-    """Only what a node can keep, and whether it can: reports of what runs on it are no news here."""
+    """Only changes of schedulability, capacity or zone; task reports do not matter here."""
     if new is not None and old is not None:
         same = why_not_schedulable(new) == why_not_schedulable(old)
         if same and new.spec.capacity == old.spec.capacity and new.spec.zone == old.spec.zone:

@@ -1,7 +1,7 @@
-"""node-health: reads the leases and says whether a node can be heard. Owns the contact blocks of Node and Replica.
+"""node-health: failure detector for nodes, based on their leases. Owns the contact blocks of Node and Replica.
 
-A lapsed lease is evidence, not proof: it stops new placement and traffic, and it never deletes. Only the authority's
-fencing commit, which waits longer, lets a replica be placed elsewhere.
+An expired lease is evidence, not proof: it stops new placement and traffic, and never deletes anything. A replica is
+rescheduled only after the authority's fencing commit, which waits longer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.model.writes import Notice, Outcome, SetStatus, Write
 
 
 def lease_of(node: str, pages: Iterable[LeasePage]) -> NodeLease | None:
-    """The node's newest lease, whichever page it is on."""
+    """The node's newest lease on any page."""
     found = [page.spec.leases[node] for page in pages if node in page.spec.leases]
     return max(found, key=lambda lease: (lease.epoch, lease.renewed_at_s), default=None)
 
@@ -35,24 +35,24 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     lease = lease_of(key.name, view.list(LeasePage))
     state, reason, again_s = _read(node, lease, now)
     lost = state in (Contact.LAPSED, Contact.FENCED)
-    # Of a node that was never heard nothing is known: what was bound to one of its name before stays as it was marked.
+    # A node that never registered tells nothing about replicas bound to a former node of its name: leave their marks.
     writes = _mark(replicas, lost=lost, reason=reason, now=now) if state is not Contact.UNSEEN else []
     if node.status.contact.state is state:
         return Outcome(writes=tuple(writes), again_in_s=again_s)
     block = ContactBlock(state=state, since=micro_text(now), reason=reason)
     writes.insert(0, SetStatus("Node", node.key, node.uid, blocks={"contact": block}))
     said = {
-        Contact.LIVE: "the agent is heard",
-        Contact.LAPSED: f"no heartbeat for {limits.NODE_LEASE_TTL_S:g} s; no new work is placed here",
-        Contact.FENCED: "the lease was fenced; replicas are placed elsewhere",
-        Contact.UNSEEN: "the agent has not been heard yet",
+        Contact.LIVE: "the agent renews its lease",
+        Contact.LAPSED: f"no heartbeat for {limits.NODE_LEASE_TTL_S:g} s; no new replicas are placed here",
+        Contact.FENCED: "the lease is fenced; replicas are rescheduled",
+        Contact.UNSEEN: "the agent has not registered yet",
     }[state]
     notice = Notice(node, reason, said, warning=lost)
     return Outcome(writes=tuple(writes), notices=(notice,), again_in_s=again_s)
 
 
 def _read(node: Node, lease: NodeLease | None, now: float) -> tuple[Contact, Reason, float | None]:
-    """What the lease says, why, and when it could say something else."""
+    """The contact state, its reason, and the seconds until it may change."""
     if lease is None:
         return Contact.UNSEEN, Reason.NODE_UNREACHABLE, None
     if node.status.fence.fenced_epoch >= lease.epoch:
@@ -66,7 +66,7 @@ def _read(node: Node, lease: NodeLease | None, now: float) -> tuple[Contact, Rea
 
 
 def _of_a_former(node: Node, lease: NodeLease) -> bool:
-    """Whether the lease had ended before this node was made: it was that of a removed one of the same name."""
+    """Whether the lease expired before this Node was created, so that it belongs to a removed node of the same name."""
     made = node.metadata.creation_timestamp
     return bool(made) and lease.renewed_at_s + lease.ttl_s < parse_time(made)
 
@@ -83,7 +83,7 @@ def _mark(replicas: Sequence[Replica], *, lost: bool, reason: Reason, now: float
 
 
 def keys(view: View) -> Iterable[Key]:
-    """Every node there is, and every one that is gone and still has replicas."""
+    """All nodes, and removed nodes that still have replicas."""
     found = [node.key for node in view.list(Node)]
     names = {r.status.placement.node for r in view.list(Replica)}
     names.difference_update((key.name for key in found), ("",))
@@ -105,7 +105,7 @@ def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Ke
 
 
 def woken_by_page(new: LeasePage | None, old: LeasePage | None, view: View) -> Iterable[Key]:
-    """A renewal of a live node changes nothing: its own timer will look. Only new epochs and gaps wake it."""
+    """Only new epochs and renewal gaps. A timely renewal changes nothing: the node's own timer checks it."""
     if new is None:
         return
     before = old.spec.leases if old is not None else {}
@@ -116,9 +116,9 @@ def woken_by_page(new: LeasePage | None, old: LeasePage | None, view: View) -> I
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """A replica that was just placed must learn of a node that is already lost.
+    """A newly placed replica on a node that is already out of contact must be marked.
 
-    On a node that is heard there is nothing to learn: should it fall silent, its own change of contact wakes it.
+    On a node in contact nothing is to be done: a later change of its contact state wakes this controller.
     """
     if new is None:
         return ()

@@ -1,8 +1,8 @@
-"""What a tenant may still spend in the region on ordinary work, as far as the scheduler knows: its grants less its use.
+"""The scheduler's estimate of a tenant's remaining quota in the region: grants minus usage.
 
-A hint, so that a request the authority would refuse for its quota is told so at once, and does not stand in the plan
-before others. What always holds: it bounds nothing where the authority would judge by more than the sum (grants whose
-lease has ended, recovery work); and only the authority spends.
+The estimate lets the scheduler report QuotaExceeded at once instead of planning a request that the authority would
+reject. It is advisory: only the authority spends quota. There is no estimate (None) where the authority uses more than
+this sum: for expired grant leases and for recovery work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from holdfast.flow.ask import Ask
 from holdfast.model.decision import Asked
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.quantity import CPU, Amounts, add, amounts, amounts_text
+from holdfast.model.quantity import CPU, Amounts, add, amount_text, amounts
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduling_request import RefusalCount
@@ -22,7 +22,7 @@ _ORDINARY = frozenset({GrantClass.NORMAL, GrantClass.EMERGENCY})
 
 
 def room_of(copies: Iterable[GrantCopy], used: Mapping[str, int], now: float) -> Amounts | None:
-    """What is left, by resource: nothing at all without a grant, None where the authority alone can tell."""
+    """Remaining quota by resource: empty without a grant, None if only the authority can tell."""
     limit: Amounts = {}
     granted = ended = False
     for copy in copies:
@@ -32,7 +32,7 @@ def room_of(copies: Iterable[GrantCopy], used: Mapping[str, int], now: float) ->
         if copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now:
             if any(own.values()):
                 return None
-            ended = True  # an emergency that was given back: it stays, and adds nothing to what the others say
+            ended = True  # an expired emergency grant: its GrantCopy remains and adds nothing
             continue
         granted = True
         if copy.spec.grant_class is GrantClass.NORMAL:
@@ -45,14 +45,14 @@ def room_of(copies: Iterable[GrantCopy], used: Mapping[str, int], now: float) ->
 
 
 def recorded(asked: Asked) -> Amounts | None:
-    """The room a decision was made with. Zero amounts are not written, and a grant that is used up is still one."""
+    """The headroom recorded in a Decision. Zero amounts are not stored, so a used-up grant is restored as CPU 0."""
     if not asked.limited:
         return None
     return {CPU: 0, **amounts(asked.room)} if asked.granted else {}
 
 
 def affordable(ask: Ask) -> int:
-    """How many members the tenant can pay for."""
+    """Number of members that the tenant's headroom covers."""
     if ask.room is None:
         return len(ask.members)
     if not ask.room:
@@ -63,7 +63,7 @@ def affordable(ask: Ask) -> int:
 
 
 def spent(ask: Ask, placed: int) -> Amounts:
-    """What so many of its members take from the tenant's room."""
+    """Quota used by `placed` members; nothing for recovery work."""
     return {name: amount * placed for name, amount in ask.amounts.items()} if not ask.draws else {}
 
 
@@ -74,12 +74,16 @@ def less(room: Amounts | None, taken: Mapping[str, int]) -> Amounts | None:
 
 
 def refusal(ask: Ask) -> RefusalCount:
-    """Why the next member cannot be paid for, in the authority's words."""
+    """Why the headroom does not cover the next member, with the authority's wording."""
     room = ask.room or {}
     if not room:
-        message = f"this region holds no Normal grant for tenant {ask.namespace}; an operator sets a Quota"
+        message = f"tenant {ask.namespace} has no Normal grant in this region; next: an operator creates its Quota"
         return RefusalCount(reason=Reason.NO_GRANT, message=message)
-    over = {name: amount - room.get(name, 0) for name, amount in ask.amounts.items() if amount > room.get(name, 0)}
-    named = ", ".join(f"{name} by {text}" for name, text in amounts_text(over).items())
-    message = f"tenant {ask.namespace} would exceed its limit here: {named or 'by what was planned before it'}"
+    over = [
+        f"{name}: available {amount_text(name, room.get(name, 0))}, requested {amount_text(name, amount)}"
+        for name, amount in ask.amounts.items()
+        if amount > room.get(name, 0)
+    ]
+    named = "; ".join(over) or "used up by requests planned before"
+    message = f"exceeds the quota of tenant {ask.namespace} in this region ({named})"
     return RefusalCount(reason=Reason.QUOTA_EXCEEDED, message=message)

@@ -1,6 +1,6 @@
-"""Who is planned next: requests in the order a policy states, and how long to wait after a refusal.
+"""Order of the scheduling queue by the policy's keys, fairness between tenants, and retry delays. Pure.
 
-The order is total and stable: after the policy's keys come namespace and name.
+The order is total and stable: namespace and name follow the policy's keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHARE_UNITS = 1_000_000
 
 
 def dominant_share(use: Mapping[str, int], total: Mapping[str, int]) -> int:
-    """The largest share of any resource that a tenant uses, in millionths of the region."""
+    """The tenant's dominant share: its largest share of any resource, in millionths of the region's capacity."""
     return max((amount * _SHARE_UNITS // total[name] for name, amount in use.items() if total.get(name)), default=0)
 
 
@@ -37,7 +37,7 @@ def dominant_shares(use: Mapping[str, Mapping[str, int]], total: Mapping[str, in
 
 
 def raised_ranks(overrides: Iterable[Override], now: float, region: str) -> dict[tuple[str, str], int]:
-    """(tenant, workload) → the rank an active override lifts it to in this region."""
+    """(tenant, workload) → the priority to which an active override raises it in this region."""
     ranks: dict[tuple[str, str], int] = {}
     for override in overrides:
         here = override.spec.scope.region in ("", region)
@@ -53,8 +53,8 @@ def in_order(
     shares: Mapping[str, int],
     ranks: Mapping[tuple[str, str], int],
 ) -> list[SchedulingRequest]:
-    """Priority: the higher rank first. Deadline: the earliest first, none last. Fairness: the tenant with the smaller
-    dominant share first. Age: the oldest first."""
+    """Sorts by the policy's keys. Priority: highest first. Deadline: earliest first, none last. Fairness: smallest
+    dominant share first. Age: oldest first."""
 
     def place(request: SchedulingRequest) -> tuple[Any, ...]:
         meta, spec = request.metadata, request.spec
@@ -75,7 +75,7 @@ def in_order(
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """So many members of a request, to be planned next."""
+    """Some members of a request, to be planned together."""
 
     request: SchedulingRequest
     members: int
@@ -88,9 +88,9 @@ def fair_turns(
     shares: Mapping[str, int],
     total: Mapping[str, int],
 ) -> Iterator[Turn]:
-    """The queue as turns. Where tenants compete at the same priority and deadline, the one with the smallest dominant
-    share goes next, a slice at a time, each slice counted before the next is given out: whoever asks for much waits for
-    the others, not they for it. `waiting` says how many members of each request need a place."""
+    """Cuts the queue into slices. Between tenants at the same priority and deadline, the smallest dominant share goes
+    next, and each slice counts as used before the next is chosen: a large request cannot delay small tenants.
+    `waiting` is the number of pending members per request."""
     if QueueKey.FAIRNESS not in keys:
         yield from (Turn(r, waiting[r.key]) for r in ordered if waiting.get(r.key))
         return
@@ -130,13 +130,13 @@ def _slices(
 
 
 def _level(request: SchedulingRequest, keys: tuple[QueueKey, ...]) -> tuple[Any, ...]:
-    """What puts a request before others whatever their tenants' shares are."""
+    """The keys that rank before fairness."""
     spec = request.spec
     return tuple(spec.rank if key is QueueKey.PRIORITY else spec.deadline for key in keys)
 
 
 def deadline_reason(request: SchedulingRequest, now: float) -> Reason | None:
-    """Whether a request that still waits is about to miss its deadline, or has."""
+    """DeadlineAtRisk or DeadlineMissed for a pending request; None if it is on time."""
     if not request.spec.deadline:
         return None
     ends, born = parse_time(request.spec.deadline), parse_time(request.metadata.creation_timestamp)
@@ -146,7 +146,7 @@ def deadline_reason(request: SchedulingRequest, now: float) -> Reason | None:
 
 
 def deadline_turns_in_s(request: SchedulingRequest, now: float) -> float:
-    """How long until the answer of `deadline_reason` changes by itself; endless when it does not."""
+    """Seconds until `deadline_reason` changes by time alone; infinite if it does not."""
     if not request.spec.deadline:
         return inf
     ends, born = parse_time(request.spec.deadline), parse_time(request.metadata.creation_timestamp)
@@ -155,12 +155,12 @@ def deadline_turns_in_s(request: SchedulingRequest, now: float) -> float:
 
 
 def backoff_s(attempts: int, chance: float) -> float:
-    """How long to wait after this many tries in vain: doubling, bounded, between half and all of it by chance."""
+    """Retry delay after this many failed attempts: exponential, bounded, jittered to 50 to 100 %."""
     doublings = min(max(attempts, 1) - 1, 16)
     whole = min(limits.QUEUE_BACKOFF_MAX_S, limits.QUEUE_BACKOFF_FIRST_S * 2.0**doublings)
     return whole * (0.5 + 0.5 * chance)
 
 
 def wake_pause_s(attempts: int) -> float:
-    """How soon after a try an event may cause another: at once the first times, then ever less often."""
+    """Minimum interval between an attempt and an event-triggered retry: short at first, then growing."""
     return min(limits.WAKE_PAUSE_MAX_S, limits.WAKE_PAUSE_FIRST_S * 2.0 ** min(max(attempts, 1) - 1, 16))

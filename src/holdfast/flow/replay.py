@@ -1,8 +1,8 @@
-"""Plans a recorded decision again, on the state it was made on, and says whether the outcome is the same to the bit.
+"""Replays a recorded Decision on the state it was made on, and compares the outcome bit by bit.
 
-Pure: `reads` says which past states are needed, the caller fetches them from the store's history, and `replay` judges.
-The snapshot's hash must come out as recorded before anything is compared: a replay on another state proves nothing and
-is answered with NotReplayable and a reason.
+Pure: `reads` lists the past states that are needed, the caller loads them from the store's history, `replay` compares.
+The rebuilt snapshot must have the recorded hash. Otherwise the result is NotReplayable with a reason, because a replay
+on another state proves nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from holdfast.model.scheduling_request import Member, SchedulingRequest
 from holdfast.model.times import parse_time
 
 SNAPSHOT_KINDS = ("Node", "Binding", "Reservation", "Hold", "Override", "GrantCopy", "Region")
-"""What a snapshot is made of. Decisions record the revision of each."""
+"""The kinds in a snapshot. A Decision records the revision of each."""
 
 _POLICY_KIND = "PolicyRevision"
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
 class Ahead(msgspec.Struct, frozen=True):
-    """One object that the scheduler knew in a later state than the rest of its kind."""
+    """An object that the scheduler had read at a newer revision than the rest of its kind."""
 
     kind: str
     key: Key
@@ -42,7 +42,7 @@ class Ahead(msgspec.Struct, frozen=True):
 
 
 class Reads(msgspec.Struct, frozen=True):
-    """Past states to fetch: whole kinds, single objects, and the request itself."""
+    """Past states to load: whole kinds, single objects, the request and the policy."""
 
     kinds: dict[str, int]
     ahead: tuple[Ahead, ...]
@@ -53,7 +53,7 @@ class Reads(msgspec.Struct, frozen=True):
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What was fetched. `ahead` has None where the object did not exist at that revision."""
+    """The loaded past states. `ahead` maps to None where the object did not exist at that revision."""
 
     objects: tuple[Object, ...]
     ahead: Mapping[Ahead, Object | None]
@@ -68,8 +68,8 @@ class NotReplayable(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """`differences` is empty when every bit of the outcome came out as recorded; under another policy, whose scores are
-    its own, when every replica would have gone to the same place."""
+    """`differences` is empty if the outcome equals the recorded one bit by bit. Under another policy, whose scores
+    differ, it is empty if every replica gets the same node and victims."""
 
     made: AskPlan
     differences: tuple[str, ...]
@@ -103,7 +103,7 @@ def parse_ahead(text: str) -> Ahead:
 
 
 def replay(region: str, decision: Decision, past: Past, *, rules: Rules | None = None) -> Replayed | NotReplayable:
-    """Plans the decision again; with `rules`, as another policy would have had it."""
+    """Plans the Decision again; `rules` replaces the recorded policy."""
     spec = decision.spec
     wrong = _why_not(spec, past)
     if wrong is not None:
@@ -116,13 +116,13 @@ def replay(region: str, decision: Decision, past: Past, *, rules: Rules | None =
     if snapshot.hash != spec.snapshot_hash:
         return NotReplayable(
             "SnapshotDiffers",
-            f"the state rebuilt from history has hash {snapshot.hash}, the decision was made on {spec.snapshot_hash}",
+            f"the state rebuilt from history has another hash (expected {spec.snapshot_hash}, found {snapshot.hash})",
         )
     problem = _assume_earlier(builder, decision, past.decisions)
     if problem is not None:
         return problem
     request = past.request
-    assert request is not None  # `_why_not` saw to it
+    assert request is not None  # checked by `_why_not`
     used = rules or (past.policy.spec.rules if past.policy is not None else Rules())
     made = plan_again(builder.freeze(spec.snapshot_revision), spec, request, used)
     return Replayed(made, tuple(_differences(spec, made) if rules is None else _moves(spec, made)))
@@ -138,7 +138,7 @@ def plan_again(snapshot: Snapshot, spec: DecisionSpec, request: SchedulingReques
 
 
 def needed_from(decisions: Iterable[Any]) -> int:
-    """The oldest revision that a replay of any of these reads; 0 when none can be replayed anyway."""
+    """The oldest revision that a replay of any of these Decisions reads; 0 if none can be replayed."""
     found = 0
     for decision in decisions:
         spec: DecisionSpec = decision.spec
@@ -149,7 +149,7 @@ def needed_from(decisions: Iterable[Any]) -> int:
 
 
 def claims_of(decision: Decision) -> Iterator[tuple[ClaimKey, Claim]]:
-    """What the proposals of a decision would take: the claims that others planned around."""
+    """The claims that a Decision proposed; later plans counted them."""
     spec, namespace = decision.spec, decision.metadata.namespace
     asked = spec.asked
     for entry in spec.entries:
@@ -180,17 +180,17 @@ def claims_of(decision: Decision) -> Iterator[tuple[ClaimKey, Claim]]:
 def _why_not(spec: DecisionSpec, past: Past) -> NotReplayable | None:
     if spec.planner != PLANNER_VERSION:
         return NotReplayable(
-            "PlannerChanged", f"it was made by planner {spec.planner or 'unknown'}, this one is {PLANNER_VERSION}"
+            "PlannerChanged", f"other planner version (expected {PLANNER_VERSION}, found {spec.planner or 'unknown'})"
         )
     missing = [kind for kind in SNAPSHOT_KINDS if kind not in spec.revisions]
     if missing:
-        return NotReplayable("NotRecorded", f"the decision does not say at which revision it saw {', '.join(missing)}")
+        return NotReplayable("NotRecorded", f"the decision records no revision for {', '.join(missing)}")
     if spec.adopted:
-        return NotReplayable("AdoptedClaims", f"{spec.adopted} places known only from the authority's answers counted")
+        return NotReplayable("AdoptedClaims", f"{spec.adopted} claims were known only from authority responses")
     if past.request is None:
-        return NotReplayable("RequestMissing", f"request {spec.request} at revision {spec.request_revision} is gone")
+        return NotReplayable("RequestMissing", f"request {spec.request} at revision {spec.request_revision} not found")
     if spec.policy_revision != BUILT_IN and past.policy is None:
-        return NotReplayable("PolicyMissing", f"policy revision {spec.policy_revision} is gone")
+        return NotReplayable("PolicyMissing", f"policy revision {spec.policy_revision} not found")
     return None
 
 
@@ -207,7 +207,7 @@ def _rebuilt(region: str, past: Past) -> SnapshotBuilder:
 
 
 def _assume(builder: SnapshotBuilder, decision: Decision, known: Iterable[Decision]) -> NotReplayable | None:
-    """Counts the batches that were under way as the scheduler did."""
+    """Assumes the proposals of batches that were in flight, as the scheduler did."""
     wanted = {batch.batch: batch for batch in decision.spec.assumed}
     found = _by_batch(known)
     for name, batch in wanted.items():
@@ -215,7 +215,7 @@ def _assume(builder: SnapshotBuilder, decision: Decision, known: Iterable[Decisi
         if len(decisions) < batch.decisions:
             return NotReplayable(
                 "AssumedDecisionMissing",
-                f"of batch {name}, then under way, {batch.decisions} decisions counted and {len(decisions)} are kept",
+                f"decisions of in-flight batch {name} are missing (expected {batch.decisions}, found {len(decisions)})",
             )
         without = frozenset(batch.without)
         for other in decisions.values():
@@ -226,14 +226,14 @@ def _assume(builder: SnapshotBuilder, decision: Decision, known: Iterable[Decisi
 
 
 def _assume_earlier(builder: SnapshotBuilder, decision: Decision, known: Iterable[Decision]) -> NotReplayable | None:
-    """Counts what the same batch had proposed before."""
+    """Assumes the proposals of earlier decisions of the same batch."""
     spec = decision.spec
     mates = _by_batch(known).get(spec.batch, {})
     for ordinal in range(spec.ordinal):
         other = mates.get(ordinal)
         if other is None:
             return NotReplayable(
-                "EarlierDecisionMissing", f"decision {ordinal} of batch {spec.batch}, planned before it, is not kept"
+                "EarlierDecisionMissing", f"decision {ordinal} of batch {spec.batch}, planned earlier, not found"
             )
         for key, claim in claims_of(other):
             builder.assume(key, claim)
@@ -241,7 +241,7 @@ def _assume_earlier(builder: SnapshotBuilder, decision: Decision, known: Iterabl
 
 
 def _by_batch(decisions: Iterable[Decision]) -> dict[str, dict[int, Decision]]:
-    """Decisions with proposals by batch and ordinal; parts of one decision that were stored apart count once."""
+    """Decisions with proposals by batch and ordinal; a decision stored in several parts counts once."""
     found: dict[str, dict[int, Decision]] = {}
     for decision in decisions:
         if decision.spec.batch and any(entry.node for entry in decision.spec.entries):
@@ -254,7 +254,7 @@ def _differences(spec: DecisionSpec, made: AskPlan) -> Iterator[str]:
         if _planned_part(recorded) != _planned_part(planned):
             yield f"{recorded.replica}: recorded {_said(recorded)}, planned {_said(planned)}"
     if _encoder.encode(spec.refusals) != _encoder.encode(made.refusals):
-        yield "the reasons of the nodes that refused differ"
+        yield "the node refusals differ"
     if (spec.nodes, spec.feasible) != (made.nodes, made.feasible):
         yield f"recorded {spec.feasible} of {spec.nodes} nodes feasible, planned {made.feasible} of {made.nodes}"
 
@@ -266,7 +266,7 @@ def _moves(spec: DecisionSpec, made: AskPlan) -> Iterator[str]:
 
 
 def _planned_part(entry: DecisionEntry) -> bytes:
-    """What the planner said of a replica, without the authority's answer to it."""
+    """The planner's part of an entry, without the authority's response."""
     if entry.node:
         entry = msgspec.structs.replace(entry, result="", reason="", message="")
     return _encoder.encode(entry)
@@ -274,6 +274,6 @@ def _planned_part(entry: DecisionEntry) -> bytes:
 
 def _said(entry: DecisionEntry) -> str:
     if not entry.node:
-        return f"no place ({entry.reason})"
+        return f"unschedulable ({entry.reason})"
     victims = f" evicting {', '.join(entry.victims)}" if entry.victims else ""
     return f"node {entry.node} with score {entry.score}{victims}"

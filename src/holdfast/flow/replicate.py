@@ -1,8 +1,10 @@
-"""replicate: turns an Assignment into Replicas, and keeps the queue item for those that need a place.
+"""replicate: creates and deletes the Replicas of an Assignment, and the SchedulingRequest of the pending ones.
 
-Owns Replica (spec, deletion) and SchedulingRequest. Always holds: at most `replicas` + surge live replicas per
-assignment; a batch never runs more completions than it was given; a name is reused only after its bearer is gone.
-Never decides when a place is given up: it asks for deletion, and `release` does the rest.
+Owns Replica (spec, deletion) and SchedulingRequest.
+- At most `replicas` + surge live replicas per Assignment.
+- A batch workload never runs more completions than requested.
+- A replica name is reused only after the former replica is gone.
+- It only requests deletion. `release` decides when a replica gives up its node.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Upda
 
 CREATES_PER_PASS = limits.WRITES_JOINED // 2
 REMOVALS_PER_PASS = limits.WRITES_JOINED // 2
-"""Both, with their requests, fit one transaction of any store; what is left follows at once."""
+"""Replicas created and removed per pass. Together with their requests they fit one transaction; the rest follows at
+once in the next pass."""
 LABEL_WORKLOAD = "holdfast.dev/workload"
 LABEL_REVISION = "holdfast.dev/revision"
 
 
 def decider(region: str) -> Callable[[Key, View, float], Outcome]:
-    """The decision for one region's assignments; the key names an Assignment."""
+    """Returns the decide function for Assignments of this region."""
 
     def decide(key: Key, view: View, now: float) -> Outcome:
         assignment: Assignment | None = view.get(Assignment, key.name, key.namespace)
@@ -85,7 +88,8 @@ def _decide(
 def _changes(
     assignment: Assignment, replicas: Sequence[Replica], live: Sequence[Replica], mates: Sequence[Replica]
 ) -> tuple[int, list[Replica]]:
-    """How many to create, and which to remove. `mates` are the workload's replicas here that a turn must think of."""
+    """Number of replicas to create, and the replicas to remove. `mates` are all replicas of the workload in this
+    region; they limit a replacement in place."""
     spec = assignment.spec
     if assignment.metadata.terminating:
         return 0, list(live)
@@ -101,7 +105,7 @@ def _changes(
     excess = _least_useful(current)[: len(current) - want] if len(current) > want else []
     if not old:
         return max(0, want - len(current)), excess
-    if spec.rollout.paused:  # the mixture stays as it is; only its size is kept
+    if spec.rollout.paused:  # keep the mix of revisions; only maintain the total
         surplus = _least_useful(live)[: max(0, len(live) - want)]
         return max(0, want - len(live)), surplus
     surge = min(want - len(current), want + spec.rollout.max_surge - len(live))
@@ -118,10 +122,10 @@ def _is_old(replica: Replica, assignment: Assignment) -> bool:
 
 
 def _in_its_place(assignment: Assignment, live: Sequence[Replica], mates: Sequence[Replica]) -> int:
-    """How many recovery replicas may go before their successors serve, whatever the rollout says of that.
+    """Number of recovery replicas that may be removed before their successors serve, whatever the rollout says.
 
-    A recovery allowance is measured for what was promised, so what comes beside it for a turn may find no quota. While
-    one waits in vain for a place, the others turn in theirs, as far as the disruption budget lets them be away.
+    The recovery allowance covers `minServing` only, so surge replicas of an update may get no quota. While one is
+    pending, old replicas are replaced in place, as far as the disruption budget allows.
     """
     waiting = _waiting_to_turn(assignment, live)
     away = [r for r in mates if not r.metadata.terminating and finished(r) is None and stage(r) is not Stage.SERVING]
@@ -130,7 +134,7 @@ def _in_its_place(assignment: Assignment, live: Sequence[Replica], mates: Sequen
 
 
 def turns_in_place(assignment: Assignment, replicas: Sequence[Replica], mates: Sequence[Replica]) -> bool:
-    """Whether recovery replicas are to turn where they are, one waiting in vain for a place beside them."""
+    """Whether old recovery replicas must be replaced in place because a surge replica is pending."""
     live = [r for r in replicas if not r.metadata.terminating and finished(r) is None]
     return bool(_waiting_to_turn(assignment, live)) and any(_is_old(r, assignment) for r in live)
 
@@ -142,9 +146,9 @@ def _waiting_to_turn(assignment: Assignment, live: Sequence[Replica]) -> list[Re
 
 
 def _exclusive_changes(assignment: Assignment, live: Sequence[Replica]) -> tuple[int, list[Replica]]:
-    """One ordinal at a time: the old instance must be gone before its successor can exist.
+    """Updates one ordinal at a time: the old instance must be gone before its successor is created.
 
-    Ordinals that are not this region's any more go whatever else is wanted: another region waits for them.
+    Ordinals that moved to another region are removed first: that region waits for them.
     """
     spec = assignment.spec
     want = set(spec.ordinals)
@@ -177,7 +181,7 @@ _USE_ORDER = {
 
 
 def _least_useful(replicas: Iterable[Replica]) -> list[Replica]:
-    """Those whose loss costs least first: not placed, then not serving, then the highest ordinal."""
+    """Replicas in the order of removal: pending, then not serving, then highest ordinal."""
     return sorted(replicas, key=lambda r: (_USE_ORDER.get(stage(r), 0), -r.spec.ordinal))
 
 
@@ -232,9 +236,9 @@ def _replica(region: str, assignment: Assignment, ordinal: int, now: float) -> R
 
 
 def _uid(assignment: Assignment, name: str, now: float) -> str:
-    """An identity nobody had before: the same name at another moment is another replica.
+    """A new unique uid, derived from the Assignment, the name and the time.
 
-    It is derived, not drawn, so that the replica and its place in the queue can be written in one transaction.
+    It is known before the write, so that the replica and its SchedulingRequest are created in one transaction.
     """
     source = f"{assignment.uid}/{name}/{assignment.metadata.resource_version}/{now!r}"
     text = hashlib.sha256(source.encode()).hexdigest()
@@ -242,7 +246,7 @@ def _uid(assignment: Assignment, name: str, now: float) -> str:
 
 
 def _gang(assignment: Assignment, replicas: Sequence[Replica]) -> Gang | None:
-    """How many must be placed together: members whose work is done need no place, and nobody waits for them."""
+    """The gang with `minAvailable` reduced to the completions still owed: finished members need no node."""
     gang, batch = assignment.spec.gang, assignment.spec.batch
     if gang is None or batch is None:
         return gang
@@ -257,7 +261,8 @@ def _queue(
     requests: Sequence[SchedulingRequest],
     gang: Gang | None,
 ) -> list[Write]:
-    """Writes that leave exactly the queue items that are needed, touching one only when someone is missing in it."""
+    """Writes that make the SchedulingRequests match the pending replicas. A request that lists members that are no
+    longer pending is left as it is."""
     writes: list[Write] = []
     by_revision: dict[str, list[Replica]] = {}
     for replica in waiting:
@@ -329,7 +334,7 @@ def _drop(request: SchedulingRequest) -> Delete:
 
 
 def keys(view: View) -> Iterable[Key]:
-    """Every assignment there is, and every one that a replica still remembers."""
+    """All Assignments, and deleted ones that replicas or requests still refer to."""
     found = {a.key for a in view.list(Assignment)}
     found |= {Key(r.metadata.namespace, r.spec.assignment) for r in view.list(Replica)}
     found |= {Key(s.metadata.namespace, s.spec.assignment) for s in view.list(SchedulingRequest)}
@@ -342,11 +347,11 @@ def woken_by_assignment(new: Assignment | None, old: Assignment | None, view: Vi
 
 
 _ON_ITS_WAY = frozenset({Stage.RESERVED, Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY})
-"""Stages that are one to replicate: it has its place, and does not serve yet."""
+"""Stages that replicate treats alike: scheduled and not serving yet."""
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Only a change of stage, of attempt, or its end can change what replicate wants; it made the replica itself."""
+    """Only changes of stage or attempt, deletion and removal matter. Creation is replicate's own write."""
     item = new or old
     if item is None:
         return ()
@@ -362,7 +367,7 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
 
 
 def woken_by_request(new: SchedulingRequest | None, old: SchedulingRequest | None, view: View) -> Iterable[Key]:
-    """A change by someone else, or its end while somebody waits; what the scheduler says in its status is no news."""
+    """Spec changes by another writer, and removal while replicas are pending. Status writes do not matter."""
     item = new or old
     if item is None or (new is not None and (old is None or new.spec == old.spec)):
         return ()

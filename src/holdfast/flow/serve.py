@@ -1,7 +1,7 @@
-"""serve: decides who may receive traffic. Owns Endpoint and Replica.status.traffic.
+"""serve: decides which replicas receive traffic. Owns Endpoint and Replica.status.traffic.
 
-Always holds: an address is in the Endpoint only while its replica is ready, reachable and staying; it is withdrawn
-in the same commit that says so on the replica, and before anything stops it.
+- An address is in the Endpoint only while its replica is ready, its node is in contact and no release is requested.
+- The address is withdrawn in the commit that clears `status.traffic.serving`, and before the replica is stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.model.writes import Create, Delete, Notice, Outcome, SetStatus, Up
 
 
 def may_serve(replica: Replica, now: float) -> tuple[bool, float | None]:
-    """Whether it may receive traffic, and if not yet, in how many seconds it may."""
+    """Whether the replica may receive traffic, and if only `minReadySeconds` is missing, the seconds left."""
     status = replica.status
     ran = current_execution(replica)
     if ran is None or ran.phase is not Phase.RUNNING or not ran.ready:
@@ -42,7 +42,7 @@ def may_serve(replica: Replica, now: float) -> tuple[bool, float | None]:
 
 
 def decider(region: str) -> Callable[[Key, View, float], Outcome]:
-    """The decision for one workload's slice in this region; the key names the workload."""
+    """Returns the decide function for the Endpoint of one workload in this region; the key names the workload."""
 
     def decide(key: Key, view: View, now: float) -> Outcome:
         replicas: Sequence[Replica] = [
@@ -88,7 +88,7 @@ def _address(replica: Replica) -> Address:
 
 
 def _traffic(replica: Replica, *, allowed: bool, now: float) -> SetStatus | None:
-    """The replica's own record, when it does not yet say what the Endpoint will."""
+    """The status write that makes `status.traffic` agree with the Endpoint; None if it does already."""
     attempt = replica.status.placement.attempt
     block = replica.status.traffic
     serves = block is not None and block.serving
@@ -103,7 +103,7 @@ def _slice(
 ) -> Write | None:
     if stored is None:
         if not addresses:
-            return None  # nobody can be sent anywhere yet, and most work takes a while until it answers
+            return None  # no Endpoint until the first replica is ready
         spec = EndpointSpec(workload=key.name, region=region, ttl_seconds=limits.ENDPOINT_TTL_S, addresses=addresses)
         meta = ObjectMeta(
             name=endpoint_name(key.name, region),
@@ -125,7 +125,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Queued and bound replicas cannot serve: nothing to do until the agent has spoken, or one is gone."""
+    """Only changes that affect serving: pending and starting replicas are skipped until they are ready or removed."""
     item = new or old
     if item is None or item.spec.type is not WorkloadType.SERVICE:
         return ()
@@ -135,7 +135,7 @@ def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> It
 
 
 def _inputs(replica: Replica) -> tuple[object, ...] | None:
-    """What of a replica this decision rests on; None while it neither serves nor could."""
+    """The replica's fields that this decision reads; None while it neither serves nor could."""
     status = replica.status
     ran = current_execution(replica)
     could = ran is not None and ran.ready and ran.phase is Phase.RUNNING

@@ -1,6 +1,6 @@
-"""What a shadow policy would have decided, beside what was decided: the comparison a Decision keeps.
+"""Compares the plan of a shadow policy with the real plan, for the Decision.
 
-Pure, and without effect: the shadow's plan is made on the same snapshot of the same asks, compared, and thrown away.
+Pure and without effect: the shadow plan uses the same snapshot and the same requirements, and is discarded afterwards.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from holdfast.model.decision import Shadow, ShadowEntry
 
 
 def compare(real: AskPlan, would: AskPlan, revision: str) -> Shadow:
-    """Member by member; a victim more or less is another choice too."""
+    """Compares member by member. A different node or different victims count as different."""
     chosen = {entry.uid: entry for entry in real.entries()}
     same = other = gained = lost = 0
     told: list[ShadowEntry] = []

@@ -1,7 +1,6 @@
-"""Which shapes of GPU work there are, and how often: what "usable" means for a GPU that is left over.
+"""Distribution of GPU request shapes (CPU, GPU) in the region. The gpu_shape score uses it to value free GPUs.
 
-Counted from the claims of a snapshot and the placements of the plan under way. Work without GPUs is left out: it can
-use none, whatever is left.
+Counted from the claims of a snapshot and the placements of the current plan. Requests without GPUs are not counted.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ from holdfast.model.limits import PLANNER_SHAPES
 from holdfast.model.quantity import CPU, GPU, WHOLE_GPU_MILLI
 
 Shape = tuple[int, int]
-"""Processor milli and GPU milli of one replica."""
+"""CPU milli and GPU milli of one replica."""
 
 _NO_BOUND = 1 << 20
-"""So many of a shape that wants no processors: more than any node has devices for."""
+"""Replicas that CPU allows of a shape without CPU: more than any node has devices for."""
 
 _COARSEST_MILLI = 1 << 20
-"""Rounding up ends here: all processors asked for are alike by then, and whole GPUs are few in kind."""
+"""Coarsest rounding step. At this step all CPU requests are equal, and whole-GPU counts are few."""
 
 _REBUILD_PARTS = 16
-"""The columns are worked out anew when one part in so many of the work is new since."""
+"""The columns are rebuilt when more than 1/_REBUILD_PARTS of the counted replicas changed. Rebuilding more often costs
+time and hardly changes scores."""
 
 
 class Shapes(msgspec.Struct, frozen=True):
-    """All shapes in columns. A kind is what they ask of GPUs: `devices` with one of `shares` free on each.
+    """All shapes as columns. A kind is a GPU request: `devices` GPUs with one of `shares` free on each.
 
-    Every shape has a row in `times`, `kind_of`, `cpu_of` and `gpu_milli`; `cpus` are the processors that any asks for.
+    Each shape has a row in `times`, `kind_of`, `cpu_of` and `gpu_milli`. `cpus` lists the distinct CPU requests.
     """
 
     count: int
@@ -45,7 +45,7 @@ class Shapes(msgspec.Struct, frozen=True):
     gpu_milli: Counts
 
     def fitting(self, cpu_free: Counts) -> Counts:
-        """[shape, candidate]: GPU milli that so many of a shape would take as there are processors for."""
+        """[shape, candidate]: GPU milli used by as many replicas of a shape as the free CPU allows."""
         often = np.maximum(cpu_free, 0) // np.maximum(self.cpus, 1)[:, None]
         often[self.cpus == 0] = _NO_BOUND
         found: Counts = often[self.cpu_of] * self.gpu_milli[:, None]
@@ -53,7 +53,7 @@ class Shapes(msgspec.Struct, frozen=True):
 
 
 class ShapeCount:
-    """The tally, and the columns made from it: both are a function of what was counted, in order."""
+    """Counts shapes and builds the columns. Both depend only on the counted replicas and their order."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._tally: dict[Shape, int] = {}
@@ -101,8 +101,8 @@ def _columns(tally: dict[Shape, int]) -> Shapes:
 
 
 def _few(tally: dict[Shape, int]) -> dict[Shape, int]:
-    """The same work in no more shapes than a score can weigh: exact while they are few, else rounded up, in steps no
-    coarser than it takes."""
+    """Reduces the shapes to at most PLANNER_SHAPES: exact if they are few, else rounded up in the finest sufficient
+    step."""
     step, rows = 1, tally
     while len(rows) > PLANNER_SHAPES and step < _COARSEST_MILLI:
         step *= 2

@@ -1,6 +1,6 @@
-"""The story of one replica, or of what waits in one request: in order, ending with where it stands and who moves next.
+"""Timeline of one replica, or of a request's pending members: events in order, current stage and next owner.
 
-Pure: made from the objects alone, so that the command line, the console and tests tell the same story.
+Pure: built from the objects alone, so that the CLI, the console and tests show the same timeline.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _SHOWN_SCORES = 6
 
 _NEXT: dict[Stage, tuple[str, str]] = {
     Stage.QUEUED: ("scheduler", "finds a node"),
-    Stage.RESERVED: ("authority", "binds it once nothing is waited for"),
-    Stage.BOUND: ("agent", "starts the work"),
-    Stage.STARTING: ("agent", "gets it running"),
-    Stage.RUNNING: ("agent", "waits for its readiness probe"),
+    Stage.RESERVED: ("authority", "binds it when all preconditions are met"),
+    Stage.BOUND: ("agent", "starts the task"),
+    Stage.STARTING: ("agent", "waits until the task runs"),
+    Stage.RUNNING: ("agent", "waits for the readiness probe"),
     Stage.READY: ("serve", "adds its address to the Endpoint"),
-    Stage.SERVING: ("nobody", "it serves"),
+    Stage.SERVING: ("nobody", "serving; nothing to do"),
     Stage.UNKNOWN: ("node-health", "waits for the node, or for its fence"),
-    Stage.STOPPING: ("release", "waits for the agent's word that the work has ended"),
-    Stage.FAILED: ("release", "gives its place back"),
-    Stage.SUCCEEDED: ("nobody", "it is done"),
+    Stage.STOPPING: ("release", "waits for the agent to acknowledge the stop"),
+    Stage.FAILED: ("release", "releases its claims"),
+    Stage.SUCCEEDED: ("nobody", "completed; nothing to do"),
     Stage.RELEASED: ("release", "removes the finalizer"),
 }
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One step, with the time it happened where that is on record."""
+    """One event, with its time if that is recorded."""
 
     at: str
     stage: str
@@ -47,7 +47,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True, rename="camel"):
-    """`look_again` is when it is tried again by itself, `wake_on` what makes that sooner."""
+    """`look_again` is the time of the next scheduled retry; an event in `wake_on` triggers it earlier."""
 
     subject: str
     events: tuple[Event, ...]
@@ -63,7 +63,7 @@ class Story(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What there is to tell from; anything may be missing."""
+    """The objects a timeline is built from; each may be missing."""
 
     request: SchedulingRequest | None = None
     decision: Decision | None = None
@@ -95,8 +95,8 @@ def replica_story(replica: Replica, known: Evidence) -> Story:
     cure = ""
     ran = current_execution(replica)
     if ran is not None and ran.phase is Phase.BACKING_OFF:
-        reasons, step = (f"{ran.reason}: {ran.message}",), "starts it again after its pause"
-        cure = f"see what it wrote: holdfast logs {replica.metadata.namespace}/{replica.metadata.name}"
+        reasons, step = (f"{ran.reason}: {ran.message}",), "restarts it after the backoff"
+        cure = f"read its output: holdfast logs {replica.metadata.namespace}/{replica.metadata.name}"
     elif now_at is Stage.RUNNING and ran is not None and ran.message:
         reasons = (f"{ran.reason}: {ran.message}",)
     if now_at is Stage.RESERVED and known.reservation is not None:
@@ -104,13 +104,13 @@ def replica_story(replica: Replica, known: Evidence) -> Story:
         reason = Reason.WAITING_FOR_VICTIMS if nominated else Reason.WAITING_FOR_GANG
         owner = "release" if nominated else "authority"
         victims = ", ".join(known.reservation.spec.victims)
-        step = f"gets {victims} to leave" if nominated else "binds it with enough of its gang"
+        step = f"evicts {victims}" if nominated else "binds it with enough members of its gang"
         reasons, cure = (f"{reason.value}: {reason.says}",), cure_beyond_nodes(reason, replica.metadata.namespace)
     return Story(subject, tuple(events), now_at.value, owner, step, reasons, cure=cure)
 
 
 def _in_order(events: Iterable[Event]) -> list[Event]:
-    """By time; a step without one stays behind the step it was told after."""
+    """Sorts by time. An event without a time stays behind its predecessor."""
     last = ""
     timed: list[tuple[float, Event]] = []
     for event in events:
@@ -120,7 +120,7 @@ def _in_order(events: Iterable[Event]) -> list[Event]:
 
 
 def request_story(request: SchedulingRequest, known: Evidence) -> Story:
-    """Of all members of a request that have no place."""
+    """Timeline of all pending members of a request."""
     count = request.status.pending
     subject = f"{count} replica{'s' if count != 1 else ''} of {request.metadata.namespace}/{request.spec.workload}"
     events = (Event(request.metadata.creation_timestamp, "Queued", "replicate", f"{len(request.spec.members)} queued"),)
@@ -128,7 +128,7 @@ def request_story(request: SchedulingRequest, known: Evidence) -> Story:
 
 
 def reason_text(refusal: RefusalCount) -> str:
-    """One reason with its numbers, examples and words."""
+    """One reason with its node count, examples and message."""
     count = f"{refusal.nodes} node{'s' if refusal.nodes != 1 else ''} " if refusal.nodes else ""
     examples = f" (such as {', '.join(refusal.examples)})" if refusal.examples else ""
     says = refusal.message or _says(refusal.reason)
@@ -145,7 +145,7 @@ def _waiting_story(subject: str, request: SchedulingRequest, known: Evidence, ev
         tuple(events),
         "Queued",
         "scheduler",
-        f"tries again, after {status.attempts} tries in vain" if status.attempts else "has not tried yet",
+        f"retries, after {status.attempts} failed attempts" if status.attempts else "has not tried yet",
         reasons,
         look_again=status.next_try_at,
         wake_on=status.wake_on,
@@ -156,7 +156,7 @@ def _waiting_story(subject: str, request: SchedulingRequest, known: Evidence, ev
 
 
 def _cure(request: SchedulingRequest, nearest: Cure | None) -> str:
-    """What no node can help with comes first; else the least change on the nearest node."""
+    """A fix outside the nodes, if the reasons have one; else the smallest change on the nearest node; or both."""
     tenant = request.metadata.namespace
     beyond = [text for r in request.status.reasons if (text := cure_beyond_nodes(r.reason, tenant))]
     from_nodes = nearest.text if nearest is not None else ""
@@ -181,7 +181,7 @@ def _decided(replica: Replica, decision: Decision | None) -> Iterable[Event]:
         return
     where = f"policy {spec.policy_revision}, {spec.feasible} of {spec.nodes} nodes feasible"
     if not entry.node:
-        text = f"no node took it ({entry.reason}: {entry.message}); {where}"
+        text = f"no feasible node ({entry.reason}: {entry.message}); {where}"
     else:
         text = f"chose node {entry.node}{_why_chosen(entry)}; {where}"
     yield Event(spec.decided_at, "Decided", "scheduler", f"{text}; decision {decision.metadata.name}")
@@ -191,9 +191,9 @@ def _decided(replica: Replica, decision: Decision | None) -> Iterable[Event]:
 
 def _why_chosen(entry: DecisionEntry) -> str:
     if entry.victims:
-        return f", to be left by {', '.join(entry.victims)}"
-    parts = ", ".join(f"{s.name} {s.value} by {s.weight}" for s in entry.scores[:_SHOWN_SCORES])
-    second = f", before {entry.runner_up} with {entry.runner_up_score}" if entry.runner_up else ""
+        return f", preempting {', '.join(entry.victims)}"
+    parts = ", ".join(f"{s.name} {s.value} x {s.weight}" for s in entry.scores[:_SHOWN_SCORES])
+    second = f", runner-up {entry.runner_up} with {entry.runner_up_score}" if entry.runner_up else ""
     return f" with score {entry.score} ({parts}){second}"
 
 
@@ -202,13 +202,13 @@ def _placed(replica: Replica, known: Evidence) -> Iterable[Event]:
     if placed.reserved_at and not placed.bound_at:
         waits = ""
         if known.reservation is not None and known.reservation.spec.victims:
-            waits = f", waiting for {', '.join(known.reservation.spec.victims)} to leave"
-        yield Event(placed.reserved_at, "Reserved", "authority", f"a place on node {placed.node}{waits}")
+            waits = f", waiting for the release of {', '.join(known.reservation.spec.victims)}"
+        yield Event(placed.reserved_at, "Reserved", "authority", f"on node {placed.node}{waits}")
     if placed.bound_at:
         again = f", attempt {placed.attempt}" if placed.attempt > 1 else ""
         yield Event(placed.bound_at, "Bound", "authority", f"to node {placed.node} in zone {placed.zone}{again}")
     if placed.released_reason:
-        yield Event("", "Released", "authority", f"its last place was given back: {placed.released_reason}")
+        yield Event("", "Released", "authority", f"the previous attempt was released: {placed.released_reason}")
 
 
 def _ran(replica: Replica) -> Iterable[Event]:
@@ -233,9 +233,9 @@ def _ran(replica: Replica) -> Iterable[Event]:
 def _left(replica: Replica) -> Iterable[Event]:
     asked = replica.status.release
     if asked is not None:
-        before = f"attempt {asked.attempt} had to leave: " if asked.attempt < replica.status.placement.attempt else ""
+        before = f"attempt {asked.attempt} was released: " if asked.attempt < replica.status.placement.attempt else ""
         text = f"{before}{asked.reason}: {asked.message}"
         yield Event(asked.at, "Stopping", asked.requested_by or "release", text)
     contact = replica.status.contact
     if contact is not None and unheard(replica):
-        yield Event(contact.since, "Unknown", "node-health", f"its node is not heard: {contact.reason}")
+        yield Event(contact.since, "Unknown", "node-health", f"its node is out of contact: {contact.reason}")

@@ -1,7 +1,7 @@
-"""Rules that need more than the object itself: does what it refers to exist, is it still in use, does it fit the quota.
+"""Admission rules that need more than the object itself: references, use by other objects, quota.
 
-A rule is a small function of a `Case`, in a table by kind; it reads the published objects and nothing else. It yields
-causes (the object is wrong), refusals (the object is fine, the time is not) and warnings (it may surprise you).
+A rule is a small function of an `AdmissionCase`, in a table by kind. It reads only published objects. It yields causes
+(the object is invalid), refusals (the object is valid, the state forbids it) and warnings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.store.objects import Objects
 
 
 class Warned(msgspec.Struct, frozen=True, gc=False):
-    """Said to the caller beside a success."""
+    """A warning returned with a success."""
 
     text: str
 
@@ -43,7 +43,7 @@ TENANT_CONTENTS = "holdfast.dev/tenant-contents"
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One write before the rules. `after` is None for a removal or a deletion that was asked for."""
+    """One write as the rules see it. `after` is None for a removal or a requested deletion."""
 
     who: Principal
     kind: Kind
@@ -73,7 +73,7 @@ def workload_priority_class(case: Case) -> Iterator[Finding]:
         and (before is None or before.spec.priority_class_name != name)
         and case.find("PriorityClass", name) is None
     ):
-        known = ", ".join(f'"{c.metadata.name}"' for c in case.all("PriorityClass")[:20]) or "none exist"
+        known = ", ".join(f'"{c.metadata.name}"' for c in case.all("PriorityClass")[:20]) or "none"
         yield Cause(
             "spec.priorityClassName",
             "FieldValueNotSupported",
@@ -82,13 +82,15 @@ def workload_priority_class(case: Case) -> Iterator[Finding]:
 
 
 def workload_quota(case: Case) -> Iterator[Finding]:
-    """One replica that exceeds the tenant's whole quota can never run; more replicas than fit will wait."""
+    """One replica above the tenant's whole quota can never run, so it is refused. Replicas beyond the quota only
+    warn.
+    """
     after: Any = case.after
     tenant = after.metadata.namespace
     quota = case.find("Quota", "quota", tenant)
     if quota is None:
         yield Warned(
-            f"tenant {tenant} has no Quota: its replicas will wait with reason NoGrant until an operator creates one"
+            f"tenant {tenant} has no Quota: its replicas stay pending with reason NoGrant until an operator creates one"
         )
         return
     try:
@@ -102,16 +104,16 @@ def workload_quota(case: Case) -> Iterator[Finding]:
         path = f"spec.template.resources.{resource}"
         limit = amount_text(resource, hard.get(resource, 0))
         if changed:
-            asked = after.spec.template.resources[resource]
-            yield invalid(path, asked, f"one replica exceeds the whole quota of tenant {tenant}, which is {limit}")
+            requested = after.spec.template.resources[resource]
+            yield invalid(path, requested, f"one replica exceeds the quota of tenant {tenant} (limit {limit})")
     wanted = wanted_replicas(after)
     if not over and shortfall(scaled(one, wanted), hard):
         fits = min(hard.get(r, 0) // amount for r, amount in one.items())
-        yield Warned(f"the quota of tenant {tenant} holds {fits} of these {wanted} replicas; the others will wait")
+        yield Warned(f"the quota of tenant {tenant} fits {fits} of these {wanted} replicas; the others stay pending")
 
 
 def workload_pending_cap(case: Case) -> Iterator[Finding]:
-    """A tenant may queue only so much, so that one cannot fill everyone's queue."""
+    """Bounds a tenant's pending replicas, so that one tenant cannot fill the scheduling queue of all."""
     after: Any = case.after
     before: Any = case.before
     more = wanted_replicas(after) - (wanted_replicas(before) if before is not None else 0)
@@ -123,34 +125,34 @@ def workload_pending_cap(case: Case) -> Iterator[Finding]:
     if waiting + more > quota.spec.pending_cap:
         yield Refused(
             "PendingCapExceeded",
-            f"tenant {tenant} may have {quota.spec.pending_cap} replicas waiting, {waiting} wait already and this adds "
-            f"{more}; wait for them to be placed, or ask an operator to raise spec.pendingCap of the Quota",
+            f"too many pending replicas in tenant {tenant} (limit {quota.spec.pending_cap}, found {waiting} + {more} "
+            f"new); next: reduce spec.replicas, or an operator raises spec.pendingCap of quota {tenant}/quota",
             {"pendingCap": quota.spec.pending_cap, "waiting": waiting, "added": more},
         )
 
 
 def workload_regions(case: Case) -> Iterator[Finding]:
     if not case.all("Region"):
-        yield Warned("no Region exists: the workload will wait until an operator creates one")
+        yield Warned("no Region exists: the workload stays pending until an operator creates one")
 
 
 def region_name(case: Case) -> Iterator[Finding]:
     after: Any = case.after
     if after.metadata.name == "global":
-        yield forbidden("metadata.name", 'the name "global" stands for the global cell')
+        yield forbidden("metadata.name", 'the name "global" is reserved for the global cell')
 
 
 def place_undrawn(case: Case) -> Iterator[Finding]:
-    """A place that a claim draws on is not given up: its name would be kept, and drawn, a second time."""
+    """A slot that a claim consumes is not deleted: a new slot of the same name could be consumed a second time."""
     before: Any = case.before
     for claim in case.all("Reservation", node=before.spec.node):
         if before.metadata.name in claim.spec.holds and claim.status.phase is not ReservationPhase.RELEASED:
-            yield Refused("PlaceDrawn", f"{claim.key} draws on it; it goes when that claim has gone")
+            yield Refused("PlaceDrawn", f"in use by claim {claim.key}; it can be deleted after that claim has ended")
             return
 
 
 def budget_backs(case: Case) -> Iterator[Finding]:
-    """A budget that a promise rests on does not shrink, unless two people said so."""
+    """A budget that backs a recovery objective shrinks only under an approved ShrinkBudget override."""
     before: Any = case.before
     if before is None:
         return
@@ -166,14 +168,14 @@ def budget_backs(case: Case) -> Iterator[Finding]:
     if lost:
         yield Refused(
             "BacksPromise",
-            f"the promise of {lost[0]} rests on it: {broken[lost[0]]}. Keep more places elsewhere first, or ask for an "
-            "override of kind ShrinkBudget",
+            f"the change would leave workload {lost[0]} without recovery capacity ({broken[lost[0]]}); next: add slots "
+            f'in another region, or holdfast override create ShrinkBudget --region {before.spec.region} --reason "…"',
             {"workloads": [str(key) for key in lost]},
         )
 
 
 def quota_in_use(case: Case) -> Iterator[Finding]:
-    """A limit below what is in use would be a promise to take running work away, and nobody makes that here."""
+    """A limit below current use is refused: enforcing it would mean stopping running work."""
     before, after = cast("Any", case.before), cast("Any", case.after)
     if before is None:
         return
@@ -184,12 +186,12 @@ def quota_in_use(case: Case) -> Iterator[Finding]:
         return
     for resource in sorted(set(shortfall(used, hard)) & set(lowered)):
         in_use = amount_text(resource, used[resource])
-        why = f"{in_use} is in use; scale the tenant's workloads down first, then lower the quota"
+        why = f"below current use ({in_use}); scale the tenant's workloads down first"
         yield invalid(f"spec.hard.{resource}", after.spec.hard.get(resource, "0"), why)
 
 
 def policy_names_nodes(case: Case) -> Iterator[Finding]:
-    """A policy whose filters no node can pass would stop all placing, everywhere it is promoted to."""
+    """Refuses a filter expression that no node can pass: it would stop all placement."""
     rules: Any = case.after.spec.rules  # type: ignore[union-attr]
     zones = sorted({zone for r in case.all("Region") for zone in r.spec.zones})
     for index, item in enumerate(rules.filter_expressions):
@@ -200,12 +202,12 @@ def policy_names_nodes(case: Case) -> Iterator[Finding]:
             yield invalid(
                 f"spec.rules.filterExpressions[{index}].expression",
                 item.expression,
-                f"{why}; say which nodes may be used, for example node.zone != 'lab'",
+                f"{why}; write a condition that nodes can meet, for example node.zone != 'lab'",
             )
 
 
 def policy_regions(case: Case) -> Iterator[Finding]:
-    """A canary names regions that exist."""
+    """Canary regions must exist."""
     after: Any = case.after
     known = [r.metadata.name for r in case.all("Region")]
     for index, name in enumerate(after.spec.canary_regions):
@@ -216,8 +218,8 @@ def policy_regions(case: Case) -> Iterator[Finding]:
 def quota_without_use(case: Case) -> Iterator[Finding]:
     if case.before is not None and case.all("Workload", case.before.metadata.namespace):
         yield Warned(
-            f"tenant {case.before.metadata.namespace} still has workloads: without a Quota their replicas keep what "
-            "they hold and get nothing new"
+            f"tenant {case.before.metadata.namespace} still has workloads: without a Quota their running replicas "
+            "stay, and no new replica is placed"
         )
 
 
@@ -227,7 +229,8 @@ def priority_class_unused(case: Case) -> Iterator[Finding]:
     if users:
         yield Refused(
             "InUse",
-            f"{len(users)} workloads use it, {users[0].key} among them; give them another class first",
+            f"in use by {len(users)} workloads, for example {users[0].key}; next: set their spec.priorityClassName to "
+            "another class",
             {"workloads": len(users)},
         )
 
@@ -238,26 +241,27 @@ def region_empty(case: Case) -> Iterator[Finding]:
     if held:
         yield Refused(
             "InUse",
-            f"{len(held)} assignments name it, {held[0].key} among them; move the workloads away first: "
-            f"exclude the region in their spec.placement.excludedRegions, or delete them",
+            f"in use by {len(held)} assignments, for example {held[0].key}; next: add the region to "
+            "spec.placement.excludedRegions of these workloads, or delete them",
             {"assignments": len(held)},
         )
 
 
 def node_empty(case: Case) -> Iterator[Finding]:
-    """Removing a node frees what is claimed on it: an operator's word is the evidence that nothing runs there."""
+    """Removing a Node releases the claims on it. An operator may do so, which attests that nothing runs there."""
     name = case.before.metadata.name  # type: ignore[union-attr]
     bound = case.all("Binding", node=name)
     if not bound:
         return
     if OPERATOR in case.who.roles:
-        yield Warned(f"{len(bound)} bindings are on node {name}: by removing it you attest that nothing of them runs")
+        yield Warned(f"node {name} has {len(bound)} bindings: removing it attests that none of their tasks runs")
         return
-    yield Refused("InUse", f"{len(bound)} bindings are on it, {bound[0].key} among them; drain it first")
+    used = f"in use by {len(bound)} bindings, for example {bound[0].key}; next: holdfast node drain {name}"
+    yield Refused("InUse", used)
 
 
 def owners_gone(case: Case) -> Iterator[Finding]:
-    """The collector works from a cache: whether the owners are really gone is settled here, against current state."""
+    """The garbage collector works from a cache; here its deletions are checked against current state."""
     before: Any = case.before
     if COLLECT not in case.who.roles or not before.metadata.owner_references:
         return
@@ -275,22 +279,22 @@ def owners_gone(case: Case) -> Iterator[Finding]:
             continue
         if owner.metadata.terminating and "foregroundDeletion" in owner.metadata.finalizers:
             continue
-        yield Refused(OWNER_EXISTS, f"its owner {ref.kind} {ref.name} exists")
+        yield Refused(OWNER_EXISTS, f"owner {ref.kind} {ref.name} still exists")
 
 
 def tenant_empty(case: Case) -> Iterator[Finding]:
-    """The collector lets a tenant go only when nothing of it is left; its own view may be behind what was created."""
+    """Refuses to remove the collector's finalizer while the tenant is not empty: the collector's cache may be stale."""
     before, after = cast("Object", case.before), cast("Object", case.after)
     lets_go = TENANT_CONTENTS in before.metadata.finalizers and TENANT_CONTENTS not in after.metadata.finalizers
     if COLLECT not in case.who.roles or not lets_go:
         return
     for kind in BY_NAME.values():
         if kind.namespaced and kind.home is Home.GLOBAL and (left := case.all(kind.name, before.metadata.name)):
-            yield Refused(OWNER_EXISTS, f"{len(left)} {kind.plural} are in it, {left[0].key} among them")
+            yield Refused(OWNER_EXISTS, f"not empty: {len(left)} {kind.plural}, for example {left[0].key}")
 
 
-def policy_expressions(case: Case) -> Iterator[Finding]:
-    """Expressions are compiled and tried here, so that none that cannot work ever reaches a scheduler."""
+def policy_expressions_compile(case: Case) -> Iterator[Finding]:
+    """Compiles and tries every expression, so that an invalid one never reaches a scheduler."""
     rules: Any = case.after.spec.rules  # type: ignore[union-attr]
     written = [("filterExpressions", i, e.expression, False) for i, e in enumerate(rules.filter_expressions)]
     written += [("scoreExpressions", i, e.expression, True) for i, e in enumerate(rules.score_expressions)]
@@ -301,7 +305,7 @@ def policy_expressions(case: Case) -> Iterator[Finding]:
 
 
 ON_WRITE: dict[str, tuple[Rule, ...]] = {
-    "SchedulerPolicy": (policy_expressions, policy_names_nodes, policy_regions),
+    "SchedulerPolicy": (policy_expressions_compile, policy_names_nodes, policy_regions),
     "Workload": (workload_priority_class, workload_quota, workload_pending_cap, workload_regions),
     "Region": (region_name,),
     "Override": (override_home, override_scope, override_change),
@@ -319,11 +323,11 @@ ON_DELETE: dict[str, tuple[Rule, ...]] = {
 }
 
 ON_LET_GO: dict[str, tuple[Rule, ...]] = {"Tenant": (tenant_empty,)}
-"""When a finalizer goes."""
+"""Rules for removing a finalizer."""
 
 
 def admit(case: Case) -> list[Finding]:
-    """Everything the rules have to say about one write. Mirrors were admitted where they come from."""
+    """All findings of the rules on one write. Mirrors were admitted in their home cell."""
     if case.deleting:
         rules: tuple[Rule, ...] = (owners_gone, *ON_DELETE.get(case.kind.name, ()))
     elif case.after is None:
@@ -339,5 +343,5 @@ def admit(case: Case) -> list[Finding]:
 
 
 def _content_unchanged(case: Case) -> bool:
-    """A change of metadata or status needs no new admission, or a full queue could never drain."""
+    """A change of only metadata or status needs no admission; otherwise a full queue could never drain."""
     return case.before is not None and getattr(case.before, "spec", None) == getattr(case.after, "spec", None)

@@ -1,8 +1,8 @@
-"""The audit trail: one record per commit, in the commit's own transaction, and every refusal, counted.
+"""Audit log: one record per commit, in the commit's own transaction, and every refusal, counted.
 
-Owns the form of a record and the log's name. A committed write is never without its record: both are one transaction.
-Refusals are summed per (principal, verb, resource, reason) and appended at least once a second, so that a flood of
-them costs one row and not one each. Never holds a body or a secret: names, identities and revisions only.
+A committed write always has its record: both are one transaction. Refusals are summed per (principal, verb, resource,
+reason) and appended about once a second, so that a flood costs one row. Records contain names, identities and
+revisions, never object content or secrets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """One object of a commit. `before` is the revision it replaced; 0 for a new one."""
+    """One object of a commit. `before` is the revision it replaced; 0 for a new object."""
 
     op: str
     kind: str
@@ -40,7 +40,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults
 
 
 class Record(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """`term` is the token that a commit of the authority compared: the revision of its Term. S5, from the log alone."""
+    """`term` is the fencing token of an authority commit: the revision of its election term. It proves S5 from the
+    log alone.
+    """
 
     time: str
     principal: str
@@ -59,12 +61,12 @@ class Record(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
 
 
 def under(append: Append, term: int) -> Append:
-    """The same record, saying which term it was committed under. Spliced in, as a commit may carry hundreds."""
+    """The same record with its election term, spliced into the bytes because a commit may carry hundreds of records."""
     return Append(append.log, b'%b,"term":%d}' % (append.value[:-1], term)) if append.log == LOG else append
 
 
 def record(who: Principal, now_s: float, verb: str, entries: Sequence[Entry], *, request: str = "") -> Append:
-    """The record of a commit, to be put into its transaction. The authority makes its own with this too."""
+    """The record of a commit, for its transaction. The authority uses it too."""
     shown = tuple(entries[: limits.AUDIT_WRITES_SHOWN])
     made = Record(
         time=micro_text(now_s), principal=who.name, credential=who.credential, verb=verb, result="Committed",
@@ -74,11 +76,11 @@ def record(who: Principal, now_s: float, verb: str, entries: Sequence[Entry], *,
 
 
 def verbs(ops: Iterable[str]) -> str:
-    """The verb of a commit: that of its writes, or all of them where they differ."""
+    """The verb of a commit: that of its writes, or all of them, joined, if they differ."""
     return ",".join(dict.fromkeys(ops))
 
 
-class _Sum(msgspec.Struct, gc=False):
+class _RefusalCount(msgspec.Struct, gc=False):
     first_s: float
     last_s: float
     count: int
@@ -88,12 +90,12 @@ class _Sum(msgspec.Struct, gc=False):
 
 
 class Audit:
-    """Collects refusals and keeps the log's length bounded. One per process and cell; needs no task to be started."""
+    """Collects refusals and bounds the length of the log. One per process and cell; starts its task on demand."""
 
     def __init__(self, store: Store, ports: Ports) -> None:
         self._store = store
         self._ports = ports
-        self._refusals: dict[tuple[str, str, str, str], _Sum] = {}
+        self._refusals: dict[tuple[str, str, str, str], _RefusalCount] = {}
         self._since_trim = 0
         self._flushing: asyncio.Task[None] | None = None
         self._closed = False
@@ -101,18 +103,18 @@ class Audit:
     def refused(
         self, who: Principal | str, verb: str, resource: str, reason: str, *, message: str = "", request: str = ""
     ) -> None:
-        """Counts a refusal; it is on disk within a second or two."""
+        """Counts a refusal. It is durable within a second or two."""
         name = who if isinstance(who, str) else who.name
         credential = "" if isinstance(who, str) else who.credential
         key = (name[:256], verb, resource, reason)
         if key not in self._refusals and len(self._refusals) >= limits.AUDIT_REFUSALS_HELD:
-            # So many different ones within a second: the rest share one row, their number stays true.
+            # Beyond AUDIT_REFUSALS_MAX different refusals per flush, the rest share one row with the correct count.
             key = ("*", "*", "*", reason)
         now = self._ports.clock.now()
         held = self._refusals.get(key)
         if held is None:
             text = limits.AUDIT_TEXT_CHARS
-            self._refusals[key] = _Sum(now, now, 1, credential, message[:text], request[:text])
+            self._refusals[key] = _RefusalCount(now, now, 1, credential, message[:text], request[:text])
         else:
             held.last_s, held.count = now, held.count + 1
         self._wake()
@@ -122,7 +124,7 @@ class Audit:
         self.refused(who, verb, resource, reason, message=fault.message, request=request)
 
     def appended(self, records: int = 1) -> None:
-        """Tells that commits added records, so that the log is trimmed in time."""
+        """Counts records that commits appended, so that the log is trimmed in time."""
         self._since_trim += records
         if self._since_trim >= limits.AUDIT_TRIM_EVERY:
             self._wake()
@@ -143,7 +145,7 @@ class Audit:
             self._wake()
 
     async def flush(self) -> None:
-        """Appends what was refused since the last time, and trims the log when it is due."""
+        """Appends the refusals since the last flush and trims the log if due."""
         refusals, self._refusals = self._refusals, {}
         if refusals:
             await self._append(list(refusals.items()))
@@ -151,17 +153,17 @@ class Audit:
             self._since_trim = 0
             await self._store.trim_log(LOG, keep=limits.AUDIT_KEPT)
 
-    async def _append(self, refusals: list[tuple[tuple[str, str, str, str], _Sum]]) -> None:
+    async def _append(self, refusals: list[tuple[tuple[str, str, str, str], _RefusalCount]]) -> None:
         for start in range(0, len(refusals), limits.WRITES_JOINED):
             some = refusals[start : start + limits.WRITES_JOINED]
             try:
                 await self._store.commit(Txn(appends=tuple(_refusal_record(key, held) for key, held in some)))
             except Fault:
-                self._put_back(dict(refusals[start:]))
+                self._requeue(dict(refusals[start:]))
                 raise
             self._since_trim += len(some)
 
-    def _put_back(self, refusals: dict[tuple[str, str, str, str], _Sum]) -> None:
+    def _requeue(self, refusals: dict[tuple[str, str, str, str], _RefusalCount]) -> None:
         for key, held in refusals.items():
             newer = self._refusals.get(key)
             if newer is None:
@@ -170,7 +172,7 @@ class Audit:
                 newer.first_s, newer.count = held.first_s, newer.count + held.count
 
     async def close(self) -> None:
-        """Writes what is left. The store must still be open."""
+        """Writes pending refusals. The store must still be open."""
         self._closed = True
         task = self._flushing
         if task is not None:
@@ -181,7 +183,7 @@ class Audit:
             await self.flush()
 
 
-def _refusal_record(key: tuple[str, str, str, str], held: _Sum) -> Append:
+def _refusal_record(key: tuple[str, str, str, str], held: _RefusalCount) -> Append:
     principal, verb, resource, reason = key
     made = Record(
         time=micro_text(held.last_s), first=micro_text(held.first_s), principal=principal, credential=held.credential,

@@ -1,7 +1,8 @@
-"""From a verified credential to a principal. Everything else is `Unauthorized`, without saying which part was wrong.
+"""From a verified credential to a principal. A failure is `Unauthorized` without details.
 
-A client certificate's subject says who (CN) and in which groups (O); TLS has verified the chain, and here the dates and
-the list of revoked serials are checked again, as connections outlive both. A bearer token is looked up by its hash.
+The subject of a client certificate names the user (CN) and its groups (O). TLS has verified the chain; dates and
+revoked serials are checked again per request, because connections outlive both. A bearer token is looked up by its
+hash.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from holdfast.runtime.ports import Ports
 
 MAX_TOKEN_CHARS = 4096
 KNOWN_CERTIFICATES = 4096
-_MACHINES = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVERS})
+_COMPONENT_GROUPS = frozenset({CONTROLLERS, NODES, HOLLOW_NODES, REGIONS, SERVERS})
 
 
 class Authenticator:
@@ -32,55 +33,55 @@ class Authenticator:
         self, cell: str, ports: Ports, *, tokens: TokenFile | None = None, revoked: RevokedSerials | None = None,
         node_issuer: str = "", identities: Callable[[str], NodeIdentity | None] = lambda node: None,
     ) -> None:  # fmt: skip
-        """`node_issuer` is the common name of the region's authority for nodes; `identities` says who joined."""
+        """`node_issuer` is the common name of the region's node CA; `identities` looks up joined nodes."""
         self._cell = cell
         self._ports = ports
         self._tokens = tokens
         self._revoked = revoked
         self._serials: frozenset[str] = frozenset()
-        self._look_again_s = 0.0
+        self._reread_s = 0.0
         self._node_issuer = node_issuer
         self._identities = identities
 
     def from_certificate(self, peer: Mapping[str, Any]) -> Principal:
-        """`peer` is what `SSLSocket.getpeercert()` gives of a certificate that TLS has verified."""
-        shown = _read(
+        """`peer` is the result of `SSLSocket.getpeercert()` for a certificate that TLS has verified."""
+        shown = _parse_certificate(
             peer.get("subject", ()), str(peer.get("serialNumber", "")), peer.get("notBefore"), peer.get("notAfter")
         )
         if shown is None:
             raise Unauthorized
-        why = self._why_not(shown, peer.get("issuer", ()))
+        why = self._rejection_reason(shown, peer.get("issuer", ()))
         if why:
-            # Who it is has been proven: the audit log may name them, while the answer says nothing.
+            # The identity is proven: the audit log may name it, while the response reveals nothing.
             raise Unauthorized(facts={"why": why, "principal": shown.principal})
         return shown.principal
 
-    def _why_not(self, shown: _Shown, issuer: tuple[Any, ...]) -> str:
-        """Why a certificate that TLS has verified does not count, or "" when it does."""
+    def _rejection_reason(self, shown: _CertificateContent, issuer: tuple[Any, ...]) -> str:
+        """Why a certificate that TLS verified is rejected; empty if it is accepted."""
         who = shown.principal
         if not shown.start_s <= self._ports.clock.now() < shown.end_s:
             return "CertificateExpired"
-        if shown.serial in self._refused():
+        if shown.serial in self._revoked_serials():
             return "CertificateRevoked"
         joined = bool(self._node_issuer) and _common_names(issuer) == [self._node_issuer]
         if not who.node and not joined:
             return ""
         if joined and (NODES not in who.groups or not who.node or who.region != self._cell):
-            return "NotANode"  # the nodes' authority vouches for nodes of its region and for nothing else
+            return "NotANode"  # the node CA may certify only nodes of its own region
         identity = self._identities(who.node)
         good = not joined if identity is None else identity.accepts(who.generation) if joined else not identity.revoked
         return "" if good else "CertificateRevoked"
 
-    def _refused(self) -> frozenset[str]:
-        """The revoked serials, as they were at most a moment ago: the file is not asked about with every request."""
+    def _revoked_serials(self) -> frozenset[str]:
+        """The revoked serials, cached for REVOCATION_CACHE_S so that the file is not read on every request."""
         now_s = self._ports.clock.monotonic()
-        if self._revoked is not None and now_s >= self._look_again_s:
-            self._look_again_s = now_s + limits.REVOCATION_SEEN_S
+        if self._revoked is not None and now_s >= self._reread_s:
+            self._reread_s = now_s + limits.REVOCATION_SEEN_S
             self._serials = self._revoked.all()
         return self._serials
 
     def from_bearer(self, header: str) -> Principal:
-        """`header` is the value of Authorization."""
+        """`header` is the value of the Authorization header."""
         scheme, _, token = header.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_CHARS:
@@ -96,8 +97,8 @@ class Authenticator:
         return from_identity(found.user, found.groups, credential=f"token:{found.name}")
 
 
-class _Shown(msgspec.Struct, frozen=True):
-    """What a certificate says. Whether that still holds is another question, asked with every request."""
+class _CertificateContent(msgspec.Struct, frozen=True):
+    """The content of a certificate. Its validity is checked separately on every request."""
 
     principal: Principal
     serial: str
@@ -106,8 +107,10 @@ class _Shown(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=KNOWN_CERTIFICATES)
-def _read(subject: tuple[Any, ...], serial: str, start: str | None, end: str | None) -> _Shown | None:
-    """None for one without a name of its own, or without dates that can be read."""
+def _parse_certificate(
+    subject: tuple[Any, ...], serial: str, start: str | None, end: str | None
+) -> _CertificateContent | None:
+    """None for a certificate without exactly one common name or without readable dates."""
     names: list[str] = []
     groups: list[str] = []
     generation = 0
@@ -126,7 +129,7 @@ def _read(subject: tuple[Any, ...], serial: str, start: str | None, end: str | N
     except ValueError:
         return None
     principal = from_identity(names[0], tuple(groups), credential=f"certificate:{serial}", generation=generation)
-    return _Shown(principal, serial.upper().lstrip("0"), start_s, end_s)
+    return _CertificateContent(principal, serial.upper().lstrip("0"), start_s, end_s)
 
 
 def _common_names(name: tuple[Any, ...]) -> list[str]:
@@ -134,12 +137,12 @@ def _common_names(name: tuple[Any, ...]) -> list[str]:
 
 
 def impersonated(by: Principal, user: str, groups: tuple[str, ...]) -> Principal:
-    """The principal an operator acts as (`--as`). Whoever calls this has authorized the verb `impersonate`.
+    """The principal that an operator acts as (`--as`). The caller must have authorized the verb `impersonate`.
 
-    People only: an operator who could act as the authority or as a node could write what nobody but them may (S5, S6).
+    Only people can be impersonated: acting as the authority or a node would bypass S5 and S6.
     """
     for group in groups:
-        if group in _MACHINES:
-            why = "cannot impersonate parts of the platform, only people"
+        if group in _COMPONENT_GROUPS:
+            why = "cannot impersonate components of the platform, only people"
             raise Forbidden(f'groups "{group}" is forbidden: User "{by.name}" {why}')
     return from_identity(user, groups, credential=f"impersonated by {by.name}")

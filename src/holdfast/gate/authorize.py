@@ -1,8 +1,7 @@
-"""Who may ask for what: verbs on resources, by namespace, name and field selector. A table, read from the principal.
+"""Authorization of requests: verbs on resources, by namespace, name and field selector. A table computed per principal.
 
-Owns the answer to a request before it becomes writes; the gate judges the writes themselves again (ownership, node,
-region, tenant), so that a mistake here alone cannot let a wrong write through. Reads are guarded only here: whoever
-serves them must ask, for watches too.
+The gate checks the writes themselves again (ownership, node, region, tenant), so an error here alone cannot let a wrong
+write through. Reads are checked only here: every handler that serves reads or watches must ask.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ READ = frozenset({"get", "list", "watch"})
 CHANGE = frozenset({"update", "patch"})
 EVERY = READ | CHANGE | {"create", "delete", "deletecollection"}
 CALLS = {"reserve": "scheduler", "bind": "scheduler", "release": "release"}
-"""Placement calls and the role each belongs to. `renew` belongs to the node's own agent, `commit` to every writer."""
+"""Placement call → role that may make it. `renew` is for the node's own agent, `commit` for every writer."""
 
-# Resources that are no stored kind: plural → API group.
+# Resources without a stored kind: plural → API group.
 VIRTUAL = {
     "namespaces": "",
     "pods": "",
@@ -46,7 +45,7 @@ _LINK_READS = (
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """One row: verbs on resources, everywhere unless limited. `fields` names a selector the request must carry."""
+    """One row: verbs on resources, everywhere unless limited. `fields` names selectors that the request must carry."""
 
     verbs: frozenset[str]
     resources: frozenset[str]
@@ -55,15 +54,15 @@ class Allowance(msgspec.Struct, frozen=True):
     fields: tuple[tuple[str, str], ...] = ()
 
     def covers(self, ask: Ask) -> bool:
-        if ask.verb not in self.verbs or not self._has(ask.resource, ask.subresource):
+        if ask.verb not in self.verbs or not self._covers_resource(ask.resource, ask.subresource):
             return False
         if self.namespaces is not None and ask.namespace not in self.namespaces:
             return False
         if self.names is not None and (ask.name or ask.fields.get("metadata.name", "")) not in self.names:
             return False
-        return all(_selected(ask.fields, name, value) for name, value in self.fields)
+        return all(_has_selector(ask.fields, name, value) for name, value in self.fields)
 
-    def _has(self, resource: str, subresource: str) -> bool:
+    def _covers_resource(self, resource: str, subresource: str) -> bool:
         path = f"{resource}/{subresource}" if subresource else resource
         return "*" in self.resources or path in self.resources
 
@@ -77,7 +76,7 @@ class Ask(msgspec.Struct, frozen=True):
     fields: Mapping[str, str] = {}
 
 
-def _selected(fields: Mapping[str, str], name: str, value: str) -> bool:
+def _has_selector(fields: Mapping[str, str], name: str, value: str) -> bool:
     found = fields.get(name, fields.get(f"spec.{name}", ""))
     if value.endswith("*"):
         return found.startswith(value[:-1]) and bool(found)
@@ -88,7 +87,7 @@ def _row(verbs: Iterable[str], *resources: str, **limits: Any) -> Allowance:
     return Allowance(frozenset(verbs), frozenset(resources), **limits)
 
 
-def _with_parts(plurals: Iterable[str]) -> Iterator[str]:
+def _with_subresources(plurals: Iterable[str]) -> Iterator[str]:
     """Each plural and its subresources."""
     for plural in plurals:
         yield plural
@@ -106,18 +105,18 @@ def _for_viewer(who: Principal) -> Iterator[Allowance]:
 def _for_tenants(who: Principal) -> Iterator[Allowance]:
     own = who.tenants
     yield _row(EVERY, "workloads", "workloads/scale", namespaces=own)
-    yield _row(READ, *_with_parts(_NAMESPACED), namespaces=own)
+    yield _row(READ, *_with_subresources(_NAMESPACED), namespaces=own)
     yield _row(READ, "pods", "pods/log", namespaces=own)
     yield _row({"delete"}, "replicas", namespaces=own)
     yield _row(EVERY, "events", namespaces=own)
-    yield _row(READ, *_with_parts(("tenants", "namespaces")), names=own)
-    yield _row(READ, *_with_parts(("regions", "priorityclasses")))
+    yield _row(READ, *_with_subresources(("tenants", "namespaces")), names=own)
+    yield _row(READ, *_with_subresources(("regions", "priorityclasses")))
 
 
 def _for_node(who: Principal) -> Iterator[Allowance]:
     on_it = (("node", who.node),)
     yield _row(READ, "bindings", "bindings/status", "replicas", "replicas/status", fields=on_it)
-    # The name is checked by the gate as well; a hollow host's prefix cannot be a list of names.
+    # The gate checks the name as well; the prefix of a hollow host cannot be a list of names.
     named = None if who.node.endswith("*") else frozenset({who.node})
     yield _row(READ | CHANGE | {"create", "delete"}, "nodes", "nodes/status", names=named)
     yield _row(CHANGE, "bindings/status", "replicas/status")
@@ -125,8 +124,8 @@ def _for_node(who: Principal) -> Iterator[Allowance]:
 
 
 def _for_region(who: Principal) -> Iterator[Allowance]:
-    yield _row(READ, *_with_parts(_LINK_READS))
-    yield _row(READ, *_with_parts(("assignments", "grants", "endpoints")), fields=(("region", who.region),))
+    yield _row(READ, *_with_subresources(_LINK_READS))
+    yield _row(READ, *_with_subresources(("assignments", "grants", "endpoints")), fields=(("region", who.region),))
     yield _row(CHANGE, "assignments/status", "grants/status")
     yield _row(CHANGE, "regions/status", names=frozenset({who.region}))
     yield _row(CHANGE | {"create", "delete"}, "endpoints", "endpoints/status")
@@ -153,7 +152,7 @@ def _for_controller(who: Principal) -> Iterator[Allowance]:
 
 @lru_cache(maxsize=4096)
 def allowances(who: Principal, cell: str = "") -> tuple[Allowance, ...]:
-    """All rows that apply to a principal in a cell (any cell when not named)."""
+    """All rows that apply to a principal in a cell (any cell if empty)."""
     rows: list[Allowance] = [_row({"create"}, *_SELF_REVIEWS)]
     if OPERATORS in who.groups:
         rows.append(_row(EVERY | {"impersonate"}, "*"))
@@ -181,15 +180,16 @@ def authorize(  # noqa: PLR0917 - the parts of a request, in the order clients n
     fields: Mapping[str, str] | None = None,
     cell: str = "",
 ) -> Refused | None:
-    """None when allowed. `resource` is a plural, with or without its group; `fields` are the request's field selectors.
+    """Why the request is refused; None if allowed.
 
-    A GET of one object by a principal that is limited by fields passes the object's own values as `fields`.
+    `resource` is a plural, with or without its group; `fields` are the field selectors. For a GET of one object by a
+    principal that is limited by fields, pass the object's own values as `fields`.
     """
     plural = resource.partition(".")[0]
     ask = Ask(verb, plural, subresource, namespace, name, fields or {})
     if any(row.covers(ask) for row in allowances(who, cell)):
         return None
-    return Refused("Forbidden", _words(who, ask), {"name": name, "group": group_of(plural), "kind": plural})
+    return Refused("Forbidden", _refusal_message(who, ask), {"name": name, "group": group_of(plural), "kind": plural})
 
 
 def group_of(plural: str) -> str:
@@ -197,18 +197,20 @@ def group_of(plural: str) -> str:
     return kind.group if kind is not None else VIRTUAL.get(plural, "")
 
 
-def _words(who: Principal, ask: Ask) -> str:
+def _refusal_message(who: Principal, ask: Ask) -> str:
     group = group_of(ask.resource)
     full = f"{ask.resource}.{group}" if group else ask.resource
     named = f' "{ask.name}"' if ask.name else ""
     path = f"{ask.resource}/{ask.subresource}" if ask.subresource else ask.resource
     where = f'in the namespace "{ask.namespace}"' if ask.namespace else "at the cluster scope"
-    asked = f'cannot {ask.verb} resource "{path}" in API group "{group}" {where}'
-    return f'{full}{named} is forbidden: User "{who.name}" {asked}'
+    action = f'cannot {ask.verb} resource "{path}" in API group "{group}" {where}'
+    return f'{full}{named} is forbidden: User "{who.name}" {action}'
 
 
 def authorize_path(who: Principal, path: str, verb: str = "get") -> Refused | None:
-    """Paths that are no resource: discovery, health and documents are for everyone; metrics and the rest are not."""
+    """Why a path that is no resource is refused; None if allowed. Discovery, health and documents are open to
+    everyone.
+    """
     stem = "/" + path.strip("/").partition("/")[0]
     if verb in ("get", "head") and stem in OPEN_PATHS:
         return None
@@ -218,7 +220,7 @@ def authorize_path(who: Principal, path: str, verb: str = "get") -> Refused | No
 
 
 def authorize_call(who: Principal, verb: str, *, nodes: Sequence[str] = (), cell: str = "") -> Refused | None:
-    """Calls to the placement API: reserve, bind, release, renew, and commit (which the gate judges write by write)."""
+    """Why a call of the placement API is refused; None if allowed. The gate checks each write of a `commit`."""
     if verb == "commit":
         allowed = bool(who.roles)
     elif verb == "renew":
@@ -227,7 +229,8 @@ def authorize_call(who: Principal, verb: str, *, nodes: Sequence[str] = (), cell
         allowed = CALLS.get(verb, "") in who.roles
     if allowed:
         return None
-    about = f" for node {next((n for n in nodes if not who.is_node(n)), '')!r}" if verb == "renew" and nodes else ""
+    other = next((n for n in nodes if not who.is_node(n)), "")
+    about = f' for node "{other}"' if verb == "renew" and nodes else ""
     text = f'placement is forbidden: User "{who.name}" cannot {verb}{about} in cell "{cell}"'
     return Refused("Forbidden", text, {"kind": "placement"})
 
@@ -260,7 +263,7 @@ def _by_group(resources: frozenset[str]) -> dict[str, list[str]]:
 
 
 def homes(kind: Kind, cell: str) -> bool:
-    """Whether objects of this kind are found in this cell at all."""
+    """Whether objects of this kind exist in this cell."""
     if cell == GLOBAL_CELL:
         return kind.home is not Home.REGION
     return kind.home is not Home.GLOBAL or kind.mirrored

@@ -1,7 +1,7 @@
-"""A platform's own certificate authority: makes the keys and certificates that cells, agents and people hold.
+"""The platform's certificate authority: creates keys and certificates for cells, agents and people.
 
-Owns a directory: `ca.crt`, `ca.key`, `NAME.crt`, `NAME.key`, `revoked.json`. Keys are EC P-256, readable by their owner
-alone. Making what exists already gives back what exists, unless it is about to expire; then it is made anew.
+Owns a directory: `ca.crt`, `ca.key`, `NAME.crt`, `NAME.key`, `revoked.json`. Keys are EC P-256, readable only by their
+owner. An existing certificate is returned unchanged unless it expires soon; then a new one is issued.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BACKDATED = timedelta(minutes=5)
 
 
 class Issued(msgspec.Struct, frozen=True):
-    """Where a certificate and its key are, and until when it is good (seconds since the epoch)."""
+    """Files of a certificate and its key, and its expiry in seconds since the epoch."""
 
     certificate: Path
     key: Path
@@ -38,7 +38,7 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 def make_ca(directory: Path, *, now_s: float, common_name: str = "holdfast") -> Issued:
-    """The authority of a platform. Kept if there is one: replacing it would shut out everyone it vouched for."""
+    """The platform's CA. An existing CA is kept: replacing it would invalidate every certificate it signed."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     certificate, key_path = _paths(directory, CA_NAME)
     if certificate.exists() and key_path.exists():
@@ -80,19 +80,19 @@ def issue(
 ) -> Issued:
     """A certificate for `common_name` (the user) in `organizations` (its groups), stored under `name`.
 
-    What is there is kept while it says the same and is good for a while longer, unless it is to be made `anew`.
+    An existing certificate with the same content is kept until it expires soon, unless `anew` is set.
     """
     certificate, key_path = _paths(directory, name)
     wanted = _subject(common_name, organizations)
     names = _alternative_names(dns, ips)
     kept = not anew and certificate.exists() and key_path.exists()
-    if kept and _still_good(certificate, wanted, names, now_s):
+    if kept and _is_still_valid(certificate, wanted, names, now_s):
         return _issued(directory, name)
     ca_path, ca_key_path = _paths(directory, CA_NAME)
     ca = x509.load_pem_x509_certificate(ca_path.read_bytes())
     ca_key = serialization.load_pem_private_key(ca_key_path.read_bytes(), None)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise ValueError(f"{ca_key_path} is not an EC key; this authority was not made by Holdfast")
+        raise ValueError(f"{ca_key_path}: not an EC key, so not a CA created by Holdfast")
     key = ec.generate_private_key(ec.SECP256R1())
     start = datetime.fromtimestamp(now_s, UTC)
     uses = [
@@ -122,20 +122,20 @@ def issue(
 
 
 def expires_soon(path: Path, *, now_s: float, within_days: float = RENEW_BEFORE_DAYS) -> bool:
-    """Whether a certificate ends within so many days, or has ended."""
+    """Whether a certificate expires within `within_days`, or has expired."""
     made = x509.load_pem_x509_certificate(path.read_bytes())
     return made.not_valid_after_utc.timestamp() - now_s < within_days * 86400
 
 
 def revoke(directory: Path, name: str) -> str:
-    """Refuses a certificate from now on, whatever its dates say. Answers its serial."""
+    """Revokes a certificate at once. Returns its serial."""
     serial = serial_of(directory, name)
     revoke_serial(directory, serial)
     return serial
 
 
 def serial_of(directory: Path, name: str) -> str:
-    """The serial of the certificate that is stored under a name now."""
+    """The serial of the certificate stored under a name."""
     return _issued(directory, name).serial
 
 
@@ -147,7 +147,7 @@ def revoke_serial(directory: Path, serial: str) -> None:
 
 
 class RevokedSerials:
-    """The serials that are refused; the file is read again when it changes."""
+    """The revoked serials. The file is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -168,7 +168,7 @@ class RevokedSerials:
 
 def _paths(directory: Path, name: str) -> tuple[Path, Path]:
     if not name or "/" in name or name.startswith("."):
-        raise ValueError(f"{name!r} cannot be a file's name")
+        raise ValueError(f"certificate name {name!r}: not a valid file name")
     return directory / f"{name}.crt", directory / f"{name}.key"
 
 
@@ -182,7 +182,7 @@ def _alternative_names(dns: Sequence[str], ips: Sequence[str]) -> list[x509.Gene
     return [*names, *(x509.IPAddress(ipaddress.ip_address(each)) for each in ips)]
 
 
-def _still_good(path: Path, subject: x509.Name, names: list[x509.GeneralName], now_s: float) -> bool:
+def _is_still_valid(path: Path, subject: x509.Name, names: list[x509.GeneralName], now_s: float) -> bool:
     made = x509.load_pem_x509_certificate(path.read_bytes())
     try:
         held = list(made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -190,7 +190,7 @@ def _still_good(path: Path, subject: x509.Name, names: list[x509.GeneralName], n
         held = []
     lifetime_s = (made.not_valid_after_utc - made.not_valid_before_utc).total_seconds()
     left_s = made.not_valid_after_utc.timestamp() - now_s
-    # Short-lived ones are renewed in the last third of their life rather than at once.
+    # Short-lived certificates are renewed in the last third of their lifetime, not 30 days ahead.
     enough = left_s > min(RENEW_BEFORE_DAYS * 86400, lifetime_s / 3)
     return made.subject == subject and held == names and enough
 
@@ -220,12 +220,12 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A secret, readable by its owner alone."""
+    """Writes a secret, readable only by its owner."""
     _write(path, content, 0o600)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """In one step, and never readable by others before its mode is set."""
+    """Atomically, and never readable by others before its mode is set."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,7 +1,7 @@
-"""Kubernetes Events: what people see in `describe`. Aggregated, bounded, volatile, and deciding nothing.
+"""Kubernetes Events, as shown by `kubectl describe`: aggregated, bounded and volatile. No decision reads them.
 
-An event's name follows from what it says, so that saying it again finds the first and raises its count. Losing events
-loses nothing else: every failure here is counted and dropped.
+An event's name is a hash of its content, so a repetition finds the first event and raises its count. Losing events
+affects nothing else: failures here are counted and dropped.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from holdfast.store.objects import Objects
 KIND = BY_NAME["Event"]
 _TENANT = BY_NAME["Tenant"]
 CLUSTER_NAMESPACE = "default"
-_MAX_STEM = 200
+_MAX_NAME_PREFIX = 200
 _MAX_MESSAGE = 1024
 
 
 def event_name(about: Object, notice: Notice, component: str) -> str:
-    said = "\0".join((about.uid, notice.reason, notice.message, component, str(notice.warning)))
-    return f"{about.metadata.name[:_MAX_STEM]}.{hashlib.blake2b(said.encode(), digest_size=8).hexdigest()}"
+    content = "\0".join((about.uid, notice.reason, notice.message, component, str(notice.warning)))
+    return f"{about.metadata.name[:_MAX_NAME_PREFIX]}.{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}"
 
 
 def reference(about: Object) -> ObjectReference:
-    """What an event is about. Without the uid `kubectl describe` would never show it."""
+    """The object an event is about. `kubectl describe` shows an event only if the uid is set."""
     kind, meta = kind_of(about), about.metadata
     return ObjectReference(
         api_version=kind.api_version, kind=kind.name, namespace=meta.namespace, name=meta.name, uid=meta.uid,
@@ -45,21 +45,21 @@ def reference(about: Object) -> ObjectReference:
 
 
 class EventLog:
-    """One per cell and process. `run` forgets what is old; without it the count alone is bounded."""
+    """One per cell and process. `run` deletes old events; without it only their number is bounded."""
 
     def __init__(self, objects: Objects, ports: Ports) -> None:
         self._objects = objects
         self._ports = ports
 
     async def record(self, notices: Sequence[Notice], *, component: str) -> None:
-        """Writes what was said, in one commit. Best effort: a race with another writer loses this one's count."""
+        """Writes the notices in one commit. Best effort: a race with another writer loses this count."""
         events: dict[str, tuple[Event, int]] = {}
         now = seconds_text(self._ports.clock.now())
         for notice in notices[: limits.NOTICES_PER_CALL]:
             if not notice.about.uid:
                 metrics.EVENTS_DROPPED.inc()
                 continue
-            self._say(events, notice, component, now)
+            self._add(events, notice, component, now)
         metrics.EVENTS_DROPPED.inc(max(0, len(notices) - limits.NOTICES_PER_CALL))
         if not events:
             return
@@ -70,7 +70,7 @@ class EventLog:
         except Fault:
             metrics.EVENTS_DROPPED.inc(len(events))
 
-    def _say(self, events: dict[str, tuple[Event, int]], notice: Notice, component: str, now: str) -> None:
+    def _add(self, events: dict[str, tuple[Event, int]], notice: Notice, component: str, now: str) -> None:
         about = notice.about
         namespace = about.metadata.namespace or CLUSTER_NAMESPACE
         name = event_name(about, notice, component)
@@ -93,7 +93,7 @@ class EventLog:
         events[key] = made, 0
 
     async def run(self) -> None:
-        """For ever: every so often forgets what is old, what is too much, and what belongs to tenants that go."""
+        """Periodically deletes old events, excess events, and events of terminating tenants. Never returns."""
         while True:
             await self._ports.clock.sleep(limits.EVENT_SWEEP_EVERY_S)
             await self.sweep()
@@ -101,11 +101,15 @@ class EventLog:
     async def sweep(self) -> None:
         held = [event for event in self._objects.list(KIND)[0] if isinstance(event, Event)]
         oldest_s = self._ports.clock.now() - limits.EVENT_TTL_S
-        gone = [event for event in held if _last_s(event) < oldest_s or self._tenant_goes(event.metadata.namespace)]
+        gone = [
+            event
+            for event in held
+            if _last_occurred_s(event) < oldest_s or self._tenant_terminates(event.metadata.namespace)
+        ]
         left = len(held) - len(gone)
         if left > limits.EVENTS_KEPT:
             names = {event.key for event in gone}
-            rest = sorted((e for e in held if e.key not in names), key=lambda e: (_last_s(e), e.key))
+            rest = sorted((e for e in held if e.key not in names), key=lambda e: (_last_occurred_s(e), e.key))
             gone += rest[: left - limits.EVENTS_KEPT]
         for start in range(0, len(gone), limits.BATCH):
             keys = [KIND.store_key(e.metadata.namespace, e.metadata.name) for e in gone[start : start + limits.BATCH]]
@@ -114,13 +118,13 @@ class EventLog:
             except Fault:
                 metrics.EVENTS_DROPPED.inc(len(keys))
 
-    def _tenant_goes(self, namespace: str) -> bool:
+    def _tenant_terminates(self, namespace: str) -> bool:
         tenant = self._objects.get(_TENANT, "", namespace)
         return tenant is not None and tenant.metadata.terminating
 
 
-def _last_s(event: Event) -> float:
-    """When it was last said. An event someone posted without any time is as old as its creation."""
+def _last_occurred_s(event: Event) -> float:
+    """When the event last occurred. An event posted without a time counts from its creation."""
     for text in (event.last_timestamp, event.event_time, event.metadata.creation_timestamp):
         if text:
             try:

@@ -1,6 +1,7 @@
-"""The gate's refusals, worded the way stock Kubernetes clients expect them (api-contract 1.10).
+"""The gate's faults: where Kubernetes has a wording (api-contract 1.10), that wording, so that stock clients show it
+well.
 
-Each says which object, what was expected, what was found and what to do. `facts` carry what a Status's details need.
+Refusals of Holdfast's own start with the object (`quota payments/quota: …`). `facts` become the details of the Status.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from holdfast.gate.principal import Principal
 from holdfast.model.errors import AlreadyExists, Cause, Conflict, Forbidden, Invalid, NotFound, Overloaded, Refused
 from holdfast.model.kinds import Kind
+from holdfast.model.meta import Key
 
 PENDING_CAP_EXCEEDED = "PendingCapExceeded"
 PENDING_RETRY_S = 10.0
@@ -18,6 +20,11 @@ PENDING_RETRY_S = 10.0
 
 def _details(kind: Kind, name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "group": kind.group, "kind": kind.plural, **more}
+
+
+def _subject(kind: Kind, at: Key) -> str:
+    """The object as a user would type it: `workload payments/risk-api`."""
+    return f"{kind.singular} {at}"
 
 
 def not_found(kind: Kind, name: str) -> NotFound:
@@ -40,52 +47,53 @@ def modified(kind: Kind, name: str) -> Conflict:
     )
 
 
-def other_uid(kind: Kind, name: str, meant: str, found: str) -> Conflict:
+def other_uid(kind: Kind, name: str, expected: str, found: str) -> Conflict:
     return Conflict(
-        f'Operation cannot be fulfilled on {kind.resource} "{name}": Precondition failed: UID in precondition: {meant}'
-        f", UID in object meta: {found}",
+        f'Operation cannot be fulfilled on {kind.resource} "{name}": Precondition failed: UID in precondition: '
+        f"{expected}, UID in object meta: {found}",
         facts=_details(kind, name),
     )
 
 
-def older_status(kind: Kind, name: str, given: int, held: int) -> Conflict:
+def older_status(kind: Kind, at: Key, given: int, held: int) -> Conflict:
     return Conflict(
-        f'Operation cannot be fulfilled on {kind.resource} "{name}": its status speaks of generation {held} already, '
-        f"and this one of {given}; read it again and decide again",
-        facts=_details(kind, name),
+        f"{_subject(kind, at)}: the status is older than the stored one (expected observedGeneration {held} or newer, "
+        f"found {given}); next: read the object again",
+        facts=_details(kind, at.name),
     )
 
 
 def invalid(kind: Kind, name: str, causes: Sequence[Cause]) -> Invalid:
-    words = [f"{c.field}: {c.message}" if c.field else c.message for c in causes]
-    text = words[0] if len(words) == 1 else "[" + ", ".join(words) + "]"
+    messages = [f"{c.field}: {c.message}" if c.field else c.message for c in causes]
+    text = messages[0] if len(messages) == 1 else "[" + ", ".join(messages) + "]"
     subject = f"{kind.name}.{kind.group}" if kind.group else kind.name
     facts = {"name": name, "group": kind.group, "kind": kind.name}
     return Invalid(f'{subject} "{name}" is invalid: {text}', tuple(causes), facts=facts)
 
 
-def forbidden(kind: Kind, name: str, why: Refused) -> Forbidden:
-    facts = _details(kind, name, reason=why.reason, **why.facts)
-    return Forbidden(f'{kind.resource} "{name}" is forbidden: {why.message}', facts=facts)
+def forbidden(kind: Kind, at: Key, why: Refused) -> Forbidden:
+    facts = _details(kind, at.name, reason=why.reason, **why.facts)
+    return Forbidden(f"{_subject(kind, at)}: {why.message}", facts=facts)
 
 
-def refused(kind: Kind, name: str, why: Refused) -> Forbidden | Overloaded:
-    """A full queue is a matter of time and says when to come back; everything else is forbidden."""
+def refused(kind: Kind, at: Key, why: Refused) -> Forbidden | Overloaded:
+    """The pending cap is a temporary limit, so it becomes 429 with Retry-After; every other refusal is 403."""
     if why.reason != PENDING_CAP_EXCEEDED:
-        return forbidden(kind, name, why)
-    facts = _details(kind, name, reason=why.reason, **why.facts)
-    return Overloaded(f'{kind.resource} "{name}": {why.message}', retry_after_s=PENDING_RETRY_S, facts=facts)
+        return forbidden(kind, at, why)
+    facts = _details(kind, at.name, reason=why.reason, **why.facts)
+    return Overloaded(f"{_subject(kind, at)}: {why.message}", retry_after_s=PENDING_RETRY_S, facts=facts)
 
 
-def seen_too_early(kind: Kind, name: str, why: Refused) -> Conflict:
-    """The collector's cache had not seen what exists: it reads again and decides again."""
-    return Conflict(f'{kind.resource} "{name}": {why.message}', facts=_details(kind, name, reason=why.reason))
+def seen_too_early(kind: Kind, at: Key, why: Refused) -> Conflict:
+    """The garbage collector's cache was stale: it reads again and decides again."""
+    return Conflict(f"{_subject(kind, at)}: {why.message}", facts=_details(kind, at.name, reason=why.reason))
 
 
-def not_given(name: str, assignment: str, ordinal: int) -> Conflict:
-    """The region had the ordinal when that was decided, and has it no more: read again and decide again."""
-    why = f"ordinal {ordinal} of exclusive work is made only where its Assignment names it, and {assignment} does not"
-    return Conflict(f'replica "{name}": {why}; read the Assignment again and decide again')
+def not_given(at: Key, assignment: str, ordinal: int) -> Conflict:
+    """The region lost the ordinal between the decision and the commit: the controller reads again and decides again."""
+    return Conflict(
+        f"replica {at}: assignment {assignment} no longer contains ordinal {ordinal}; next: read the assignment again"
+    )
 
 
 def namespace_terminating(kind: Kind, name: str, namespace: str) -> Forbidden:
@@ -97,10 +105,10 @@ def namespace_terminating(kind: Kind, name: str, namespace: str) -> Forbidden:
     )
 
 
-def not_owner(kind: Kind, name: str, who: Principal, groups: Iterable[tuple[str, frozenset[str]]]) -> Forbidden:
+def not_owner(kind: Kind, at: Key, who: Principal, groups: Iterable[tuple[str, frozenset[str]]]) -> Forbidden:
     listed = [f"{path} (owned by {', '.join(sorted(roles)) or 'nobody'})" for path, roles in groups]
-    mine = ", ".join(sorted(who.roles)) or "no role"
+    roles_text = ", ".join(sorted(who.roles)) or "no role"
     return Forbidden(
-        f'{kind.resource} "{name}" is forbidden: User "{who.name}" ({mine}) does not own {"; ".join(listed)}',
-        facts=_details(kind, name, reason="NotOwner"),
+        f'{_subject(kind, at)}: User "{who.name}" ({roles_text}) does not own {", ".join(listed)}',
+        facts=_details(kind, at.name, reason="NotOwner"),
     )

@@ -1,6 +1,6 @@
-"""Every write passes here, whoever makes it: validate, admit, check ownership, stamp, audit, commit.
+"""The gate: every write passes it. Validates, admits, checks ownership, stamps, audits and commits.
 
-One commit is one transaction, its audit record included. Nothing else writes objects to the store, except the
+One commit is one transaction, including its audit record. Nothing else writes objects to the store except the
 authority, which commits placement under the same audit and ownership rules.
 """
 
@@ -44,15 +44,15 @@ class Gate:
         request: str = "",
         warnings: list[str] | None = None,
     ) -> Committed:
-        """All of the writes or none. `request` describes the request in the audit record.
+        """Commits all writes or none. `request` describes the request in the audit record.
 
-        What the caller should be told beside a success is added to `warnings`.
+        Warnings for the caller are added to `warnings`.
         Raises Forbidden, Invalid (with every cause), NotFound, AlreadyExists, Conflict, StaleToken.
         """
         if not writes:
             return Committed(self.objects.head(_DURABLE), ())
         if len(writes) > limits.MAX_WRITES_PER_COMMIT:
-            raise BadRequest(f"{len(writes)} writes in one commit; at most {limits.MAX_WRITES_PER_COMMIT} are taken")
+            raise BadRequest(f"commit: too many writes (limit {limits.MAX_WRITES_PER_COMMIT}, found {len(writes)})")
         try:
             return await self._commit(who, writes, token, dry_run=dry_run, request=request, warnings=warnings)
         except (Forbidden, StaleToken) as fault:
@@ -75,13 +75,13 @@ class Gate:
         warnings: list[str] | None,
     ) -> Committed:
         if not who.roles:
-            raise Forbidden(f'User "{who.name}" has no role that writes anything')
+            raise Forbidden(f'User "{who.name}" has no role that may write')
         for _ in range(limits.COMMIT_ATTEMPTS):
             plan = Plan(self.cell, self.objects, self.ports, who)
             try:
                 plan.add(writes, token)
             except Fault:
-                # A refusal must not rest on a state that another server of this cell has left behind.
+                # A refusal must not be based on stale state: another server of this cell may have committed since.
                 if not await self._was_behind():
                     raise
                 continue
@@ -106,8 +106,8 @@ class Gate:
             _committed.inc()
             return Committed(max(revisions.values()), plan.results(revisions))
         raise Conflict(
-            f"{_resource(writes)}: other writers kept coming first in {limits.COMMIT_ATTEMPTS} attempts; read again "
-            "and decide again"
+            f"{_resource(writes)}: concurrent writes won all {limits.COMMIT_ATTEMPTS} attempts; next: read again and "
+            "retry"
         )
 
     async def _was_behind(self) -> bool:
@@ -115,7 +115,7 @@ class Gate:
         return await self.objects.newest(_DURABLE) > head
 
     def _records(self, who: Principal, plan: Plan, changed: Sequence[Staged], request: str) -> tuple[Append, ...]:
-        """The audit record, unless this is only a heartbeat: events, and leaders renewing their leases."""
+        """The audit record; none for Events and for leaders that renew their leases."""
         if plan.kind.ephemeral:
             return ()
         if CONTROLLERS in who.groups and all(s.kind.name == "Lease" and s.before is not None for s in changed):
@@ -124,14 +124,18 @@ class Gate:
         return (record(who, self.ports.clock.now(), verb, plan.entries(), request=request),)
 
     async def _catch_up(self, plan: Plan) -> None:
-        """After a conflict: the write that came first may not be published yet, so planning again would lose again."""
+        """After a conflict, waits for the winning write to be published; otherwise planning again would conflict
+        again.
+        """
         if plan.is_current():
             await self.objects.wait_for(plan.kind, self.objects.head(plan.kind) + 1, timeout_s=limits.CONFLICT_WAIT_S)
 
     async def _read_back(
         self, kind: Kind, head: int, changed: Sequence[Staged], unknown: Ambiguous
     ) -> dict[str, int]:  # fmt: skip
-        """Settles an unknown outcome: the first change of each key after what we compared is either ours or not."""
+        """Resolves an ambiguous commit: the first change of each key after the compared revision is ours or another
+        writer's.
+        """
         revisions: dict[str, int] = {}
         for staged in changed:
             found = await self._first_change(kind, staged.key, head)
@@ -139,7 +143,7 @@ class Gate:
                 raise unknown
             revision, value = found
             if value != (staged.value if staged.after is not None else None):
-                raise Conflict(f"{staged.key}: another write came first; read again and decide again")
+                raise Conflict(f"{staged.key}: another write was committed first; next: read again and retry")
             revisions[staged.key] = revision
         await self.objects.wait_for(kind, max(revisions.values()), timeout_s=limits.READ_BACK_S)
         return revisions
@@ -157,7 +161,7 @@ class Gate:
         return None
 
     async def close(self) -> None:
-        """Writes the last refusals. The store must still be open."""
+        """Writes pending refusals. The store must still be open."""
         await self.audit.close()
 
 

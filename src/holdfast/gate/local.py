@@ -1,7 +1,7 @@
-"""The client of everything that runs inside a cell's own process: no bytes in between, the same rules.
+"""In-process client: for components inside a cell's own process, without serialization, under the same rules.
 
-Reads are of the published objects, shared and never copied. Writes pass the gate as the principal the client was made
-for. Placement goes to the region's authority; the global cell has none.
+Reads return the shared published objects. Writes pass the gate as the client's principal. Placement calls go to the
+region's authority; the global cell has none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 
 
 class Placement(Protocol):
-    """A region's authority, as those who ask it see it. Who asks has been authorized; every item is judged anew."""
+    """A region's authority as its callers see it. Callers are authorized already; every item is checked again."""
 
     async def reserve(self, who: Principal, request: ReserveRequest) -> Answers: ...
 
@@ -82,11 +82,11 @@ class LocalClient:
         await self._events.record(notices, component=component)
 
     async def close(self) -> None:
-        """Nothing to let go: the gate and the objects belong to the cell."""
+        """Nothing to release: the gate and the objects belong to the cell."""
 
     def _authority(self, verb: str, nodes: Sequence[str] = ()) -> Placement:
         if self._placement is None:
-            raise BadRequest(f"the {self.cell} cell places nothing: ask the cell of a region")
+            raise BadRequest(f"{verb}: the {self.cell} cell does not place replicas; next: call the region's cell")
         refused = authorize_call(self._who, verb, nodes=nodes, cell=self.cell)
         if refused is not None:
             self._gate.audit.refused(self._who, verb, "placement", refused.reason, message=refused.message)
@@ -95,7 +95,7 @@ class LocalClient:
 
 
 class LocalWatch(Generic[O]):
-    """A stream of the cell's objects as a client sees it. Like the stream, it outlives a wait that was cancelled."""
+    """Adapts a stream of object changes to watch events. Like the stream, it survives a cancelled wait."""
 
     def __init__(self, stream: AsyncIterator[Sequence[ObjectChange]]) -> None:
         self._stream = stream

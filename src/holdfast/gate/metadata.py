@@ -1,6 +1,6 @@
-"""What every object's metadata must satisfy, whatever its kind: names, labels, finalizers, owners, size.
+"""Metadata rules for every kind: names, labels, finalizers, owners, size. Pure.
 
-Pure. Yields every broken rule, never only the first.
+Yields every violation, not only the first.
 """
 
 from __future__ import annotations
@@ -101,5 +101,5 @@ def validate_size(value: bytes) -> Causes:
 
 
 def validate_observed(observed: int, generation: int) -> Causes:
-    """A status cannot speak of a generation that does not exist yet."""
+    """observedGeneration cannot be above the object's generation."""
     yield from check_range("status.observedGeneration", observed, 0, max(generation, 0))

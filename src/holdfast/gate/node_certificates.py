@@ -1,8 +1,8 @@
-"""The certificates of nodes: the request an agent makes, and the region's own authority that answers it.
+"""Node certificates: the agent's signing request and the region's node CA.
 
-What always holds: a key never leaves the machine that made it; a certificate's subject is decided by the region and
-not by the request; it says the node, its region and the generation of its identity, and is good for a client alone.
-What this authority signs can stand for nodes of its region only (`gate/authenticate.py` holds it to that).
+- A private key never leaves the machine that created it.
+- The region decides the subject, not the request: node, region and generation of the identity. Client use only.
+- The node CA can certify only nodes of its own region; `authenticate` enforces this.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ _GENERATION = re.compile(r"generation-([1-9][0-9]{0,14})")
 
 
 def new_key() -> bytes:
-    """A private key in PEM, unencrypted: whoever keeps it keeps it to themselves."""
+    """A private key in PEM, unencrypted; the caller must protect the file."""
     return ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def request_for(key: bytes, name: str) -> str:
-    """A request to certify this key, signed with it: proof that the asker has it."""
+    """A certificate signing request, signed with the key itself as proof of possession."""
     private = serialization.load_pem_private_key(key, None)
     if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise ValueError("not an EC key; remove it and a new one is made")
+        raise ValueError("private key: not an EC key; next: delete the key file, a new key is created")
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(private, hashes.SHA256())
     return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def lifetime(certificate: bytes) -> tuple[float, float]:
-    """From when and until when a certificate in PEM is good, in seconds since the epoch."""
+    """Start and end of a PEM certificate's validity, in seconds since the epoch."""
     made = x509.load_pem_x509_certificate(certificate)
     return made.not_valid_before_utc.timestamp() + _BACKDATED.total_seconds(), made.not_valid_after_utc.timestamp()
 
 
 def generation_in(unit: str) -> int:
-    """The generation a subject's organizational unit names; 0 where it names none."""
+    """The generation in an organizational unit of the subject; 0 if there is none."""
     found = _GENERATION.fullmatch(unit)
     return int(found[1]) if found is not None else 0
 
@@ -64,45 +64,45 @@ class Certified(msgspec.Struct, frozen=True):
 
 
 class AskedKey(msgspec.Struct, frozen=True):
-    """The key of a request whose signature was checked; `digest` names it."""
+    """The public key of a request whose signature was verified; `digest` identifies it."""
 
     public: Any
     digest: str
 
 
 def key_of(csr: str) -> AskedKey:
-    """Raises BadRequest for what is no request, not signed with its own key, or of another kind of key."""
+    """Raises BadRequest if the CSR cannot be parsed, is not signed with its own key, or has another key type."""
     try:
         if len(csr) > MAX_CSR_CHARS:
             raise ValueError(f"longer than {MAX_CSR_CHARS} characters")
-        asked = x509.load_pem_x509_csr(csr.encode())
-        public = asked.public_key()
+        request = x509.load_pem_x509_csr(csr.encode())
+        public = request.public_key()
         if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
             raise ValueError("the key must be EC P-256")
-        if not asked.is_signature_valid:
+        if not request.is_signature_valid:
             raise ValueError("not signed with its own key")
     except (ValueError, TypeError, UnsupportedAlgorithm) as wrong:
-        raise BadRequest(f"the certificate request cannot be used: {wrong}") from None
+        raise BadRequest(f"certificate request: invalid ({wrong})") from None
     encoded = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return AskedKey(public, hashlib.sha256(encoded).hexdigest())
 
 
 class NodeAuthority:
-    """Signs for the nodes of one region, with a key that no other cell has."""
+    """Signs certificates for the nodes of one region, with a key that no other cell has."""
 
     def __init__(self, region: str, certificate: Path, key: Path) -> None:
         self._region = region
         self._ca = x509.load_pem_x509_certificate(certificate.read_bytes())
         private = serialization.load_pem_private_key(key.read_bytes(), None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise Invalid(f"{key} is not an EC key; make the nodes' authority with Holdfast")
+            raise Invalid(f"--node-ca-key {key}: not an EC key, so not a CA created by Holdfast")
         if private.public_key() != self._ca.public_key():
-            raise Invalid(f"{key} is not the key of {certificate}: give both of one authority")
+            raise Invalid(f"--node-ca-key {key}: does not belong to --node-ca {certificate}")
         self._key = private
 
     @property
     def name(self) -> str:
-        """The common name every certificate of this authority gives as its issuer."""
+        """The issuer common name of every certificate of this CA."""
         return str(self._ca.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
     def certify(self, key: AskedKey, node: str, generation: int, *, now_s: float, seconds: float) -> Certified:

@@ -1,11 +1,11 @@
-"""What a region must not forget about its nodes' certificates, kept in a file beside the store.
+"""Revocation journal: a durable file of joins and revocations of node certificates, kept beside the store.
 
-A store can be put back to an older state; what was refused since then must stay refused. So every server of a region
-writes down each join, revocation and removal of an identity as it sees it, and `holdfast restore` reads it back.
+A store can be restored to an older state, but a revoked certificate must stay revoked. Every server of a region
+therefore appends each join, revocation and removal it observes, and `holdfast restore` reads the file back.
 
-What always holds: for each node the file knows the highest generation and the highest revoked one that this server was
-told of; a line torn by a crash is the last one, and what it said is written again at the next start. Never holds a
-secret, neither tokens nor keys. Never decides about a request.
+- Per node the file holds the highest generation and the highest revoked generation that this server observed.
+- Only the last line can be torn by a crash; its content is written again at the next start.
+- It contains no tokens and no keys, and takes no part in request decisions.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _IDENTITY = BY_NAME["NodeIdentity"]
 log = structlog.get_logger()
 
 Known = dict[str, NodeIdentity]
-"""Node → its identity. One that was removed stays, with all of its generations revoked."""
+"""Node → its identity. A removed identity stays, with all its generations revoked."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """`value` is the identity as a store has it."""
+    """`value` is the identity as stored."""
 
     node: str
     value: bytes
 
 
 def stronger(one: NodeIdentity, other: NodeIdentity) -> NodeIdentity:
-    """What refuses all that either refuses: the later join, and the later revocation."""
+    """An identity that rejects everything either one rejects: the later join and the later revocation."""
     newer = one if one.spec.generation >= other.spec.generation else other
     return _revoked(newer, max(one.spec.revoked_generation, other.spec.revoked_generation))
 
 
 def merged(sources: Iterable[Mapping[str, NodeIdentity]]) -> Known:
-    """One memory out of several, none of which has to be whole."""
+    """Merges several sources, each possibly incomplete."""
     known: Known = {}
     for source in sources:
         for node, identity in source.items():
@@ -57,7 +57,7 @@ def merged(sources: Iterable[Mapping[str, NodeIdentity]]) -> Known:
 
 
 def ended(identity: NodeIdentity) -> NodeIdentity:
-    """The same with nothing that it would accept: what is left of one that was removed or is not trusted."""
+    """The identity with all its generations revoked, for one that was removed or is not trusted."""
     return _revoked(identity, identity.spec.generation)
 
 
@@ -69,33 +69,36 @@ def _revoked(identity: NodeIdentity, generation: int) -> NodeIdentity:
 
 
 class NodeJournal:
-    """The file. One writer at a time; whoever reads it needs none to be alive."""
+    """The file. One writer at a time; readers need no running writer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._known: Known = {}
-        self._lines, self._whole = 0, False
+        self._lines, self._complete = 0, False
 
     def read(self) -> Known | None:
-        """What it says; None where there is no such file. Raises StoreFailed for what is no journal."""
+        """The journal's content; None if the file does not exist. Raises StoreFailed if it is not a valid journal."""
         try:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreFailed(f"{self.path} cannot be read ({error}): it says which nodes were revoked") from error
+            raise StoreFailed(f"revocation journal {self.path}: cannot read it ({error.strerror})") from error
         found: list[Known] = []
-        for number, raw in enumerate(lines[:-1], 1):  # what follows the last end of a line is torn, or nothing
+        for number, raw in enumerate(lines[:-1], 1):  # the part after the last newline is empty or torn
             try:
                 line = msgspec.json.decode(raw, type=Line)
                 found.append({line.node: codec.decode(_IDENTITY, line.value, 0)})
             except (msgspec.MsgspecError, ValueError) as error:
-                why = "it says which nodes were revoked: bring back a copy of it"
-                raise StoreFailed(f"{self.path} is damaged in line {number} ({error}); {why}") from error
+                next_step = "restore a copy of the file; it records which nodes were revoked"
+                message = f"revocation journal {self.path}: line {number} is damaged ({error}); next: {next_step}"
+                raise StoreFailed(message) from error
         return merged(found)
 
     def begin(self, stored: Mapping[str, NodeIdentity]) -> list[str]:
-        """Takes up what the store says, writes it all anew, and answers the nodes of which the store knows less."""
+        """Merges the store's identities, rewrites the file, and returns the nodes of which the store knows less
+        than the journal.
+        """
         before = self.read() or {}
         forgotten = [node for node, held in stored.items() if node in before and stronger(held, before[node]) != held]
         removed = {node: ended(held) for node, held in before.items() if node not in stored}
@@ -105,27 +108,29 @@ class NodeJournal:
         return sorted(forgotten)
 
     def note(self, changes: Iterable[tuple[NodeIdentity | None, NodeIdentity | None]]) -> None:
-        """Takes up changes, each as what is now and what was before; on disk when it returns."""
+        """Records changes, each as (new, old). Durable on return."""
         news: Known = {}
         for new, old in changes:
             identity = new if new is not None else ended(old) if old is not None else None
             if identity is not None:
                 before = news.get(identity.metadata.name) or self._known.get(identity.metadata.name)
                 news[identity.metadata.name] = stronger(before, identity) if before is not None else identity
-        told = {n: i for n, i in news.items() if n not in self._known or _facts(self._known[n]) != _facts(i)}
-        if not told:
+        changed = {
+            n: i for n, i in news.items() if n not in self._known or _generations(self._known[n]) != _generations(i)
+        }
+        if not changed:
             return
-        known = {**self._known, **told}
-        if not self._whole or self._lines + len(told) > 2 * len(known) + limits.NODE_JOURNAL_SPARE_LINES:
+        known = {**self._known, **changed}
+        if not self._complete or self._lines + len(changed) > 2 * len(known) + limits.NODE_JOURNAL_SPARE_LINES:
             self._write_all(known)
         else:
-            self._whole = False  # until it is known that no line was torn
+            self._complete = False  # until the append is complete
             with self.path.open("ab") as file:
-                file.writelines(_line(node, identity) for node, identity in told.items())
+                file.writelines(_line(node, identity) for node, identity in changed.items())
                 file.flush()
                 os.fsync(file.fileno())
-            self._whole = True
-            self._lines += len(told)
+            self._complete = True
+            self._lines += len(changed)
         self._known = known
 
     def _write_all(self, known: Known) -> None:
@@ -140,20 +145,20 @@ class NodeJournal:
             os.fsync(folder)
         finally:
             os.close(folder)
-        self._lines, self._whole = len(known), True
+        self._lines, self._complete = len(known), True
 
 
 def _line(node: str, identity: NodeIdentity) -> bytes:
     return msgspec.json.encode(Line(node=node, value=codec.encode(identity))) + b"\n"
 
 
-def _facts(identity: NodeIdentity) -> tuple[int, int]:
-    """What a restore must not lose; renewals change neither."""
+def _generations(identity: NodeIdentity) -> tuple[int, int]:
+    """What a restore must not lose. Renewals change neither."""
     return identity.spec.generation, identity.spec.revoked_generation
 
 
 class JournalKeeper:
-    """The part of a cell's process that keeps the journal: all of it at the start, then whatever changes."""
+    """The component of a cell's process that writes the journal: everything at start, then every change."""
 
     def __init__(self, path: Path, objects: Objects, ports: Ports) -> None:
         self._journal = NodeJournal(path)
@@ -183,7 +188,7 @@ class JournalKeeper:
             except Expired:
                 await self.start()
             except OSError as error:
-                # A full disk passes; until then the same changes are written down again and again.
+                # The disk may be full for a while; the same changes are retried until they are written.
                 log.error("node_journal_not_written", path=str(self._journal.path), error=str(error))
                 await self._ports.clock.sleep(limits.NODE_JOURNAL_RETRY_S)
 

@@ -1,7 +1,7 @@
-"""Which changed fields a principal does not own (S6), by comparing an object before and after, group by group.
+"""Finds changed fields that a principal does not own (S6), by comparing an object before and after, group by group.
 
-Owns the comparison; the table itself is `model/ownership.py`. The getters of every kind are compiled once. Never
-decides whether a principal may touch an object at all: that is `gate/scope.py`.
+The ownership table is `model/ownership.py`; getters are compiled once per kind. Whether a principal may touch an object
+at all is decided in `gate/scope.py`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from holdfast.model.meta import Object
 from holdfast.model.ownership import COLLECT, FINALIZERS, OPERATOR, OWNERS, UNOWNED, owners
 
 _ROLES_KEPT = 1024
-"""For how many pairs of kind and roles the fields of others are remembered."""
-# Bookkeeping that no one owns: server-side apply records, and the two fields that follow from any status write.
+"""Cache size of `_unowned_fields`, in pairs of kind and roles."""
+# Status fields that every owner of a part of the status may set.
 _SHARED_STATUS = frozenset({"conditions", "observedGeneration"})
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One field of `spec` or `status`: its path, how to read it, its default, and who owns it."""
+    """One field of `spec` or `status`: path, getter, default and owning roles."""
 
     path: str
     get: Any
@@ -34,17 +34,17 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Owned(msgspec.Struct, frozen=True):
-    """The compiled ownership of one kind in one sort of cell."""
+    """The compiled ownership of one kind, for its home cell or for a cell with mirrors."""
 
     creators: frozenset[str]
     spec: tuple[Field, ...]
     status: tuple[Field, ...]
     status_roles: frozenset[str]
-    """Everyone who owns some part of the status: they may set conditions and observedGeneration."""
+    """All owners of any part of the status. They may set conditions and observedGeneration."""
 
 
 def default_of(field: Any) -> Any:
-    """The default a struct field has, or NODEFAULT."""
+    """The default of a struct field, or NODEFAULT."""
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
     return field.default
@@ -89,16 +89,16 @@ _TABLES = {
 for _kind, _groups in OWNERS.items():
     for _group in _groups:
         if _group.count(".") > 1:
-            raise ValueError(f"{_kind}.{_group}: ownership is compared two levels deep; compare deeper ones here first")
+            raise ValueError(f"{_kind}.{_group}: ownership is compared only two levels deep")
 
 
 def owned(kind: Kind, *, mirrored_here: bool) -> Owned | None:
-    """The compiled table of a kind; None where nobody in particular owns it."""
+    """The compiled ownership of a kind; None if the kind has no field owners."""
     return _TABLES[mirrored_here].get(kind.name)
 
 
 @lru_cache(_ROLES_KEPT)
-def _foreign(kind: str, mirrored: bool, roles: frozenset[str]) -> tuple[Field, ...]:
+def _unowned_fields(kind: str, mirrored: bool, roles: frozenset[str]) -> tuple[Field, ...]:
     """The fields of a kind that none of the roles owns."""
     table = _TABLES[mirrored][kind]
     return tuple(field for field in (*table.spec, *table.status) if not roles & field.roles)
@@ -115,7 +115,7 @@ def not_owned(
     if before is None:
         if not roles & table.creators:
             yield "metadata", table.creators
-        for field in _foreign(kind.name, mirrored_here, roles):
+        for field in _unowned_fields(kind.name, mirrored_here, roles):
             if field.get(after) != field.default:
                 yield field.path, field.roles
         return
@@ -134,24 +134,24 @@ def _metadata_not_owned(
     old, new = before.metadata, after.metadata
     if old is new:
         return
-    mine = bool(who.roles & table.creators)
+    owns_metadata = bool(who.roles & table.creators)
     for path, was, becomes in (
         ("metadata.labels", old.labels, new.labels),
         ("metadata.annotations", old.annotations, new.annotations),
     ):
-        if not mine and was != becomes:
+        if not owns_metadata and was != becomes:
             yield path, table.creators
-    if not mine and old.owner_references != new.owner_references:
-        # The collector takes away references to owners that are gone; it never adds one.
+    if not owns_metadata and old.owner_references != new.owner_references:
+        # The garbage collector removes references to deleted owners; it never adds one.
         only_removed = all(ref in old.owner_references for ref in new.owner_references)
         if not (COLLECT in who.roles and only_removed):
             yield "metadata.ownerReferences", table.creators
     if old.finalizers != new.finalizers and not mirrored_here:
-        yield from _finalizers_not_owned(who, mine, table, old.finalizers, new.finalizers)
+        yield from _finalizers_not_owned(who, owns_metadata, table, old.finalizers, new.finalizers)
 
 
 def _finalizers_not_owned(
-    who: Principal, mine: bool, table: Owned, old: tuple[str, ...], new: tuple[str, ...]
+    who: Principal, owns_metadata: bool, table: Owned, old: tuple[str, ...], new: tuple[str, ...]
 ) -> Iterator[tuple[str, frozenset[str]]]:
     if OPERATOR in who.roles:
         return
@@ -162,10 +162,10 @@ def _finalizers_not_owned(
             role = FINALIZERS[name][0]
             if role not in who.roles:
                 yield f"metadata.finalizers[{name}]", frozenset({role, OPERATOR})
-        elif not mine:
+        elif not owns_metadata:
             yield f"metadata.finalizers[{name}]", table.creators | {OPERATOR}
     for name in new:
-        if name in old or mine:
+        if name in old or owns_metadata:
             continue
         role = FINALIZERS.get(name, ("", 0.0))[0]
         if role not in who.roles:

@@ -1,8 +1,8 @@
-"""Turns writes into one transaction: reads the published state, applies each write, and holds it against every rule.
+"""Turns writes into one transaction: reads the published state, applies each write, and checks every rule.
 
-Synchronous and without effects: all reads of one plan are of one state, and each object read is compared in the
-transaction, so a plan either commits against exactly what it was checked against or not at all. Several writes to one
-object come to one stored value.
+Synchronous and without side effects. All reads of one plan see one state, and each object read is compared in the
+transaction, so a plan commits against exactly the state it was checked against, or not at all. Several writes to one
+object become one stored value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.runtime.ports import Ports
 from holdfast.store.contract import Append, Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
 
-# Kinds that live in namespaces without a tenant: elections and events come before and outlast tenants.
+# Kinds allowed in namespaces without a tenant: elections and Events exist before and after tenants.
 _ANY_NAMESPACE = frozenset({"Event", "Lease"})
 _ASSIGNMENT = BY_NAME["Assignment"]
 _TENANT = BY_NAME["Tenant"]
@@ -46,7 +46,7 @@ _MIRRORED = {
 
 
 class Staged(msgspec.Struct, gc=False):
-    """One object of the plan: as stored, and as it will be; `after` None means that it goes."""
+    """One object of the plan, as stored and as it will be; `after` None means that it is removed."""
 
     kind: Kind
     key: str
@@ -61,7 +61,7 @@ class Staged(msgspec.Struct, gc=False):
 
 
 class Plan:
-    """One attempt at a commit. Raises the first fault; keeps every warning."""
+    """One attempt at a commit. Raises the first fault; collects all warnings."""
 
     def __init__(self, cell: str, objects: Objects, ports: Ports, who: Principal) -> None:
         self.warnings: list[str] = []
@@ -71,12 +71,12 @@ class Plan:
         self._who = who
         self._now = seconds_text(ports.clock.now())
         self._staged: dict[str, Staged] = {}
-        self._also_read: dict[tuple[Kind, str, str], int] = {}
-        """Kind, namespace and name, and the revision, of what the writes rest on without changing it: tenants, the
-        term, and whatever gave an ordinal."""
+        self._dependencies: dict[tuple[Kind, str, str], int] = {}
+        """(kind, namespace, name) → revision of objects that the writes depend on without changing them: tenants, the
+        election term, and the Assignment of an ordinal."""
         self._order: list[str] = []
 
-    # What the gate asks for
+    # Interface of the gate
 
     @property
     def staged(self) -> Iterable[Staged]:
@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def kind(self) -> Kind:
-        """A kind of the store that this plan commits to."""
+        """Any kind of the store that this plan commits to."""
         return next(iter(self._staged.values())).kind
 
     def add(self, writes: Sequence[Write], token: Token | None) -> None:
@@ -106,12 +106,12 @@ class Plan:
                     key = self._delete(write)
             self._order.append(key)
         if len({s.kind.ephemeral for s in self._staged.values()}) > 1:
-            raise BadRequest("events are kept apart from other objects: commit them by themselves")
+            raise BadRequest("commit: Events are in a separate store; next: commit them separately")
 
     def transaction(self, appends: tuple[Append, ...]) -> Txn:
         compares = {s.key: s.before.revision if s.before is not None else 0 for s in self._staged.values()}
         puts = tuple(Remove(s.key) if s.after is None else Put(s.key, s.value, s.after) for s in self.changed)
-        rests_on = {kind.store_key(where, name): at for (kind, where, name), at in self._also_read.items()}
+        rests_on = {kind.store_key(where, name): at for (kind, where, name), at in self._dependencies.items()}
         merged = rests_on | compares
         return Txn(tuple(Compare(key, revision) for key, revision in merged.items()), puts, appends)
 
@@ -120,12 +120,12 @@ class Plan:
         return tuple(_result(self._staged[key], revisions.get(key, 0)) for key in self._order)
 
     def entries(self) -> list[audit.Entry]:
-        return [_entry(s) for s in self.changed]
+        return [_audit_entry(s) for s in self.changed]
 
     def is_current(self) -> bool:
-        """Whether what was read is still what is published: False means that planning again may help at once."""
+        """Whether the state that was read is still the published one. If not, planning again may succeed at once."""
         written = all(s.before is self._objects.get(s.kind, _namespace(s), _name(s)) for s in self._staged.values())
-        return written and all(self._revision(*what) == revision for what, revision in self._also_read.items())
+        return written and all(self._revision(*what) == revision for what, revision in self._dependencies.items())
 
     def _revision(self, kind: Kind, namespace: str, name: str) -> int:
         found = self._objects.get(kind, namespace, name)
@@ -134,28 +134,28 @@ class Plan:
     # The four writes
 
     def _create(self, write: Create) -> str:
-        kind = self._known(write.object)
+        kind = self._kind_of(write.object)
         given = write.object
-        mirror = self._mirrored(kind)
+        mirror = self._is_mirror(kind)
         meta = given.metadata
         if meta.resource_version and not mirror:
             raise BadRequest("resourceVersion should not be set on objects to be created")
         if not meta.name and meta.generate_name:
             given = self._named(kind, given)
             meta = given.metadata
-        self._check_home(kind, meta.name)
+        self._check_home(kind, given.key)
         key = kind.store_key(meta.namespace, meta.name)
-        staged = self._at(kind, meta.namespace, meta.name)
+        staged = self._staged_at(kind, meta.namespace, meta.name)
         if staged.after is not None:
             raise faults.already_exists(kind, meta.name)
-        # replicate names its replicas' identities itself, to queue them in the commit that creates them.
+        # `replicate` chooses the uids of its replicas, so that it can queue them in the commit that creates them.
         uid = meta.uid if meta.uid and "replicate" in self._who.roles else self._ports.ids.uid()
         if mirror:
             after = stamp.mirrored(given, None, uid=uid, now=self._now)
         else:
             self._check_namespace(kind, meta.namespace, meta.name)
-            with _well_typed(kind, given):
-                signed = _signed(self._who, self._cell, None, _defaulted(kind, given))
+            with _report_type_errors(kind, given):
+                signed = _with_requester(self._who, self._cell, None, _with_defaults(kind, given))
                 after = stamp.created(kind, signed, uid=uid, now=self._now, who=self._who)
             if isinstance(after, Replica) and after.spec.exclusive is not None:
                 self._check_ordinal(after)
@@ -163,13 +163,13 @@ class Plan:
         return key
 
     def _update(self, write: Update) -> str:
-        kind = self._known(write.object)
+        kind = self._kind_of(write.object)
         given = write.object
         meta = given.metadata
         if write.subresource not in ("", "status"):
-            raise BadRequest(f"unknown subresource {write.subresource!r}: an update is of the object or of its status")
-        self._check_home(kind, meta.name)
-        staged = self._at(kind, meta.namespace, meta.name)
+            raise BadRequest(f"unknown subresource {write.subresource} (expected none, or status)")
+        self._check_home(kind, given.key)
+        staged = self._staged_at(kind, meta.namespace, meta.name)
         before = staged.after
         if before is None:
             raise faults.not_found(kind, meta.name)
@@ -180,13 +180,15 @@ class Plan:
             raise faults.invalid(kind, meta.name, [invalid("metadata.resourceVersion", "0x0", rule)])
         if staged.before is None or given.revision != staged.before.revision:
             raise faults.modified(kind, meta.name)
-        with _well_typed(kind, given):
-            if self._mirrored(kind):
+        with _report_type_errors(kind, given):
+            if self._is_mirror(kind):
                 after = stamp.mirrored(given, before, uid=before.uid, now=self._now)
             elif write.subresource:
                 after = stamp.status_replaced(before, given, now=self._now) if kind.has_status else before
             else:
-                after = stamp.updated(kind, before, _signed(self._who, self._cell, before, _defaulted(kind, given)))
+                after = stamp.updated(
+                    kind, before, _with_requester(self._who, self._cell, before, _with_defaults(kind, given))
+                )
         self._check_and_stage(staged, before, after, write.subresource or "update")
         return staged.key
 
@@ -200,10 +202,10 @@ class Plan:
             ]
             raise faults.invalid(kind, write.key.name, blocks)
         observed = getattr(before.status, "observed_generation", 0)
-        mine = bool(self._who.roles & owners(kind.name, "status", mirrored_here=self._mirrored(kind)))
-        if mine and 0 < write.observed_generation < observed:
-            # Blocks of other writers know nothing of this count, so only its own writer can be behind it.
-            raise faults.older_status(kind, write.key.name, write.observed_generation, observed)
+        owns_status = bool(self._who.roles & owners(kind.name, "status", mirrored_here=self._is_mirror(kind)))
+        if owns_status and 0 < write.observed_generation < observed:
+            # Only the owner of the status maintains observedGeneration; blocks of other writers do not carry it.
+            raise faults.older_status(kind, write.key, write.observed_generation, observed)
         try:
             after = stamp.blocks_set(kind, before, write, now=self._now)
         except (msgspec.ValidationError, TypeError) as wrong_type:
@@ -217,15 +219,14 @@ class Plan:
         if propagation not in stamp.PROPAGATION_FINALIZERS:
             choices = stamp.PROPAGATION_FINALIZERS
             raise faults.invalid(kind, write.key.name, [unsupported("propagationPolicy", propagation, choices)])
-        mirror = self._mirrored(kind)
+        mirror = self._is_mirror(kind)
         allowed = deleters(kind.name, mirrored_here=mirror)
-        name = write.key.name
         self._check_scope(kind, write.key, before, None)
         if kind.name not in scope.FREE_KINDS and not self._who.roles & allowed:
-            raise faults.not_owner(kind, name, self._who, [("deletion", allowed)])
+            raise faults.not_owner(kind, write.key, self._who, [("deletion", allowed)])
         now_s = self._ports.clock.now()
         case = admission.Case(self._who, kind, before, None, self._objects, self._cell, deleting=True, now=now_s)
-        self._raise_findings(kind, name, [] if mirror else admission.admit(case))
+        self._raise_findings(kind, write.key, [] if mirror else admission.admit(case))
         after = None if mirror else stamp.deleted(kind, before, propagation, now=self._now)
         self._stage(staged, after, "delete")
         return staged.key
@@ -238,16 +239,16 @@ class Plan:
         if before is not None and after == before:
             staged.ops = (*staged.ops, op)
             return
-        restated = self._restated(staged, before, after)
-        value, typed = restated or _typed(kind, after)
+        restated = self._status_only(staged, before, after)
+        value, typed = restated or _encode_typed(kind, after)
         meta = typed.metadata
-        mirror = self._mirrored(kind)
+        mirror = self._is_mirror(kind)
         broken = list(not_owned(self._who, kind, before, typed, mirrored_here=mirror))
         if broken:
-            raise faults.not_owner(kind, meta.name, self._who, broken)
+            raise faults.not_owner(kind, typed.key, self._who, broken)
         causes = list(validate_size(value))
         findings: list[admission.Finding] = []
-        if restated is None:  # what a status says needs neither another look at the names nor another admission
+        if restated is None:  # a status change needs neither metadata validation nor admission
             causes += validate_metadata(kind, meta, before.metadata if before is not None else None)
         if not mirror:
             causes += kind.validate(typed, before)
@@ -257,12 +258,12 @@ class Plan:
             case = admission.Case(self._who, kind, before, typed, self._objects, self._cell, now=now_s)
             findings = admission.admit(case)
         if causes or findings:
-            self._raise_findings(kind, meta.name, [*causes, *findings])
+            self._raise_findings(kind, typed.key, [*causes, *findings])
         goes = before is not None and meta.terminating and not meta.finalizers and not mirror
         self._stage(staged, None if goes else typed, op, value)
 
-    def _restated(self, staged: Staged, before: Object | None, after: Object) -> tuple[bytes, Object] | None:
-        """The bytes and the object of a write that changes the status alone; what is not so goes the long way."""
+    def _status_only(self, staged: Staged, before: Object | None, after: Object) -> tuple[bytes, Object] | None:
+        """The bytes and object of a write that changes only the status; None if the general path is needed."""
         if before is None or after.metadata is not before.metadata:
             return None
         value = staged.value
@@ -273,30 +274,30 @@ class Plan:
         try:
             return codec.restated(staged.kind, value, before, after)
         except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
-            return None  # the long way says what is wrong, and where
+            return None  # the general path reports what is wrong, and where
 
-    def _raise_findings(self, kind: Kind, name: str, findings: Sequence[admission.Finding]) -> None:
+    def _raise_findings(self, kind: Kind, at: Key, findings: Sequence[admission.Finding]) -> None:
         causes = [f for f in findings if isinstance(f, Cause)]
         if causes:
-            raise faults.invalid(kind, name, causes)
+            raise faults.invalid(kind, at.name, causes)
         for finding in findings:
             if isinstance(finding, Refused):
                 if finding.reason == admission.OWNER_EXISTS:
-                    raise faults.seen_too_early(kind, name, finding)
-                raise faults.refused(kind, name, finding)
+                    raise faults.seen_too_early(kind, at, finding)
+                raise faults.refused(kind, at, finding)
             if isinstance(finding, admission.Warned):
                 self.warnings.append(finding.text)
 
-    def _check_home(self, kind: Kind, name: str) -> None:
-        """Before anything is read, so that the answer names the right cell and not a missing object."""
-        why = scope.why_not_here(self._who, kind, self._cell, name)
+    def _check_home(self, kind: Kind, at: Key) -> None:
+        """Checked before anything is read, so that the error names the right cell rather than a missing object."""
+        why = scope.why_not_here(self._who, kind, self._cell, at.name)
         if why is not None:
-            raise faults.forbidden(kind, name, why)
+            raise faults.forbidden(kind, at, why)
 
     def _check_scope(self, kind: Kind, at: Key, before: Object | None, after: Object | None) -> None:
         why = scope.why_not_in_scope(self._who, kind, self._cell, at.namespace, (before, after))
         if why is not None:
-            raise faults.forbidden(kind, at.name, why)
+            raise faults.forbidden(kind, at, why)
 
     def _check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
         if not kind.namespaced or not namespace or kind.name in _ANY_NAMESPACE:
@@ -309,52 +310,54 @@ class Plan:
         if tenant.metadata.terminating:
             raise faults.namespace_terminating(kind, name, namespace)
         if here is None:
-            # A tenant that starts to go in the meantime must not be left with something nobody deletes.
-            self._also_read[(_TENANT, "", namespace)] = tenant.revision
+            # If the tenant starts terminating in the meantime, the new object would never be deleted.
+            self._dependencies[(_TENANT, "", namespace)] = tenant.revision
 
     def _check_ordinal(self, replica: Replica) -> None:
-        """Exclusive work comes to be only while this region has its ordinal. Once that was taken away, and the region
-        said that nothing of it is here, a creation on its way must not land: it may be another region's by then (S7).
+        """Exclusive replicas are created only while this region holds their ordinal.
+
+        Once the ordinal was withdrawn and the region reported that nothing of it is left, a creation in flight must
+        fail: the ordinal may belong to another region by then (S7).
         """
         spec, namespace = replica.spec, replica.metadata.namespace
         giver: Any = self._objects.get(_ASSIGNMENT, namespace, spec.assignment)
         if giver is None or spec.ordinal not in giver.spec.ordinals:
-            raise faults.not_given(replica.metadata.name, spec.assignment, spec.ordinal)
-        self._also_read[(_ASSIGNMENT, namespace, spec.assignment)] = giver.revision
+            raise faults.not_given(replica.key, spec.assignment, spec.ordinal)
+        self._dependencies[(_ASSIGNMENT, namespace, spec.assignment)] = giver.revision
 
-    # The state under the plan
+    # State that the plan reads
 
     def _add_token(self, token: Token) -> None:
         term = self._objects.get(_TERM, "", token.election)
         newest = term.revision if term is not None else 0
         if term is None or newest > token.revision:
             raise StaleToken(
-                f"{token.election} was won by another at revision {newest}, and this token is of {token.revision}; "
-                "stop writing and take part in the election again",
+                f"election {token.election}: this process is no longer the leader (expected term revision {newest}, "
+                f"found {token.revision})",
                 facts={"election": token.election, "token": token.revision, "current": newest},
             )
-        self._also_read[(_TERM, "", token.election)] = token.revision
+        self._dependencies[(_TERM, "", token.election)] = token.revision
 
     def _target(self, kind_name: str, at: Key, uid: str, if_revision: int, op: str) -> tuple[Kind, Any, Staged]:
         kind = BY_NAME.get(kind_name)
         if kind is None:
-            raise BadRequest(f"there is no kind {kind_name!r}")
-        self._check_home(kind, at.name)
-        staged = self._at(kind, at.namespace, at.name)
+            raise BadRequest(f"kind {kind_name}: unknown")
+        self._check_home(kind, at)
+        staged = self._staged_at(kind, at.namespace, at.name)
         before = staged.after
         if before is None:
             raise faults.not_found(kind, at.name)
         if not uid:
-            raise BadRequest(f"{kind.resource} {at.name!r}: the write must name the uid it means")
+            raise BadRequest(f"{kind.singular} {at}: the write has no uid")
         if before.uid != uid:
             raise faults.other_uid(kind, at.name, uid, before.uid)
         if if_revision and (staged.before is None or staged.before.revision != if_revision):
             raise faults.modified(kind, at.name)
         if op == "status" and not kind.has_status:
-            raise BadRequest(f"{kind.plural} have no status")
+            raise BadRequest(f"{kind.singular} {at}: this kind has no status")
         return kind, before, staged
 
-    def _at(self, kind: Kind, namespace: str, name: str) -> Staged:
+    def _staged_at(self, kind: Kind, namespace: str, name: str) -> Staged:
         key = kind.store_key(namespace, name)
         staged = self._staged.get(key)
         if staged is None:
@@ -364,41 +367,43 @@ class Plan:
 
     def _stage(self, staged: Staged, after: Object | None, op: str, value: bytes = b"") -> None:
         if after is not None and after is not staged.before and not value:
-            value, after = _typed(staged.kind, after)
+            value, after = _encode_typed(staged.kind, after)
         staged.after, staged.value, staged.ops = after, value, (*staged.ops, op)
 
-    def _known(self, item: Object) -> Kind:
+    def _kind_of(self, item: Object) -> Kind:
         kind = BY_TYPE.get(type(item))
         if kind is None:
-            raise BadRequest(f"{type(item).__name__} is not a stored kind")
+            raise BadRequest(f"{type(item).__name__}: not a stored kind")
         return kind
 
-    def _mirrored(self, kind: Kind) -> bool:
+    def _is_mirror(self, kind: Kind) -> bool:
         return kind.name in _MIRRORED[self._cell == scope.GLOBAL_CELL] and LINK in self._who.roles
 
     def _named(self, kind: Kind, given: Object) -> Object:
         meta = given.metadata
         for _ in range(limits.NAME_ATTEMPTS):
             name = stamp.generated_name(meta.generate_name, self._ports.random.choice)
-            if self._at_free(kind, meta.namespace, name):
+            if self._is_free(kind, meta.namespace, name):
                 break
         return msgspec.structs.replace(given, metadata=msgspec.structs.replace(meta, name=name))
 
-    def _at_free(self, kind: Kind, namespace: str, name: str) -> bool:
+    def _is_free(self, kind: Kind, namespace: str, name: str) -> bool:
         taken = kind.store_key(namespace, name) in self._staged
         return not taken and self._objects.get(kind, namespace, name) is None
 
 
-def _defaulted(kind: Kind, given: Object) -> Object:
+def _with_defaults(kind: Kind, given: Object) -> Object:
     if kind.default is None:
         return given
     defaulted: Object = kind.default(given)
     return defaulted
 
 
-def _signed(who: Principal, cell: str, before: Object | None, given: Object) -> Object:
-    """Who asks for an override, and who approves it, is whoever really does: names in the request count for nothing.
-    Of one that was given in a region, that region says it."""
+def _with_requester(who: Principal, cell: str, before: Object | None, given: Object) -> Object:
+    """Sets requester and approver of an Override to the authenticated user; names in the request are ignored.
+
+    For a break-glass override the region reports the requester.
+    """
     if not isinstance(given, Override):
         return given
     spec = given.spec
@@ -414,17 +419,17 @@ def _signed(who: Principal, cell: str, before: Object | None, given: Object) -> 
 
 
 @contextmanager
-def _well_typed(kind: Kind, given: Object) -> Iterator[None]:
-    """Data of the wrong type trips the steps that come before the types are checked: then that is the answer."""
+def _report_type_errors(kind: Kind, given: Object) -> Iterator[None]:
+    """Data of the wrong type can break the steps before types are checked. Reports the type error in that case."""
     try:
         yield
     except (AttributeError, TypeError) as wrong:
-        _typed(kind, given)
+        _encode_typed(kind, given)
         raise faults.invalid(kind, str(given.metadata.name), [_type_cause(wrong, "")]) from wrong
 
 
-def _typed(kind: Kind, after: Object) -> tuple[bytes, Object]:
-    """The bytes to store and the object exactly as those bytes read: what is checked is what is stored."""
+def _encode_typed(kind: Kind, after: Object) -> tuple[bytes, Object]:
+    """The bytes to store and the object exactly as those bytes decode, so that the checked object is the stored one."""
     try:
         value = codec.encode(after)
         typed: Object = codec.read(kind, value)
@@ -448,7 +453,9 @@ def _observed_causes(before: Object | None, after: Object) -> Iterable[Cause]:
 
 
 def _result(staged: Staged, revision: int) -> Object | None:
-    """As stored; after a dry run as it would be, at the revision it has now: `kubectl diff` compares that too."""
+    """The object as stored; after a dry run as it would be stored, at its present revision, which `kubectl diff`
+    compares.
+    """
     after = staged.after
     if after is None or not staged.changed:
         return after
@@ -460,7 +467,7 @@ def _result(staged: Staged, revision: int) -> Object | None:
     return codec.stamped(after, revision)
 
 
-def _entry(staged: Staged) -> audit.Entry:
+def _audit_entry(staged: Staged) -> audit.Entry:
     shown = staged.after or staged.before
     assert shown is not None, "a changed object existed before or exists after"
     meta = shown.metadata

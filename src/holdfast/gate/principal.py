@@ -1,4 +1,4 @@
-"""Who is asking. Made by authentication, read by everything behind it."""
+"""The authenticated caller. Created by authentication, read by authorization and the gate."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TENANT_PREFIX = "holdfast:tenant:"
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """`roles` are the writers of model.ownership this principal may act as; they follow from its groups.
+    """`roles` are the writers of `model.ownership` that this principal may act as; they follow from its groups.
 
-    A node's principal is bound to one node, a region's link to one region: `node` and `region` say which.
-    One process that plays many hollow nodes is bound to a prefix instead, written `prefix*`.
+    A node's principal is bound to one node, a region's link to one region: `node` and `region`. A process that runs
+    many hollow nodes is bound to a prefix instead, written `prefix*`.
     """
 
     name: str
@@ -31,10 +31,10 @@ class Principal(msgspec.Struct, frozen=True):
     uid: str = ""
     credential: str = ""
     generation: int = 0
-    """Of a joined node's certificate: which join gave it."""
+    """Generation of a joined node's certificate: which join issued it."""
 
     def is_node(self, name: str) -> bool:
-        """Whether this principal speaks for the node of that name."""
+        """Whether this principal represents the node of that name."""
         if self.node.endswith("*"):
             return name.startswith(self.node[:-1])
         return bool(name) and self.node == name
@@ -49,14 +49,14 @@ def controller(name: str, *, cell: str) -> Principal:
 
 
 def agent(node: str, *, region: str) -> Principal:
-    """The identity of one node's agent that runs in this process."""
+    """The identity of a node's agent that runs in this process."""
     return from_identity(f"holdfast:node:{region}:{node}", (NODES,), credential="in-process")
 
 
 def from_identity(
     name: str, groups: tuple[str, ...], *, credential: str, uid: str = "", generation: int = 0
 ) -> Principal:
-    """The principal a verified certificate or token stands for."""
+    """The principal of a verified certificate or token."""
     roles: set[str] = set()
     node = region = ""
     tenants = frozenset(g.removeprefix(TENANT_PREFIX) for g in groups if g.startswith(TENANT_PREFIX))

@@ -1,4 +1,4 @@
-"""The published objects of a cell as a decision's view: what admission asks a pure function about."""
+"""The published objects of a cell as a `View`, for pure decision functions that admission calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 
 
 class Published:
-    """Implements `model.view.View` on the cell's own objects: always the newest, never a cache."""
+    """Implements `model.view.View` on the cell's objects: always the newest state, without a cache."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects

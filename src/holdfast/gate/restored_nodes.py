@@ -1,8 +1,8 @@
-"""The nodes' identities of a restored region: whatever was refused before the restore stays refused.
+"""Node identities of a restored region: whatever was revoked before the restore stays revoked. Pure.
 
-A backup is older than the world: it still believes in certificates that were revoked or followed since, and in join
-tokens that were used up or taken back. Here it learns what is remembered of the time since; where nothing is, an
-operator must say whether the nodes of the backup are trusted. Pure: bytes of a backup in, bytes to store out.
+A backup is older than reality: it contains certificates that were revoked or replaced since, and join tokens that were
+used up or revoked. This module merges the revocation journals written since. Without any journal, the operator must say
+whether the nodes of the backup are trusted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ def identities(entries: Iterable[Put]) -> dict[str, NodeIdentity]:
 def restored_nodes(
     entries: Sequence[Put], since: Sequence[Mapping[str, NodeIdentity]], trusted: bool | None
 ) -> list[Put]:
-    """`since` are the memories there are of the time after the backup. `trusted` is the operator's word about nodes:
-    True believes the backup where nothing is remembered, False lets each node join again."""
+    """The entries to store. `since` are the journals written after the backup. `trusted` is the operator's choice:
+    True accepts the backup where no journal says otherwise, False makes every node join again.
+    """
     saved = identities(entries)
-    # A memory without any node is that of a cell which was started on nothing.
+    # A journal without nodes comes from a cell that was started with an empty store.
     if saved and not any(since) and trusted is None:
         raise StoreFailed(
-            f"nothing is remembered of the time after the backup, and {len(saved)} nodes were members then: a "
-            "certificate that was revoked since would be good again. Name a copy of nodes.journal with "
-            "--node-journal, or say --distrust-nodes (each joins again, with a new token) or --trust-nodes (no "
-            "certificate was revoked since)"
+            f"backup: no revocation journal covers the time after it, and it contains {len(saved)} nodes, so a "
+            "certificate revoked since would be valid again; next: add --node-journal FILE (a copy of nodes.journal), "
+            "or --distrust-nodes (every node joins again with a new token), or --trust-nodes (nothing was revoked "
+            "since)"
         )
     known = merged([saved, *since])
     if trusted is False:

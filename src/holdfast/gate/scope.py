@@ -1,7 +1,7 @@
-"""Where a write may be made and by whom: the home of a kind, and the one node, region or tenant a principal speaks for.
+"""Where a write may be made, and by whom: the home cell of a kind, and the node, region or tenant of a principal. Pure.
 
-Pure. Answers with a `Refused` that says where the write belongs instead, or None. Ownership of single fields is
-`gate/ownership.py`; what a request may ask for before it becomes writes is `gate/authorize.py`.
+Returns a `Refused` that names the right place, or None. Field ownership is in `gate/ownership.py`; authorization of
+requests is in `gate/authorize.py`.
 """
 
 from __future__ import annotations
@@ -18,79 +18,84 @@ from holdfast.model.ownership import AGENT, COLLECT, LINK, OPERATOR, REGION, USE
 
 GLOBAL_CELL = "global"
 
-# The kinds that nobody owns field by field: who may write them at all. Tenants' users only in their own namespace.
+# Writers of the kinds without field ownership. Users of a tenant may write only in its own namespace.
 _FREE_WRITERS: dict[str, Callable[[Principal], bool]] = {
     "Event": lambda who: bool(who.roles),
     "Lease": lambda who: OPERATOR in who.roles or CONTROLLERS in who.groups,
     "Term": lambda who: CONTROLLERS in who.groups,
 }
 _ENDPOINTS_AT_GLOBAL = frozenset({REGION, COLLECT, OPERATOR})
+_TO_REGION = "next: repeat the command with --context and the region's name"
 FREE_KINDS = frozenset(_FREE_WRITERS)
 
 
 def why_not_here(who: Principal, kind: Kind, cell: str, name: str = "") -> Refused | None:
-    """The home rule: every object is written in the one cell that is its authority."""
+    """The home rule: every object is written in its home cell. Returns why this cell is wrong, else None."""
     if cell == GLOBAL_CELL:
         if kind.home is Home.REGION:
-            return Refused("WrongCell", f"{kind.plural} live in regions: write it to the cell of its region")
+            return Refused("WrongCell", f"stored in regions, not in the global cell; {_TO_REGION}")
         if kind.name == "Endpoint" and not who.roles & _ENDPOINTS_AT_GLOBAL:
-            return Refused("WrongCell", "endpoints here are reported by their regions: write it to the region's cell")
+            return Refused("WrongCell", f"reported by its region, not written in the global cell; {_TO_REGION}")
         return None
     if kind.home is not Home.GLOBAL or LINK in who.roles:
         return None
-    copies = f"{kind.plural} in region {cell!r} are copies: write it to the global cell"
+    copy = f"read-only copy in region {cell} (expected a write to the global cell); next: repeat the command with"
     if kind.name != "Override":
-        return Refused("WrongCell", copies)
+        return Refused("WrongCell", f"{copy} --context global")
     if name.startswith(break_glass_prefix(cell)) and REGION not in who.roles:
         return None
-    return Refused("WrongCell", f"{copies}; while that is out of reach, name it {break_glass_prefix(cell)}…")
+    step = f"--context global or, while the global cell is unreachable, name it {break_glass_prefix(cell)}…"
+    return Refused("WrongCell", f"{copy} {step}")
 
 
 def why_not_in_scope(
     who: Principal, kind: Kind, cell: str, namespace: str, around: tuple[Object | None, Object | None]
 ) -> Refused | None:
-    """The principal's own limits: its node, its region, its tenants. `around` (before, after) must both be inside."""
+    """The principal's limits: its node, region or tenants. Both states in `around` (before, after) must be within
+    them.
+    """
     free = _FREE_WRITERS.get(kind.name)
     if free is not None and not free(who):
-        return Refused("NotPermitted", f"{who.name!r} may not write {kind.plural}")
+        return Refused("NotPermitted", f'User "{who.name}" may not write {kind.plural}')
     if OPERATOR in who.roles or CONTROLLERS in who.groups:
         return None
     if who.region and cell not in (GLOBAL_CELL, who.region):
-        return Refused("WrongRegion", f"{who.name!r} belongs to region {who.region!r}, and this is {cell!r}")
+        return Refused("WrongRegion", f'User "{who.name}" belongs to region {who.region}, not to {cell}')
     states = [item for item in around if item is not None]
     if AGENT in who.roles:
-        return _outside_node(who, kind, states)
+        return _node_refusal(who, kind, states)
     if REGION in who.roles:
-        return _outside_region(who, kind, states)
+        return _region_refusal(who, kind, states)
     if USER in who.roles and (not kind.namespaced or namespace not in who.tenants):
-        return Refused("WrongTenant", f"{who.name!r} may write only in its own tenants")
+        return Refused("WrongTenant", f'User "{who.name}" may write only in its own tenants')
     return None
 
 
-def _outside_node(who: Principal, kind: Kind, states: list[Object]) -> Refused | None:
+def _node_refusal(who: Principal, kind: Kind, states: list[Object]) -> Refused | None:
     if kind.name == "Event":
         return None
     node_of = _NODE_OF.get(kind.name)
     if node_of is None:
-        return Refused("NotPermitted", f"a node's agent writes no {kind.plural}")
+        return Refused("NotPermitted", f"an agent may not write {kind.plural}")
     for item in states:
         node = node_of(item)
         if not who.is_node(node):
-            where = f"belongs to node {node!r}" if node else "is on no node"
-            return Refused("WrongNode", f"it {where}, and {who.name!r} speaks for node {who.node!r} only")
+            where = f"node {node}" if node else "no node"
+            return Refused("WrongNode", f'User "{who.name}" may write only for node {who.node} (found {where})')
     return None
 
 
-def _outside_region(who: Principal, kind: Kind, states: list[Object]) -> Refused | None:
+def _region_refusal(who: Principal, kind: Kind, states: list[Object]) -> Refused | None:
     if kind.name == "Event":
         return None
     region_of = _REGION_OF.get(kind.name)
     if region_of is None:
-        return Refused("NotPermitted", f"a region's link writes no {kind.plural} here")
+        return Refused("NotPermitted", f"a region's link may not write {kind.plural} in this cell")
     for item in states:
         region = region_of(item)
         if region != who.region:
-            return Refused("WrongRegion", f"it belongs to region {region!r}, and {who.name!r} to {who.region!r}")
+            found = f'User "{who.name}" may write only for region {who.region} (found region {region})'
+            return Refused("WrongRegion", found)
     return None
 
 

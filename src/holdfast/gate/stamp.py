@@ -1,7 +1,7 @@
-"""What an object becomes by one write: the pure part of the gate, without any rule about who may ask for it.
+"""What one write makes of an object: the pure part of the gate, without rules about permission.
 
-Owns uid, generation, timestamps, starting finalizers and the steps of deletion. A write that changes nothing gives back
-the very object it started from, so that callers can tell.
+Owns uid, generation, timestamps, initial finalizers and the steps of deletion. A write that changes nothing returns the
+identical object, so that callers can detect it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _EMPTY_STATUS: dict[str, Any] = {name: make() for name, make in _NEW_STATUS.item
 
 
 def generated_name(stem: str, pick: Callable[[str], str]) -> str:
-    """A name under this stem; `pick` chooses one letter."""
+    """A name with this prefix; `pick` chooses one letter."""
     return stem[:_MAX_GENERATED_STEM] + "".join(pick(NAME_LETTERS) for _ in range(NAME_SUFFIX))
 
 
 def created(kind: Kind, given: Object, *, uid: str, now: str, who: Principal) -> Object:
-    """A new object as it is first stored."""
+    """A new object as first stored."""
     meta = given.metadata
     starting = tuple(f for f in STARTING_FINALIZERS.get(kind.name, ()) if f not in meta.finalizers)
     stamped = replace(
@@ -61,7 +61,7 @@ def created(kind: Kind, given: Object, *, uid: str, now: str, who: Principal) ->
 
 
 def mirrored(given: Object, before: Object | None, *, uid: str, now: str) -> Object:
-    """A copy of an object of the global cell: it keeps its identity, its generation and its status."""
+    """A copy of an object of the global cell: it keeps identity, generation and status."""
     meta = given.metadata
     if before is None:
         meta = replace(
@@ -74,7 +74,7 @@ def mirrored(given: Object, before: Object | None, *, uid: str, now: str) -> Obj
 
 
 def _with_owned_status(kind: Kind, item: Object, who: Principal) -> Object:
-    """New objects start with an empty status, except for what their creator owns of it."""
+    """A new object starts with an empty status, except for blocks that its creator owns."""
     table = owned(kind, mirrored_here=False)
     make = _NEW_STATUS.get(kind.name)
     if make is None or table is None:
@@ -92,7 +92,7 @@ def _with_owned_status(kind: Kind, item: Object, who: Principal) -> Object:
 
 
 def updated(kind: Kind, before: Object, given: Object) -> Object:
-    """The object with everything but its status from `given`; identity and history stay."""
+    """The object with everything but its status from `given`; identity and creation data stay."""
     old, new = before.metadata, given.metadata
     meta = replace(
         old, labels=new.labels, annotations=new.annotations, owner_references=new.owner_references,
@@ -107,7 +107,7 @@ def updated(kind: Kind, before: Object, given: Object) -> Object:
 
 
 def status_replaced(before: Object, given: Object, *, now: str) -> Object:
-    """The object with only its status (and the record of who set it) from `given`; observedGeneration never falls."""
+    """The object with only its status and managedFields from `given`. observedGeneration never decreases."""
     status = given.status  # type: ignore[attr-defined]
     was = before.status  # type: ignore[attr-defined]
     if getattr(status, "observed_generation", 0) < getattr(was, "observed_generation", 0):
@@ -116,7 +116,7 @@ def status_replaced(before: Object, given: Object, *, now: str) -> Object:
     if undated:
         known: tuple[Condition, ...] = was.conditions
         dated = tuple(
-            c if c.last_transition_time else _dated(known, c, now) for c in status.conditions
+            c if c.last_transition_time else _with_transition_time(known, c, now) for c in status.conditions
         )  # fmt: skip
         status = replace(status, conditions=dated)
     meta = before.metadata
@@ -127,13 +127,13 @@ def status_replaced(before: Object, given: Object, *, now: str) -> Object:
     return replace(before, metadata=meta, status=status)
 
 
-def _dated(known: tuple[Condition, ...], condition: Condition, now: str) -> Condition:
+def _with_transition_time(known: tuple[Condition, ...], condition: Condition, now: str) -> Condition:
     merged = find_condition(with_condition(known, condition, now), condition.type)
     return merged if merged is not None else condition
 
 
 def block_types(kind: Kind) -> dict[str, Any]:
-    """The status fields of a kind, by the name they have in JSON and by the one they have here."""
+    """The status fields of a kind, by JSON name and by Python name."""
     return _STATUS_TYPES.get(kind.name, {})
 
 
@@ -144,7 +144,7 @@ def blocks_set(kind: Kind, before: Object, write: SetStatus, *, now: str) -> Obj
     changes: dict[str, Any] = {}
     for name, value in write.blocks.items():
         field = known[name]
-        changes[field.name] = _block(field, value)
+        changes[field.name] = _convert_block(field, value)
     if write.conditions and "conditions" in known:
         changes["conditions"] = _merged_conditions(status.conditions, write.conditions, now)
     if write.observed_generation and "observedGeneration" in known:
@@ -154,8 +154,8 @@ def blocks_set(kind: Kind, before: Object, write: SetStatus, *, now: str) -> Obj
     return replace(before, status=replace(status, **changes))
 
 
-def _block(field: Any, value: Any) -> Any:
-    """A block as its declared type; None takes it away, which for one that is always there means its default."""
+def _convert_block(field: Any, value: Any) -> Any:
+    """A block as its declared type; None resets it to its default."""
     if value is None:
         empty = default_of(field)
         return None if empty is msgspec.NODEFAULT else empty
@@ -167,7 +167,7 @@ def _block(field: Any, value: Any) -> Any:
 def _merged_conditions(
     held: tuple[Condition, ...], given: tuple[Condition, ...], now: str
 ) -> tuple[Condition, ...]:  # fmt: skip
-    """One after the other; a condition about an older generation never replaces one about a newer."""
+    """Merges in order. A condition about an older generation never replaces one about a newer generation."""
     for condition in given:
         old = find_condition(held, condition.type)
         if old is not None and 0 < condition.observed_generation < old.observed_generation:
@@ -177,7 +177,7 @@ def _merged_conditions(
 
 
 def deleted(kind: Kind, before: Object, propagation: str, *, now: str) -> Object | None:
-    """None when nothing keeps the object; else the object marked for deletion."""
+    """None if nothing blocks the removal; else the object marked for deletion."""
     meta = before.metadata
     if meta.terminating:
         return before if meta.finalizers else None

@@ -1,7 +1,7 @@
-"""Bearer tokens: a file of hashes. A token itself is shown once, when it is issued, and kept nowhere.
+"""Bearer tokens: a file of hashes. The token itself is shown once, when it is issued, and stored nowhere.
 
-Owns `tokens.json`. A token is compared by its SHA-256 in constant time; 256 random bits need no slow hash. The file is
-read again when it changes, so that a revoked token stops working at once and without a restart.
+Owns `tokens.json`. Tokens are compared by SHA-256 in constant time; 256 random bits need no slow hash. The file is read
+again when it changes, so a revoked token stops working at once, without a restart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 
 
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One credential. `cells` limits it to those cells; none named means every cell. `expires` "" means never."""
+    """One credential. `cells` limits it to these cells; empty means every cell. `expires` "" means never."""
 
     name: str
     user: str
@@ -34,7 +34,7 @@ class Token(msgspec.Struct, frozen=True, omit_defaults=True):
     cells: tuple[str, ...] = ()
 
     def expired(self, now_s: float) -> bool:
-        """An end that cannot be read has passed: a slip of the hand must not make a token last for ever."""
+        """An unreadable expiry counts as expired: a typo must not make a token last forever."""
         try:
             return bool(self.expires) and now_s >= parse_time(self.expires)
         except ValueError:
@@ -54,7 +54,7 @@ class TokenFile:
         self._tokens: tuple[Token, ...] = ()
 
     def all(self) -> tuple[Token, ...]:
-        """The tokens as of now; looks at the file's stamp each time and reads it only when that moved."""
+        """The current tokens. Checks the file's stat each time and reads it only if that changed."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -66,12 +66,12 @@ class TokenFile:
             try:
                 self._tokens = msgspec.json.decode(self._path.read_bytes(), type=tuple[Token, ...])
             except (msgspec.DecodeError, OSError) as wrong:
-                # What was valid stays valid, so that an editor's half-written file locks nobody out.
+                # The previous tokens stay valid, so that a half-written file locks nobody out.
                 _log.error("token_file_unreadable", path=str(self._path), message=str(wrong), kept=len(self._tokens))
         return self._tokens
 
     def find(self, token: str) -> Token | None:
-        """The credential this token is, expired or not. Goes through all of them whichever matches."""
+        """The credential of this token, expired or not. Compares all of them, whichever matches."""
         wanted = digest(token)
         match: Token | None = None
         for held in self.all():
@@ -79,14 +79,15 @@ class TokenFile:
                 match = held
         return match
 
-    def _changeable(self) -> tuple[Token, ...]:
-        """The tokens, to write them back with a change. Raises ValueError for a file that cannot be read."""
+    def _read_for_change(self) -> tuple[Token, ...]:
+        """The tokens, to be written back with a change. Raises ValueError if the file cannot be decoded."""
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=tuple[Token, ...])
         except FileNotFoundError:
             return ()
         except msgspec.DecodeError as wrong:
-            raise ValueError(f"{self._path} is not a list of tokens ({wrong}); repair or remove it first") from None
+            message = f"token file {self._path}: not a list of tokens ({wrong}); next: repair or delete the file"
+            raise ValueError(message) from None
 
     def issue(
         self,
@@ -97,10 +98,10 @@ class TokenFile:
         expires_at_s: float | None = None,
         cells: tuple[str, ...] = (),
     ) -> str:
-        """Makes a token and gives it back: the only time it can be seen. A name is used once."""
-        held_now = self._changeable()
+        """Creates a token and returns it: the only time it is visible. Names are unique."""
+        held_now = self._read_for_change()
         if any(held.name == name for held in held_now):
-            raise ValueError(f"a token named {name!r} exists; revoke it first, or choose another name")
+            raise ValueError(f"token {name}: already exists; next: revoke it first, or choose another name")
         token = _PREFIX + secrets.token_urlsafe(32)
         expires = seconds_text(expires_at_s) if expires_at_s is not None else ""
         made = Token(name=name, user=user, sha256=digest(token), groups=groups, expires=expires, cells=cells)
@@ -108,8 +109,8 @@ class TokenFile:
         return token
 
     def revoke(self, name: str) -> bool:
-        """Whether there was one of that name."""
-        held = self._changeable()
+        """Returns whether a token of that name existed."""
+        held = self._read_for_change()
         left = tuple(token for token in held if token.name != name)
         if len(left) == len(held):
             return False
@@ -117,7 +118,7 @@ class TokenFile:
         return True
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
-        """Replaces the file in one step: readers see the old one or the new one, and only the owner can read it."""
+        """Replaces the file atomically; only the owner can read it."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
         try:

@@ -1,4 +1,4 @@
-"""The nouns: every API kind, one per file, and the tables the rest of the system reads.
+"""The API kinds, one per file, and the tables and predicates that the rest of the system reads.
 
-Nothing here imports another part of Holdfast, reads a clock, or does I/O.
+This package imports no other package of Holdfast, reads no clock and does no I/O.
 """

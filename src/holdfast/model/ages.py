@@ -1,7 +1,7 @@
-"""How old an input may be and still decide what it decided fresh: one row each, with who judges it and what follows.
+"""Maximum age of every decision input, one row each: who checks it and what happens when the input is older.
 
-What always holds: an input past its age is never guessed on; whoever would use it takes the stricter way instead. The
-code reads its bounds here, and a test for every row shows that it does.
+Invariant: a component never acts on an input that is too old. It takes the conservative action of the row instead.
+The code reads these bounds from here; a test per row proves it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.model import limits
 
 
 class MaxAge(msgspec.Struct, frozen=True):
-    """`since` is the moment its age counts from, always on the judge's own clock; `after` what holds from then on."""
+    """`since` is the start of the age, on the clock of `judge`. `after` is the conservative action."""
 
     seconds: float
     since: str
@@ -22,34 +22,34 @@ class MaxAge(msgspec.Struct, frozen=True):
 
 NODE_REPORT = MaxAge(
     limits.NODE_LEASE_TTL_S,
-    "the sending of the node's last acknowledged renewal",
+    "when the agent sent its last acknowledged renewal",
     "authority",
-    "nothing new is bound to the node (NodeUnreachable), and its replicas count as not serving",
+    "no replica is bound to the node (NodeUnreachable), and its replicas count as not serving",
 )
 REGION_SUMMARY = MaxAge(
     60.0,
-    "the last moment the region's report moved",
+    "when the sequence number of the region's report last changed",
     "region-health",
-    "the region is Suspect whatever its lostAfterSeconds: no new work is assigned by its capacity",
+    "the region is Suspect, whatever its lostAfterSeconds: no new replica is assigned to it",
 )
 GRANT = MaxAge(
     limits.GRANT_LEASE_S,
-    "the sending of the last call the global cell has answered",
+    "when the region sent the last call that the global cell answered",
     "authority",
-    "the limit is not spent (GrantExpired); what the policy's partition mode allows excepted",
+    "the grant is not spent (GrantExpired), except as the policy's partition mode allows",
 )
 POLICY = MaxAge(
     limits.GRANT_LEASE_S,
-    "the same call as for grants: policies come over the same link",
+    "as for grants: policies arrive over the same link",
     "authority",
-    "whatever the last known policy chooses is refused with the grant it would spend",
+    "placements by the last known policy are refused, because the grant they would spend has expired",
 )
 OVERRIDE = MaxAge(
     limits.GRANT_LEASE_S,
-    "the same call as for grants",
+    "as for grants",
     "repair",
-    "an approval of repairs no longer acts, as its end may have been missed; what forbids goes on to its own end, "
-    "which is counted on a clock that only passes (link/countdown)",
+    "an approval of repairs has no effect, because its end may have been missed; an override that forbids stays in "
+    "force until its expiry, which is measured on the monotonic clock (link/override_expiry)",
 )
 
 AGES: dict[str, MaxAge] = {

@@ -1,4 +1,4 @@
-"""Questions people have for an agent: what work wrote, what a command beside it says, what it uses."""
+"""Calls to a node's agent: read logs, execute a command in a task, read resource usage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Kind(enum.StrEnum):
 
 
 class Question(Part, frozen=True):
-    """`tail` and `follow` are for logs, `command` and `timeoutSeconds` for commands."""
+    """`tail` and `follow` apply to Logs, `command` and `timeoutSeconds` to Exec."""
 
     kind: Kind
     tail: int = 200
@@ -24,7 +24,7 @@ class Question(Part, frozen=True):
 
 
 class Ask(Part, frozen=True):
-    """A question on its way to an agent."""
+    """One call in flight to an agent."""
 
     id: str
     question: Question
@@ -39,14 +39,14 @@ class LogLine(Part, frozen=True):
 
 
 class ExecOutput(Part, frozen=True):
-    """The end of a command. What it wrote came before, as lines."""
+    """The end of a command. Its output was sent before as LogLines."""
 
     code: int = shown(0)
     output: str = ""
 
 
 class UsageRow(Part, frozen=True):
-    """What one replica uses now beside what it asked for, in base units: thousandths of a CPU, and bytes."""
+    """Current usage and requests of one replica, in base units: thousandths of a CPU, and bytes."""
 
     namespace: str
     workload: str

@@ -1,4 +1,7 @@
-"""Assignment: how much of a workload one region must hold. Embeds all a region needs while it is cut off."""
+"""Assignment: how many replicas of a workload one region runs.
+
+It contains everything that the region needs while it is partitioned.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ class Purpose(enum.StrEnum):
 
 
 class Withdrawal(Part, frozen=True):
-    """Exclusive ordinals of scope Global were taken away in `epoch`. `waitedSeconds` counts from when that was seen on
-    record: whatever tenure the region may have had for them ends in that time."""
+    """Exclusive ordinals of scope Global were withdrawn from the region in `epoch`.
+
+    `elapsedSeconds` is the time since the withdrawal was committed. Once a whole tenure has elapsed, the region cannot
+    run the ordinals any more."""
 
     epoch: int
     waited_seconds: float = shown(0.0)
@@ -29,7 +34,7 @@ class Withdrawal(Part, frozen=True):
 
 
 class AssignmentSpec(Part, frozen=True):
-    """`epoch` rises with every change; a region acts on the newest it has seen."""
+    """`epoch` increases with every change. A region acts on the newest epoch it has received."""
 
     workload: str
     workload_uid: str
@@ -48,9 +53,9 @@ class AssignmentSpec(Part, frozen=True):
     may_preempt: bool = False
     disruption: Disruption = msgspec.field(default_factory=Disruption)
     away_share: int | None = None
-    """This region's part of `disruption.maxUnavailable`, which is one count over all regions; absent: all of it."""
+    """This region's share of `disruption.maxUnavailable`, which counts over all regions. Absent: all of it."""
     away_peak: int = 0
-    """The most the region may still act on from an earlier `awayShare`, until it has acknowledged this epoch."""
+    """Highest earlier `disruptionShare` that the region may still act on, until it has acknowledged this epoch."""
     rollout: Rollout = msgspec.field(default_factory=Rollout)
     exclusive: Exclusivity | None = None
     batch: Batch | None = None
@@ -64,7 +69,7 @@ class AssignmentSpec(Part, frozen=True):
 
 
 class PendingReason(Part, frozen=True):
-    """How many replicas wait, and for what."""
+    """Number of pending or failing replicas with one reason."""
 
     reason: str
     count: int = shown(0)
@@ -72,15 +77,16 @@ class PendingReason(Part, frozen=True):
 
 
 class AssignmentStatus(Part, frozen=True):
-    """The region's word, derived from its replicas. `updated` and `updatedServing` count those of `revision`, the one
-    that was wanted when they were counted."""
+    """The region's report, derived from its replicas. `updated` and `updatedServing` count replicas of `revision`, the
+    desired revision at the time of the count."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
     observed_epoch: int = shown(0)
     replicas: int = shown(0)
     ordinals: tuple[int, ...] = ()
-    """Of exclusive work: which ones `replicas` counts. Another region may have an ordinal only when it is not here."""
+    """Exclusive workloads: the ordinals that `replicas` counts. Another region may run an ordinal only if it is not
+    listed here."""
     queued: int = shown(0)
     bound: int = shown(0)
     started: int = shown(0)
@@ -91,17 +97,15 @@ class AssignmentStatus(Part, frozen=True):
     updated_serving: int = shown(0)
     unknown: int = 0
     held_back: int = 0
-    """Replicas that are to leave, for a drain or for someone stronger, and stay because as many are away as this
-    region may have."""
+    """Serving replicas whose drain or preemption is blocked because this region's disruption share is used up."""
     to_leave: int = 0
-    """Replicas that are to leave and were not let go yet, whether or not the budget lets them: what a part of it is
-    wanted for."""
+    """Serving replicas that must be evicted and are not released yet, blocked or not. The region requests a
+    disruption share for them."""
     succeeded: int = 0
     failed: int = 0
     pending: tuple[PendingReason, ...] = ()
     failing: tuple[PendingReason, ...] = ()
-    """Replicas that have a place and do not get ready: they ended by themselves, could not start, or their probes
-    fail."""
+    """Replicas that have a node and are not ready: they exited, could not start, or their probes fail."""
 
 
 class Assignment(Object, frozen=True):
@@ -119,6 +123,6 @@ def validate_assignment(assignment: Assignment, old: Assignment | None) -> Cause
     yield from check_range("spec.replicas", spec.replicas, 0, limits.MAX_REPLICAS)
     expected = assignment_name(spec.workload, spec.region, spec.purpose)
     if assignment.metadata.name != expected:
-        yield forbidden("metadata.name", f"this assignment is named {expected!r}")
+        yield forbidden("metadata.name", f"an assignment of this workload, region and purpose is named {expected}")
     if old is not None and spec != old.spec and spec.epoch <= old.spec.epoch:
-        yield forbidden("spec.epoch", f"must rise with every change; the stored one is {old.spec.epoch}")
+        yield forbidden("spec.epoch", f"must increase with every change; the stored epoch is {old.spec.epoch}")

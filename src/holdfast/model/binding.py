@@ -1,4 +1,7 @@
-"""Reservation and Binding: the two records of a claim. Both are the authority's; the agent only acknowledges."""
+"""Reservation and Binding: the two records of a claim.
+
+The authority writes both. The agent only acknowledges in the status of a Binding.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from holdfast.model.workload import Exclusivity
 
 
 class Intent(Part, frozen=True):
-    """What makes a placement the same placement: repeating it is harmless, an older attempt is refused."""
+    """Identity of a placement request. Repeating a request is harmless; an older attempt is refused."""
 
     replica_uid: str
     template_hash: str
@@ -30,7 +33,7 @@ class CapacityClass(enum.StrEnum):
 
 
 class DeviceClaim(Part, frozen=True):
-    """A whole device (1000), or a share of one."""
+    """A whole device (1000 thousandths), or a share of one."""
 
     id: str
     milli: int = shown(1000)
@@ -44,9 +47,9 @@ class ReservationPhase(enum.StrEnum):
 
 
 class ReservationSpec(Part, frozen=True):
-    """`workload`, `labels` and `rank` are kept while it waits; a bound claim has them on its Binding.
+    """A claim on a node that is not bound yet. `workload`, `labels` and `priority` move to the Binding.
 
-    With `bindWhenFirm` the authority binds it by itself once nothing is waited for.
+    With `autoBind` the authority binds the claim once its victims have stopped and its gang is complete.
     """
 
     replica: str
@@ -84,7 +87,7 @@ class Desired(enum.StrEnum):
 
 
 class BindingSpec(Part, frozen=True):
-    """All an agent needs to run the replica, and the claim it holds while it does."""
+    """Everything that an agent needs to run the replica, and the resources claimed for it."""
 
     replica: str
     intent: Intent
@@ -113,7 +116,7 @@ class BindingSpec(Part, frozen=True):
 
 
 class BindingStatus(Part, frozen=True):
-    """The agent's acknowledgement that the work has stopped, or never started."""
+    """The agent's acknowledgement that the task has stopped or never started."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -128,13 +131,13 @@ class Binding(Object, frozen=True):
 
 
 def claim_name(replica: str, attempt: int) -> str:
-    """Reservation and Binding of one attempt share this name, so a repeated create finds the first."""
+    """Name of the Reservation and of the Binding of one attempt. A repeated create therefore finds the first."""
     return f"{replica}.{attempt}"
 
 
 def validate_reservation(reservation: Reservation, old: Reservation | None) -> Causes:
     if old is not None and old.spec.intent != reservation.spec.intent:
-        yield forbidden("spec.intent", "an intent never changes")
+        yield forbidden("spec.intent", "immutable")
 
 
 def validate_binding(binding: Binding, old: Binding | None) -> Causes:
@@ -142,4 +145,4 @@ def validate_binding(binding: Binding, old: Binding | None) -> Causes:
         return
     for name in ("intent", "node", "replica", "devices", "template"):
         if getattr(old.spec, name) != getattr(binding.spec, name):
-            yield forbidden(f"spec.{name}", "a binding's claim never changes; it is released and made anew")
+            yield forbidden(f"spec.{name}", "immutable; release the Binding and create another")

@@ -1,8 +1,8 @@
-"""Objects to and from bytes, once.
+"""Encodes objects to stored bytes and to API bytes, and decodes them.
 
-A stored value is the object's JSON without apiVersion, kind and resourceVersion: those three are known from the
-key and the revision. `wire` splices them in front without decoding, so that a stored byte string serves every
-reader and every watcher. That works because every value begins with `{"metadata":{"` (asserted here).
+A stored value is the object's JSON without apiVersion, kind and resourceVersion, which follow from the key and the
+revision. `wire_bytes` inserts them without decoding, so that one stored byte string serves every reader and watcher.
+Invariant: every value begins with `{"metadata":{"` (checked by `encode`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STATUS = b',"status":'
 _encoder = msgspec.json.Encoder()
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {kind.name: msgspec.json.Decoder(kind.type) for kind in ALL}
 
-# Kinds whose JSON ends with their status: those can be given another one without touching the rest.
+# Kinds whose JSON ends with the status. Their status can be replaced without encoding the rest.
 _status_decoders: dict[str, msgspec.json.Decoder[Any]] = {
     kind.name: msgspec.json.Decoder(msgspec.structs.fields(kind.type)[-1].type)
     for kind in ALL
@@ -38,7 +38,7 @@ def encode(item: Object) -> bytes:
         item = msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, resource_version=""))
     value = _encoder.encode(item)
     if not value.startswith(b'{"metadata":{"'):
-        raise ValueError(f"{kind_of(item).name} has no metadata to store")
+        raise ValueError(f"{kind_of(item).name}: metadata is missing")
     return value
 
 
@@ -48,10 +48,10 @@ def decode(kind: Kind, value: bytes, revision: int) -> Any:
 
 
 def read(kind: Kind, value: bytes) -> Any:
-    """The object in stored bytes, without a revision yet."""
+    """The object in stored bytes, without a revision."""
     item = _decoders[kind.name].decode(value)
     for entry in item.metadata.managed_fields:
-        # Who owns which fields is most of a decoded object, and alike for all objects of one manifest.
+        # managedFields is most of a decoded object, and equal for all objects of one manifest.
         shape = _encoder.encode(entry.fields_v1)
         shared = _owned_fields.get(shape)
         if shared is None:
@@ -63,10 +63,10 @@ def read(kind: Kind, value: bytes) -> Any:
 
 
 def restated(kind: Kind, value: bytes, before: Any, after: Any) -> tuple[bytes, Any] | None:
-    """The bytes to store and the object in them, where `after` is `before`, stored as `value`, with another status.
+    """The new stored bytes and their object, if `after` differs from `before` (stored as `value`) only in the status.
 
-    Everything else is taken over as it is, bytes and objects. None where more than the status differs, or the bytes
-    were not written as they would be now. Raises like `read` for a status of the wrong type.
+    The bytes and objects of everything else are reused. None if more than the status differs, or if `value` does not
+    end with the encoded status. Raises like `decode_value` for a status of the wrong type.
     """
     decoder = _status_decoders.get(kind.name)
     if decoder is None or after.spec is not before.spec or after.metadata is not before.metadata:
@@ -81,7 +81,7 @@ def restated(kind: Kind, value: bytes, before: Any, after: Any) -> tuple[bytes, 
 
 
 def stamped(item: O, revision: int) -> O:
-    """Gives a freshly built object its revision. Only for an object nobody else has seen yet."""
+    """The object with its revision. It may be changed in place, so it must not be shared yet."""
     if item.metadata.resource_version:
         meta = msgspec.structs.replace(item.metadata, resource_version=str(revision))
         return msgspec.structs.replace(item, metadata=meta)
@@ -90,13 +90,13 @@ def stamped(item: O, revision: int) -> O:
 
 
 def wire(kind: Kind, value: bytes, revision: int) -> bytes:
-    """The JSON a client sees, spliced from stored bytes."""
+    """The JSON that a client sees, built from stored bytes without decoding."""
     head = f'{{"apiVersion":"{kind.api_version}","kind":"{kind.name}","metadata":{{"resourceVersion":"{revision}",'
     return head.encode() + value[len(_OPENING) :]
 
 
 def wire_object(item: Object) -> bytes:
-    """The JSON a client sees of an object in memory."""
+    """The JSON that a client sees, built from an object in memory."""
     kind = kind_of(item)
     if not item.metadata.resource_version:
         return f'{{"apiVersion":"{kind.api_version}","kind":"{kind.name}",'.encode() + encode(item)[1:]

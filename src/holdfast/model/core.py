@@ -1,4 +1,4 @@
-"""The few Kubernetes kinds that stock clients expect: Event and Lease (and Namespace, a view of Tenant)."""
+"""Kubernetes kinds that standard clients expect: Event, Lease, and Namespace (a view of Tenant)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EventSeries(Part, frozen=True):
 
 
 class Event(Object, frozen=True):
-    """core/v1 Event. `involvedObject.uid` must be set, or `kubectl describe` never shows it."""
+    """core/v1 Event. `kubectl describe` shows it only if `involvedObject.uid` is set."""
 
     involved_object: ObjectReference = msgspec.field(default_factory=ObjectReference)
     type: str = shown("Normal")
@@ -57,7 +57,7 @@ class LeaseSpec(Part, frozen=True):
 
 
 class Lease(Object, frozen=True):
-    """coordination.k8s.io/v1 Lease: what leaders hold."""
+    """coordination.k8s.io/v1 Lease: holder of a leader election."""
 
     spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
 
@@ -71,7 +71,7 @@ class NamespaceStatus(Part, frozen=True):
 
 
 class Namespace(Object, frozen=True):
-    """core/v1 Namespace; never stored: it is how a Tenant looks to stock clients."""
+    """core/v1 Namespace: a view of a Tenant for standard clients. Not stored."""
 
     spec: NamespaceSpec = msgspec.field(default_factory=NamespaceSpec)
     status: NamespaceStatus = msgspec.field(default_factory=NamespaceStatus)

@@ -1,7 +1,7 @@
-"""core/v1 Node and Pod, as `kubectl cordon`, `drain` and `describe node` expect them. Views: never stored.
+"""core/v1 Node and Pod as `kubectl cordon`, `drain` and `describe node` expect them. Views; not stored. Pure.
 
-A Node shows all a holdfast.dev Node has and, beside it, what Kubernetes clients look for. A Pod is a Binding: one
-replica's place on a node; its uid goes when the place does, which is what a drain waits for. Pure.
+A core Node has all fields of the holdfast.dev Node plus those that Kubernetes clients read. A Pod is the view of a
+Binding. Its uid disappears with the Binding, which is what `kubectl drain` waits for.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class NodeSystemInfo(Part, frozen=True):
 
 
 class NodeCondition(Condition, frozen=True):
-    """With when the agent was last heard, which `kubectl describe node` shows beside each."""
+    """A condition with the agent's last heartbeat, which `kubectl describe node` shows."""
 
     last_heartbeat_time: str = ""
 
 
 class CoreNodeStatus(NodeStatus, frozen=True):
-    """The status of the node, and the fields of core/v1."""
+    """The status of the Node plus the fields of core/v1."""
 
     conditions: tuple[NodeCondition, ...] = ()
     capacity: dict[str, str] = {}
@@ -43,7 +43,7 @@ class CoreNodeStatus(NodeStatus, frozen=True):
 
 
 class CoreNode(Object, frozen=True):
-    """A node, as Kubernetes clients know nodes; nodes.holdfast.dev is the same without what is only for them."""
+    """A Node for Kubernetes clients. nodes.holdfast.dev is the same without the core/v1 fields."""
 
     spec: NodeSpec
     status: CoreNodeStatus = msgspec.field(default_factory=CoreNodeStatus)
@@ -71,7 +71,7 @@ class PodStatus(Part, frozen=True):
 
 
 class Pod(Object, frozen=True):
-    """One replica's place on a node; read-only. Replicas are the objects to look at."""
+    """Read-only view of a Binding. `kubectl get replicas` shows the replicas themselves."""
 
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
@@ -81,36 +81,36 @@ _PHASES = {Phase.SUCCEEDED: "Succeeded", Phase.FAILED: "Failed", Phase.STOPPED: 
 
 
 def core_node_of(node: Node) -> CoreNode:
-    there = {name: str(value) for name, value in amounts_text(node_capacity(node)).items()}
-    heard = node.status.contact.state is Contact.LIVE
+    capacity = {name: str(value) for name, value in amounts_text(node_capacity(node)).items()}
+    reporting = node.status.contact.state is Contact.LIVE
     ready = NodeCondition(
-        type="Ready", status="True" if heard else "Unknown", reason=node.status.contact.reason or "AgentNotHeard",
-        message="the agent is heard" if heard else "the agent is not heard",
+        type="Ready", status="True" if reporting else "Unknown", reason=node.status.contact.reason or "AgentNotHeard",
+        message="the agent reports" if reporting else "the agent does not report",
         last_transition_time=node.status.contact.since or node.metadata.creation_timestamp,
     )  # fmt: skip
     own = {f.name: getattr(node.status, f.name) for f in msgspec.structs.fields(NodeStatus)}
     others = (c for c in node.status.conditions if c.type != "Ready")
     own["conditions"] = (*(NodeCondition(**msgspec.structs.asdict(c)) for c in others), ready)
     status = CoreNodeStatus(
-        **own, capacity=there, allocatable=there, addresses=(NodeAddress("InternalIP", node.spec.address),),
+        **own, capacity=capacity, allocatable=capacity, addresses=(NodeAddress("InternalIP", node.spec.address),),
         node_info=NodeSystemInfo(kubelet_version=f"holdfast-{node.status.execution.agent_version or 'unknown'}"),
     )  # fmt: skip
     return CoreNode(metadata=node.metadata, spec=node.spec, status=status)
 
 
-def heard_at(shown: CoreNode, at: str) -> CoreNode:
+def heard_at(view: CoreNode, at: str) -> CoreNode:
     """The view with the time of the last heartbeat in every condition."""
-    told = tuple(msgspec.structs.replace(c, last_heartbeat_time=at) for c in shown.status.conditions)
-    return msgspec.structs.replace(shown, status=msgspec.structs.replace(shown.status, conditions=told))
+    conditions = tuple(msgspec.structs.replace(c, last_heartbeat_time=at) for c in view.status.conditions)
+    return msgspec.structs.replace(view, status=msgspec.structs.replace(view.status, conditions=conditions))
 
 
-def node_from_core(seen: CoreNode, before: Node | None) -> Node:
-    """`kubectl uncordon` ends a drain too, as `holdfast node uncordon` does: it knows no other word for it."""
-    spec = seen.spec
+def node_from_core(written: CoreNode, before: Node | None) -> Node:
+    """The Node that a core/v1 update writes. Uncordon also ends a drain, as `holdfast node uncordon` does."""
+    spec = written.spec
     if before is not None and before.spec.unschedulable and not spec.unschedulable:
         spec = msgspec.structs.replace(spec, drain=False, drain_seconds=0.0)
     status = before.status if before is not None else NodeStatus()
-    return Node(metadata=seen.metadata, spec=spec, status=status)
+    return Node(metadata=written.metadata, spec=spec, status=status)
 
 
 def pod_of(binding: Binding) -> Pod:
@@ -118,9 +118,9 @@ def pod_of(binding: Binding) -> Pod:
     owner = OwnerReference(
         api_version=API_VERSION, kind="Replica", name=spec.replica, uid=spec.intent.replica_uid, controller=True
     )
-    asked = {name: str(value) for name, value in spec.resources.items() if name in ("cpu", "memory")}
+    requests = {name: str(value) for name, value in spec.resources.items() if name in ("cpu", "memory")}
     container = Container(
-        name="work", image=spec.template.bundle, command=spec.template.command, resources=Requests(asked)
+        name="work", image=spec.template.bundle, command=spec.template.command, resources=Requests(requests)
     )
     return Pod(
         metadata=ObjectMeta(

@@ -1,4 +1,4 @@
-"""Decision: why one planning batch came out as it did, with all it takes to run it again."""
+"""Decision: the record of one scheduling decision, with all inputs that a replay needs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ScorePart(Part, frozen=True):
 
 
 class DecisionEntry(Part, frozen=True):
-    """One replica: where it went, or why nowhere.
+    """One replica: its chosen node, or why there is none.
 
-    Node, devices, victims and scores are the planner's word; result, reason and message are the authority's, or the
-    planner's where nothing was proposed.
+    Node, devices, victims and scores come from the planner. Result, reason and message come from the authority, or from
+    the planner if nothing was proposed.
     """
 
     replica: str
@@ -41,7 +41,7 @@ class DecisionEntry(Part, frozen=True):
 
 
 class Asked(Part, frozen=True):
-    """What every member of the request takes from a node: enough to count it as taken without reading the request."""
+    """Requirements of each member of the request, so that a replay need not read the request."""
 
     resources: dict[str, Amount] = {}
     labels: dict[str, str] = {}
@@ -55,13 +55,13 @@ class Asked(Part, frozen=True):
     limited: bool = False
     granted: bool = False
     room: dict[str, Amount] = {}
-    """What the tenant could still spend, if that was known (`limited`) and there was a grant at all (`granted`)."""
+    """The tenant's remaining quota, if it was known (`headroomKnown`) and if there was a grant (`hasGrant`)."""
     spared: tuple[str, ...] = ()
     keeps_off: tuple[AffinityRule, ...] = ()
 
 
 class QueueState(Part, frozen=True):
-    """What put the request where it was in the queue, and the tenant's limit as the scheduler knew it."""
+    """Sort keys of the request in the queue, and the tenant's limit and usage as the scheduler knew them."""
 
     position: int = 0
     waiting: int = 0
@@ -74,7 +74,7 @@ class QueueState(Part, frozen=True):
 
 
 class AssumedBatch(Part, frozen=True):
-    """A batch whose proposals counted as taken though they were not on record yet, except those in `without`."""
+    """An earlier batch whose proposals were assumed although not committed yet, except those in `excluded`."""
 
     batch: str
     decisions: int = shown(0)
@@ -82,7 +82,7 @@ class AssumedBatch(Part, frozen=True):
 
 
 class ShadowEntry(Part, frozen=True):
-    """One replica for which a shadow policy would have chosen otherwise: its node, or the reason for none."""
+    """One replica for which the shadow policy chose differently: its node, or the reason for none."""
 
     replica: str
     node: str = ""
@@ -91,7 +91,7 @@ class ShadowEntry(Part, frozen=True):
 
 
 class WeighedWorkload(Part, frozen=True):
-    """How a workload (tenant/name) stood that may have had to make way: its replicas here, and those that served."""
+    """Replicas in the region, and serving replicas, of a workload (tenant/name) that could have been preempted."""
 
     workload: str
     staying: int = shown(0)
@@ -99,17 +99,17 @@ class WeighedWorkload(Part, frozen=True):
 
 
 class Weighed(Part, frozen=True):
-    """What was read of those that could have made way. `idle` are claims (tenant/claim) whose loss no budget counts."""
+    """Data read about possible preemption victims. `notServing` lists claims (tenant/claim) that cost no budget."""
 
     workloads: tuple[WeighedWorkload, ...] = ()
     idle: tuple[str, ...] = ()
 
 
 class Shadow(Part, frozen=True):
-    """What a policy in its shadow stage would have decided of the same replicas on the same snapshot.
+    """Result of the shadow policy for the same replicas on the same snapshot.
 
-    `gained` and `lost` count those that only one of the two found a place for. Of those that differ the first few
-    are told.
+    `additional` counts replicas that only the shadow policy placed, `missing` those that only the active policy
+    placed. `entries` lists the first differences.
     """
 
     revision: str
@@ -121,11 +121,11 @@ class Shadow(Part, frozen=True):
 
 
 class DecisionSpec(Part, frozen=True):
-    """Everything it takes to plan the same again.
+    """All inputs of the decision, so that a replay computes the same plan.
 
-    The snapshot is made of each kind as of its own revision (`revisions`), with the objects in `ahead` as of theirs
-    ("Kind/namespace/name@revision"), of the assumed batches, and of the decisions of the same batch with a lower
-    ordinal. `snapshotHash` stands for all of it but the last.
+    The snapshot consists of every kind at its own revision (`revisions`), the objects in `newerObjects` at theirs
+    ("Kind/namespace/name@revision"), the assumed batches, and the decisions of the same batch with a lower ordinal.
+    `snapshotHash` covers all of these except the last.
     """
 
     request: str
@@ -172,4 +172,4 @@ class Decision(Object, frozen=True):
 
 def validate_decision(decision: Decision, old: Decision | None) -> Causes:
     if old is not None and old.spec != decision.spec:
-        yield forbidden("spec", "a decision is a record and never changes")
+        yield forbidden("spec", "immutable")

@@ -1,4 +1,7 @@
-"""Endpoint: who may receive traffic, one slice per workload and region. Withdrawn before anything stops."""
+"""Endpoint: addresses that receive traffic, one object per workload and region.
+
+An address is removed before its replica is stopped.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Address(Part, frozen=True):
 
 
 class EndpointSpec(Part, frozen=True):
-    """`ttlSeconds` counts from the region's last report, so that a cut-off region's entries age out elsewhere."""
+    """`ttlSeconds` counts from the region's last report, so that addresses of a partitioned region expire."""
 
     workload: str
     region: str

@@ -1,19 +1,19 @@
-"""Faults. Refusals that are ordinary answers are values (`Refused`); these are for everything else.
+"""Exceptions. An expected refusal is a value (`Refused`); exceptions are for everything else.
 
 Fault
-├─ Retryable            the same call may work later
-│  ├─ Unavailable       the other side is not there, or not ready
-│  ├─ Overloaded        429: come back after `retry_after_s`; 0 leaves it to the caller
-│  ├─ Conflict          someone else wrote first: read again, decide again
-│  └─ Ambiguous         no answer: the write may or may not have happened; read back before anything else
-└─ Final                repeating it as it is cannot help
+├─ Retryable            the same call may succeed later
+│  ├─ Unavailable       the callee is down or not ready
+│  ├─ Overloaded        429: retry after `retry_after_s`; 0: the caller chooses the delay
+│  ├─ Conflict          another writer was first: read again, decide again
+│  └─ Ambiguous         no response: the write may have happened; read back first
+└─ Final                repeating the same call cannot succeed
    ├─ NotFound, AlreadyExists
-   ├─ Invalid           the object breaks rules: `causes` lists every one
+   ├─ Invalid           the object is invalid: `causes` lists every violation
    ├─ BadRequest        the request cannot be understood
    ├─ Unauthorized, Forbidden
-   ├─ Expired           the revision asked for is compacted: list again
-   ├─ StaleToken        a newer leader, or a newer incarnation, exists
-   └─ StoreFailed       the store refused a write for a reason of its own and has stopped
+   ├─ Expired           the requested revision is compacted: list again
+   ├─ StaleToken        a newer leader or a newer incarnation exists
+   └─ StoreFailed       the store failed (for example a disk error) and has stopped
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 
 class Cause(msgspec.Struct, frozen=True, gc=False):
-    """One broken rule of one field; `reason` is a Kubernetes cause such as FieldValueRequired."""
+    """One violated rule of one field. `reason` is a Kubernetes cause type such as FieldValueRequired."""
 
     field: str
     reason: str
@@ -32,7 +32,7 @@ class Cause(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refused(msgspec.Struct, frozen=True, gc=False):
-    """An ordinary 'no', with the facts it rests on."""
+    """An expected refusal, with the facts that explain it."""
 
     reason: str
     message: str = ""
@@ -40,7 +40,7 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fault(Exception):
-    """The root. `code` and `reason` are what the HTTP API answers."""
+    """The root. `code` and `reason` are the status that the HTTP API returns."""
 
     code = 500
     reason = "InternalError"

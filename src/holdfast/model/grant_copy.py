@@ -1,4 +1,7 @@
-"""GrantCopy: the limit a region really enforces for a tenant. Lowered before it is acknowledged, never below use."""
+"""GrantCopy: the limit that a region enforces for a tenant.
+
+A lower limit is enforced before it is acknowledged, and never below current usage.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from holdfast.model.validation import Causes, check_resources
 
 
 class GrantCopySpec(Part, frozen=True):
-    """`provisional` is the part of `limit` that only provisional work may use, in touch or not. `heardAt` is when the
-    global cell last answered; nothing is spent past `spendUntil`, a lease later, but the provisional part. Work within
-    `protected` makes way for nobody of another tenant."""
+    """The grant as enforced in the region.
+
+    `provisional` is the share of `limit` that only provisional work may use. `lastContactAt` is the last contact with
+    the global cell. After `leaseExpiresAt`, one lease later, only the provisional share is spent. Work within
+    `protected` is not preempted by other tenants."""
 
     grant_class: GrantClass = shown(GrantClass.NORMAL)
     limit: dict[str, Amount] = {}

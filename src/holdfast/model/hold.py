@@ -1,4 +1,4 @@
-"""Hold: recovery capacity kept on one node, placed like work but running nothing."""
+"""RecoverySlot: recovery capacity reserved on one node. It is placed like a replica and runs nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HoldSpec(Part, frozen=True):
 
 
 class KeptBlock(Part, frozen=True):
-    """The authority's answer to the wish: the place counts against the node only once it was found to fit."""
+    """The authority's response. The slot occupies capacity of its node only after it was admitted."""
 
     kept: bool = shown(False)
     reason: str = ""
@@ -27,7 +27,7 @@ class KeptBlock(Part, frozen=True):
 
 
 class DrawBlock(Part, frozen=True):
-    """The authority's: the claim that uses the place at this moment."""
+    """The claim that uses the slot now. Written by the authority."""
 
     replica_uid: str = ""
     claim: str = ""
@@ -48,7 +48,7 @@ class Hold(Object, frozen=True):
 
 
 def is_kept(hold: Hold) -> bool:
-    """Whether the place counts: found to fit by the authority, and not on its way out."""
+    """Whether the slot occupies capacity: admitted by the authority and not being deleted."""
     return hold.status.kept is not None and hold.status.kept.kept and not hold.metadata.terminating
 
 
@@ -59,4 +59,4 @@ def is_refused(hold: Hold) -> bool:
 def validate_hold(hold: Hold, old: Hold | None) -> Causes:
     yield from check_resources("spec.resources", hold.spec.resources)
     if old is not None and old.spec != hold.spec:
-        yield forbidden("spec", "a place never changes; it is given up and another one is kept")
+        yield forbidden("spec", "immutable; delete the slot and create another")

@@ -1,4 +1,4 @@
-"""The fields objects can be looked up by, besides their name: for caches, field selectors and watches."""
+"""Fields by which objects can be looked up, besides their name: for caches, field selectors and watches."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def _replica_uid(item: Any) -> Iterable[str]:
 
 
 def _victims(reservation: Reservation) -> Iterable[str]:
-    """The claims it waits for, as tenant/claim."""
+    """The victims that the reservation waits for, as tenant/claim."""
     own = reservation.metadata.namespace
     return tuple(name if "/" in name else f"{own}/{name}" for name in reservation.spec.victims)
 
 
-# type → index name → the values an object has. `owner` (every owner's uid) exists for every type.
+# type → index name → values of an object. The index `owner` (uid of every owner) exists for every type.
 INDEXES: dict[type[Any], dict[str, Index]] = {
     Assignment: {"workload": _by_workload, "region": _by_region},
     Grant: {"region": _by_region},
@@ -73,9 +73,9 @@ def indexes_of(kind: type[Any]) -> dict[str, Index]:
 
 
 def pending_replicas(workload: Workload) -> int:
-    """How many wanted replicas have no place yet."""
+    """Number of desired replicas that are not bound."""
     return max(0, wanted_replicas(workload) - workload.status.summary.bound)
 
 
-# type → name → a number per object; caches keep the sum per namespace, which would else be counted at each write.
+# type → name → a number per object. Caches maintain the sum per namespace, so that no write has to count it.
 TALLIES: dict[type[Any], dict[str, Callable[[Any], int]]] = {Workload: {"pending": pending_replicas}}

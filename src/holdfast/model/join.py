@@ -1,9 +1,10 @@
-"""How a node becomes a member: JoinToken lets it ask for a certificate, NodeIdentity says which of them are good.
+"""Node join: a JoinToken lets a machine request a certificate, a NodeIdentity says which certificates are valid.
 
-What always holds: a token is kept as its hash and counts its uses; the certificates of a node carry the generation of
-its identity, each join raises that, and what is not of the newest generation, or of a revoked one, is refused.
-Renewing a certificate keeps the generation. Generations never fall, and none is given twice to a name, not even when
-its identity was removed in between: they are taken from the revisions of the region's store.
+- A token is stored as its hash and counts its uses.
+- Each certificate carries the generation of the node's identity. A join raises the generation; a renewal keeps it.
+- A certificate of an older or revoked generation is refused.
+- Generations never decrease and are never reused for a name, even after its identity was deleted: they are revisions
+  of the region's store.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class JoinTokenSpec(Part, frozen=True):
-    """`node` "" lets any name join that no node has yet; a name lets that one join, again if need be."""
+    """If `node` is set, only that node may join, also repeatedly. Otherwise any name may join that no node has yet."""
 
     sha256: str
     ttl_seconds: float = shown(limits.JOIN_TTL_S)
@@ -32,7 +33,7 @@ class JoinTokenSpec(Part, frozen=True):
 
 
 class JoinUse(Part, frozen=True):
-    """One join: the node, and the key it showed. The same node with the same key is the same join, asked again."""
+    """One join: node and public key. The same node with the same key repeats the same join."""
 
     node: str
     key: str
@@ -49,14 +50,14 @@ class JoinToken(Object, frozen=True):
 
     @property
     def expires_at_s(self) -> float:
-        """Counted from the moment the region stored it: nobody else's clock matters."""
+        """Expiry by the clock of the region that stored the token."""
         return parse_time(self.metadata.creation_timestamp) + self.spec.ttl_seconds
 
 
 class NodeIdentitySpec(Part, frozen=True):
-    """`key` is the digest of the public key that joined; `revokedGeneration` and everything before it is refused.
+    """`key` is the digest of the public key that joined. Generations up to `revokedGeneration` are refused.
 
-    `serial` and `expiresAt` are those of the newest certificate.
+    `serial` and `expiresAt` describe the newest certificate.
     """
 
     generation: int
@@ -74,7 +75,7 @@ class NodeIdentityStatus(Part, frozen=True):
 
 
 class NodeIdentity(Object, frozen=True):
-    """Named as its node."""
+    """Has the name of its node."""
 
     spec: NodeIdentitySpec
     status: NodeIdentityStatus = msgspec.field(default_factory=NodeIdentityStatus)
@@ -88,7 +89,7 @@ class NodeIdentity(Object, frozen=True):
 
 
 class JoinRequest(Part, frozen=True):
-    """`csr` is a PKCS#10 request in PEM; only its key counts, its subject does not."""
+    """`csr` is a PKCS#10 request in PEM. Only its key is used; its subject is ignored."""
 
     token: str
     node: str
@@ -100,7 +101,7 @@ class RenewalRequest(Part, frozen=True):
 
 
 class Joined(Part, frozen=True):
-    """The certificate in PEM, and what it says."""
+    """The certificate in PEM, with its generation and expiry."""
 
     certificate: str
     generation: int
@@ -108,12 +109,12 @@ class Joined(Part, frozen=True):
 
 
 def token_text(region: str, secret: str) -> str:
-    """A token as people carry it: it names its region, so that the wrong one can say so."""
+    """The token as given to an operator. It names its region, so that another region can say so."""
     return f"{TOKEN_PREFIX}.{region}.{secret}"
 
 
 def region_of(token: str) -> str:
-    """The region a token names, or "" for what is no join token."""
+    """The region that a token names, or "" if the text is not a join token."""
     parts = token.split(".")
     return parts[1] if len(parts) == 3 and parts[0] == TOKEN_PREFIX else ""
 
@@ -134,7 +135,7 @@ def validate_join_token(token: JoinToken, old: JoinToken | None) -> Causes:
     )
     yield from check_range("spec.ttlSeconds", spec.ttl_seconds, 1, limits.JOIN_TTL_MAX_S)
     if old is not None and old.spec != spec:
-        yield forbidden("spec", "a join token never changes; revoke it and make another")
+        yield forbidden("spec", "immutable; delete the token and create another")
 
 
 def validate_node_identity(identity: NodeIdentity, old: NodeIdentity | None) -> Causes:
@@ -142,6 +143,6 @@ def validate_node_identity(identity: NodeIdentity, old: NodeIdentity | None) -> 
     yield from check_range("spec.generation", spec.generation, 1, limits.NODE_GENERATION_MAX)
     yield from check_range("spec.revokedGeneration", spec.revoked_generation, 0, spec.generation)
     if old is not None and spec.generation < old.spec.generation:
-        yield forbidden("spec.generation", f"generations never fall; the stored one is {old.spec.generation}")
+        yield forbidden("spec.generation", f"must not decrease; the stored generation is {old.spec.generation}")
     if old is not None and spec.revoked_generation < old.spec.revoked_generation:
-        yield forbidden("spec.revokedGeneration", "what is revoked stays revoked; let the node join again")
+        yield forbidden("spec.revokedGeneration", "a revocation cannot be undone; let the node join again")

@@ -1,6 +1,6 @@
-"""The table of kinds: names, scope, home, type, and the functions that default and validate them.
+"""The table of kinds: names, scope, home cell, type, and the functions that default and validate them.
 
-Everything that must know "all kinds" (routes, discovery, schemas, docs, tests) reads this table.
+Routes, discovery, schemas, docs and tests read this table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast.model.meta import GROUP, Object
 
 
 class Home(enum.StrEnum):
-    """Which cell is the authority for a kind. `CELL` kinds belong to every cell alike."""
+    """The cell in which a kind is written. `CELL` kinds are written in every cell."""
 
     GLOBAL = "global"
     REGION = "region"
@@ -49,7 +49,7 @@ class Home(enum.StrEnum):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One row. `mirrored` kinds are copied read-only from the global cell into every region that needs them."""
+    """One row. The link copies `mirrored` kinds from the global cell into regions, where they are read-only."""
 
     name: str
     plural: str
@@ -77,12 +77,12 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def resource(self) -> str:
-        """The name errors use: `workloads.holdfast.dev`, `events`."""
+        """The name used in errors: `workloads.holdfast.dev`, `events`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def prefix(self) -> str:
-        """Where objects of this kind live in the store."""
+        """Store key prefix of this kind."""
         return f"/{self.plural}/"
 
     def store_key(self, namespace: str, name: str) -> str:
@@ -328,5 +328,5 @@ def kind_of(item: Object | type[Any]) -> Kind:
 
 
 def kind_of_store_key(key: str) -> Kind | None:
-    """The kind a store key belongs to, or None for keys that hold no object."""
+    """The kind of a store key, or None if the key holds no object."""
     return BY_PLURAL.get(key[1 : key.find("/", 1)])

@@ -1,6 +1,6 @@
-"""LeasePage: the heartbeats of up to 500 nodes in one record, so that 5,000 of them cost ten rows and not 5,000.
+"""LeasePage: the leases of up to 500 nodes in one record, so that renewing 5,000 nodes writes ten records.
 
-Internal to a regional cell: written by the authority alone, read by node-health.
+Internal to a regional cell: the authority writes it, node-health reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.model.validation import Causes, check_range
 
 
 class NodeLease(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One node's newest acknowledged renewal, on the authority's clock (seconds since the epoch)."""
+    """Newest acknowledged renewal of one node, by the authority's clock (Unix time in seconds)."""
 
     epoch: int
     renewed_at_s: float

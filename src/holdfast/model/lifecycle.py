@@ -1,6 +1,6 @@
-"""The way of one replica, as data. The code, the diagrams, the console and the tests read it from here.
+"""The replica state machine as data. The code, the diagrams, the console and the tests all read this table.
 
-A stage is derived from a replica's blocks by `stage`, and written nowhere. One transition, one owner.
+`stage()` derives a replica's stage from its status blocks; no stage is stored. Each transition has exactly one owner.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Stage(enum.StrEnum):
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """`owner` is the only identity that may write the evidence that makes it happen."""
+    """`owner` is the only role that may write `evidence`, which causes the transition."""
 
     source: Stage | None
     target: Stage
@@ -48,8 +48,8 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.BOUND, _S.STARTING, "agent", "the process was started", "Replica.status.execution"),
     Transition(_S.BOUND, _S.READY, "agent", "started and ready within one report", "Replica.status.execution"),
     Transition(_S.BOUND, _S.RUNNING, "agent", "started and not yet ready", "Replica.status.execution"),
-    Transition(_S.BOUND, _S.FAILED, "agent", "it could not be started", "Replica.status.execution"),
-    Transition(_S.BOUND, _S.SUCCEEDED, "agent", "it ran to its end within one report", "Replica.status.execution"),
+    Transition(_S.BOUND, _S.FAILED, "agent", "the start failed", "Replica.status.execution"),
+    Transition(_S.BOUND, _S.SUCCEEDED, "agent", "exited with code 0 within one report", "Replica.status.execution"),
     Transition(_S.STARTING, _S.RUNNING, "agent", "the startup probe passed", "Replica.status.execution"),
     Transition(_S.STARTING, _S.READY, "agent", "probes passed", "Replica.status.execution"),
     Transition(_S.STARTING, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
@@ -75,15 +75,15 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(_S.SERVING, _S.FAILED, "agent", "exit evidence, restarts exhausted", "Replica.status.execution"),
     Transition(_S.SERVING, _S.SUCCEEDED, "agent", "exit code 0", "Replica.status.execution"),
     *(
-        Transition(stage, _S.UNKNOWN, "node-health", "the node's lease lapsed", "Replica.status.contact")
+        Transition(stage, _S.UNKNOWN, "node-health", "the node's lease expired", "Replica.status.contact")
         for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING, _S.FAILED, _S.SUCCEEDED)
     ),
     *(
-        Transition(_S.UNKNOWN, stage, "node-health", "the node was heard again", "Replica.status.contact")
+        Transition(_S.UNKNOWN, stage, "node-health", "the node renewed its lease", "Replica.status.contact")
         for stage in (_S.BOUND, _S.STARTING, _S.RUNNING, _S.READY, _S.SERVING, _S.FAILED, _S.SUCCEEDED)
     ),
     *(
-        Transition(stage, _S.STOPPING, "release", "the decision to give up the place", "Replica.status.release")
+        Transition(stage, _S.STOPPING, "release", "the decision to release the node", "Replica.status.release")
         for stage in (
             _S.RESERVED,
             _S.BOUND,
@@ -96,16 +96,16 @@ TRANSITIONS: tuple[Transition, ...] = (
             _S.SUCCEEDED,
         )
     ),
-    Transition(_S.STOPPING, _S.QUEUED, "authority", "claims freed, attempt raised: it needs another place", "Binding"),
-    Transition(_S.STOPPING, _S.RELEASED, "authority", "claims freed of a replica that is to go", "Binding"),
-    Transition(_S.STOPPING, _S.FAILED, "authority", "claims freed of work that failed for good", "Binding"),
-    Transition(_S.STOPPING, _S.SUCCEEDED, "authority", "claims freed of work that is done", "Binding"),
-    Transition(_S.QUEUED, _S.RELEASED, "release", "withdrawn before it was placed", "Replica"),
+    Transition(_S.STOPPING, _S.QUEUED, "authority", "claims released; the next attempt is queued", "Binding"),
+    Transition(_S.STOPPING, _S.RELEASED, "authority", "claims released; the replica is being deleted", "Binding"),
+    Transition(_S.STOPPING, _S.FAILED, "authority", "claims released; the batch replica failed", "Binding"),
+    Transition(_S.STOPPING, _S.SUCCEEDED, "authority", "claims released; the batch replica succeeded", "Binding"),
+    Transition(_S.QUEUED, _S.RELEASED, "release", "deleted before it was placed", "Replica"),
 )
 
 
 def current_execution(replica: Replica) -> ExecutionBlock | None:
-    """The agent's word on the current attempt; a word on an older one is history."""
+    """The agent's report on the current attempt; None if the report is about an older one."""
     block = replica.status.execution
     if block is None or block.attempt != replica.status.placement.attempt:
         return None
@@ -113,13 +113,13 @@ def current_execution(replica: Replica) -> ExecutionBlock | None:
 
 
 def unheard(replica: Replica) -> bool:
-    """Whether the node of the current attempt is lost; that an earlier one was lost says nothing about this one."""
+    """Whether the node of the current attempt is out of contact."""
     contact = replica.status.contact
     return contact is not None and contact.lost and contact.attempt == replica.status.placement.attempt
 
 
 def finished(replica: Replica) -> Phase | None:
-    """Succeeded, or Failed for good: terminal for batch work whatever became of its claims."""
+    """Succeeded or Failed if a batch replica has ended; None otherwise."""
     block = replica.status.execution
     if block is not None and block.phase in (Phase.SUCCEEDED, Phase.FAILED) and replica.spec.type is WorkloadType.BATCH:
         return block.phase
@@ -127,9 +127,9 @@ def finished(replica: Replica) -> Phase | None:
 
 
 def stage(replica: Replica) -> Stage:
-    """The stage a replica has reached. The only place that decides it.
+    """The stage of a replica. No other code derives it.
 
-    Stopping is release's word for the current attempt and nobody else's; Unknown is node-health's, for it too.
+    Only a release of the current attempt makes it Stopping; only node-health makes it Unknown.
     """
     status = replica.status
     placed = status.placement
@@ -161,7 +161,7 @@ def _running_stage(replica: Replica) -> Stage:
         return Stage.SUCCEEDED
     if ran.phase is Phase.FAILED:
         return Stage.FAILED
-    # Starting; or stopped without a decision to give up the place, as for want of a lease: it is between two runs.
+    # Starting, or stopped without a release (for example for lack of a lease): between two runs.
     return Stage.STARTING
 
 

@@ -1,7 +1,7 @@
-"""What every object carries: identity, versions, ownership, and the struct they are all built from.
+"""Object metadata (identity, versions, ownership, conditions) and the base classes of all API types.
 
-Objects are immutable and shared: whoever wants another value builds a new object with
-`msgspec.structs.replace`. Nothing may change an object another part can already see.
+Objects are immutable and shared. To change a value, build a new object with `msgspec.structs.replace`; never change an
+object that other code can already see.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ T = TypeVar("T")
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """A piece of an object. Fields at their default are left out of the JSON (see `shown`)."""
+    """Base of API structs. A field that equals its default is omitted from the JSON (see `visible_default`)."""
 
 
 def shown(value: T) -> T:
-    """A default that users should see: unlike a plain default it is always written out.
+    """A default that is always written to the JSON, so that users see it.
 
-    msgspec leaves out a field whose value is its plain default, but never one whose default comes
-    from a factory of our own; so `replicas: int = shown(1)` reads as 1 and is stored as 1.
+    msgspec omits a field that equals its plain default, but not one whose default comes from a custom factory.
     """
     made: T = msgspec.field(default_factory=lambda: value)
     return made
 
 
 class OwnerReference(Part, frozen=True):
-    """Points from a dependent to its owner; garbage collection follows the uid, never the name."""
+    """Reference from a dependent to its owner. Garbage collection compares the uid, not the name."""
 
     api_version: str
     kind: str
@@ -55,9 +54,9 @@ class ManagedFields(Part, frozen=True):
 
 
 class ObjectMeta(Part, frozen=True):
-    """Identity and bookkeeping; `resourceVersion` changes with every write of the object."""
+    """Identity and bookkeeping of an object."""
 
-    # resource_version is filled in from the store, never stored.
+    # resource_version is set when the object is read; it is not part of the stored value.
     name: str = ""
     generate_name: str = ""
     namespace: str = ""
@@ -75,12 +74,12 @@ class ObjectMeta(Part, frozen=True):
 
     @property
     def terminating(self) -> bool:
-        """Whether deletion was asked for; finalizers may keep the object a while longer."""
+        """Whether deletion was requested. Finalizers may still delay it."""
         return bool(self.deletion_timestamp)
 
 
 class Key(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Names one object of a kind: what a controller is handed to decide about."""
+    """Namespace and name of one object. A controller decides about one key at a time."""
 
     namespace: str
     name: str
@@ -101,7 +100,7 @@ class Condition(Part, frozen=True):
 
 
 class Object(Part, frozen=True):
-    """What every kind of object is, structurally. Kinds add `spec` and `status`."""
+    """Base of all kinds, which add `spec` and `status`."""
 
     metadata: ObjectMeta
 
@@ -115,7 +114,7 @@ class Object(Part, frozen=True):
 
     @property
     def revision(self) -> int:
-        """The store revision this object was read at; 0 when it was never stored."""
+        """The store revision of this object; 0 if it was never stored."""
         return int(self.metadata.resource_version or 0)
 
 
@@ -129,10 +128,10 @@ def find_condition(conditions: tuple[Condition, ...], kind: str) -> Condition | 
 
 
 def with_condition(conditions: tuple[Condition, ...], new: Condition, now: str) -> tuple[Condition, ...]:
-    """The conditions with `new` in place of the one of its type.
+    """The conditions with `new` replacing the one of its type.
 
-    `lastTransitionTime` moves only when the status does; an equal condition returns the very same
-    tuple, so that callers can tell that nothing changed.
+    `lastTransitionTime` changes only with the status. If the condition is equal, the same tuple is returned, so that
+    the caller can tell that nothing changed.
     """
     old = find_condition(conditions, new.type)
     since = old.last_transition_time if old is not None and old.status == new.status else now

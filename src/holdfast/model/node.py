@@ -1,4 +1,4 @@
-"""Node: a machine that runs work. Its agent registers it; cordon and drain are the operator's wishes."""
+"""Node: a machine that runs replicas. Its agent registers it; operators cordon and drain it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.model.validation import (
 
 
 class Device(Part, frozen=True):
-    """One exclusive thing; a GPU can also be shared in thousandths."""
+    """A device with one owner at a time. A GPU can also be shared in thousandths."""
 
     id: str
     kind: str = shown(GPU)
@@ -30,7 +30,7 @@ class Device(Part, frozen=True):
 
 
 class NodeSpec(Part, frozen=True):
-    """`capacity` does not list devices' resources: `gpu` follows from `devices`."""
+    """`capacity` does not include `gpu`, which is derived from `devices`."""
 
     zone: str
     pool: str = shown("default")
@@ -44,7 +44,7 @@ class NodeSpec(Part, frozen=True):
     drain: bool = False
     drain_seconds: float = 0.0
     tenant: str = ""
-    """`drainSeconds` is how long a drain should take at most; after that it says what holds it up. 0: no deadline."""
+    """`drainSeconds` is the deadline of a drain, after which its status is Overdue. 0: no deadline."""
 
 
 class Contact(enum.StrEnum):
@@ -55,7 +55,7 @@ class Contact(enum.StrEnum):
 
 
 class ContactBlock(Part, frozen=True):
-    """node-health's reading of the lease; evidence, not proof."""
+    """State of the node's lease as node-health sees it. An expired lease does not prove that tasks have stopped."""
 
     state: Contact = shown(Contact.UNSEEN)
     since: str = ""
@@ -63,7 +63,7 @@ class ContactBlock(Part, frozen=True):
 
 
 class Quarantine(Part, frozen=True):
-    """Evidence that starts fail here whatever is started, with its end: new work stays away until then."""
+    """The node failed to start several workloads and accepts no new replicas until `until`."""
 
     reason: str
     message: str = ""
@@ -71,9 +71,9 @@ class Quarantine(Part, frozen=True):
 
 
 class NodeExecution(Part, frozen=True):
-    """The agent's own word: the lease epoch it runs under, and whether it has reconciled what it found running.
+    """The agent's report: its lease epoch, and whether it has compared running tasks with Bindings (`reconciled`).
 
-    `isolation` is how work is held to what it asked for: cgroup2, cgroup1, rlimits or none.
+    `isolation` is how resource limits are enforced: cgroup2, cgroup1, rlimits or none.
     """
 
     epoch: int = shown(0)
@@ -93,7 +93,7 @@ class DrainPhase(enum.StrEnum):
 
 
 class Blocked(Part, frozen=True):
-    """A replica that a drain waits for, and why it stays."""
+    """A replica that a drain waits for, and the reason."""
 
     replica: str
     reason: str = ""
@@ -101,7 +101,7 @@ class Blocked(Part, frozen=True):
 
 
 class DrainBlock(Part, frozen=True):
-    """drain's: how far it is, and exactly who holds it up."""
+    """Progress of a drain, and the replicas that block it. Written by drain."""
 
     phase: str = ""
     remaining: int = shown(0)
@@ -111,7 +111,7 @@ class DrainBlock(Part, frozen=True):
 
 
 class FenceBlock(Part, frozen=True):
-    """Committed by the authority: leases of this epoch or below are never renewed again."""
+    """Written by the authority. Leases of this epoch or a lower one are never renewed again."""
 
     fenced_epoch: int = shown(0)
     at: str = ""
@@ -133,7 +133,7 @@ class Node(Object, frozen=True):
 
 
 def node_capacity(node: Node) -> Amounts:
-    """All of a node's capacity in base units, devices included."""
+    """The node's capacity in base units, including devices."""
     total = amounts(node.spec.capacity)
     gpu_milli = sum(d.milli for d in node.spec.devices if d.kind == GPU)
     if gpu_milli:
@@ -142,7 +142,7 @@ def node_capacity(node: Node) -> Amounts:
 
 
 def why_not_schedulable(node: Node) -> str:
-    """The reason new work may not be placed here by the node's own state, or an empty string."""
+    """Why the node's own state forbids new replicas; empty if it allows them."""
     if node.metadata.terminating:
         return "NodeTerminating"
     if node.spec.drain:
@@ -167,7 +167,7 @@ def validate_node(node: Node, old: Node | None) -> Causes:
     yield from check_dns_label("spec.pool", spec.pool)
     yield from check_resources("spec.capacity", spec.capacity, device_rules=False)
     if GPU in spec.capacity:
-        yield forbidden("spec.capacity.gpu", "GPUs are declared one by one in spec.devices")
+        yield forbidden("spec.capacity.gpu", "list each GPU in spec.devices instead")
     yield from check_unique("spec.devices", (d.id for d in spec.devices))
     for index, device in enumerate(spec.devices):
         yield from check_range(f"spec.devices[{index}].milli", device.milli, 1, WHOLE_GPU_MILLI)

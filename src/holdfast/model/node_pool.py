@@ -1,7 +1,7 @@
-"""NodePool: nodes of one shape that come and go with what waits for them. `status.nodes` is who should exist now.
+"""NodePool: identical nodes that are started for pending work and stopped when idle.
 
-The region decides; a provider, outside of it, starts and stops machines until they are those. A node that should not
-exist any more holds nothing: it was closed to new work first, in the same revision that showed it empty.
+The node-pool controller decides which nodes should exist (`status.nodes`). A provider outside the cell starts and stops
+machines accordingly. A node is removed only while it is empty: it is cordoned in the revision that showed it empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NODES_MAX = 1000
 
 
 class NodePoolSpec(Part, frozen=True):
-    """`capacity` is what one node has. A node that held nothing for `idleSeconds` is given up, down to `minNodes`."""
+    """`capacity` is that of one node. A node that was empty for `idleSeconds` is removed, down to `minNodes`."""
 
     zones: tuple[str, ...] = ()
     capacity: dict[str, Amount] = {}
@@ -26,7 +26,7 @@ class NodePoolSpec(Part, frozen=True):
 
 
 class PoolNode(Part, frozen=True):
-    """A node that should exist, since when, and since when it has held nothing. `leaving`: closed, to be given up."""
+    """A node that should exist. `idleSince`: when it became empty. `removing`: cordoned, to be removed."""
 
     name: str
     zone: str = ""
@@ -51,12 +51,12 @@ class NodePool(Object, frozen=True):
 def validate_node_pool(pool: NodePool, old: NodePool | None) -> Causes:
     yield from check_dns_label("metadata.name", pool.metadata.name)
     if not pool.spec.zones:
-        yield required("spec.zones", "where its nodes are, for example [us-east-a]")
+        yield required("spec.zones", "the zones of its nodes, for example [us-east-a]")
     yield from check_unique("spec.zones", pool.spec.zones)
     for index, zone in enumerate(pool.spec.zones):
         yield from check_dns_label(f"spec.zones[{index}]", zone)
     if not pool.spec.capacity:
-        yield required("spec.capacity", "what one node has, for example {cpu: 4, memory: 16Gi}")
+        yield required("spec.capacity", "the capacity of one node, for example {cpu: 4, memory: 16Gi}")
     yield from check_resources("spec.capacity", pool.spec.capacity, device_rules=False)
     yield from check_range("spec.minNodes", pool.spec.min_nodes, 0, NODES_MAX)
     yield from check_range("spec.maxNodes", pool.spec.max_nodes, pool.spec.min_nodes, NODES_MAX)

@@ -1,7 +1,7 @@
-"""Who may write what: each field group of each kind has one writer (S6).
+"""Field ownership: which roles may write which field group of each kind (S6).
 
-A group is a dotted path in the object; the longest path in the table that covers a field decides. A write that
-changes a group its writer does not own is refused as a whole.
+A group is a dotted path in the object. The longest path in the table that covers a field applies. A write that changes
+a group which its writer does not own is refused as a whole.
 """
 
 from __future__ import annotations
@@ -21,122 +21,130 @@ JOIN = "join"
 _PEOPLE = frozenset({OPERATOR, USER})
 
 
-def _one(*roles: str) -> frozenset[str]:
+def _roles(*roles: str) -> frozenset[str]:
     return frozenset(roles)
 
 
-# kind → group → roles. `metadata` covers labels and annotations; finalizers have a table of their own below.
+# kind → group → roles. `metadata` covers labels and annotations; finalizers have their own table below.
 OWNERS: dict[str, dict[str, frozenset[str]]] = {
-    "Tenant": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one("quota")},
+    "Tenant": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("quota")},
     "Region": {
-        "metadata": _one(OPERATOR),
-        "spec": _one(OPERATOR),
-        "status": _one("region-health"),
-        "status.report": _one(REGION),
+        "metadata": _roles(OPERATOR),
+        "spec": _roles(OPERATOR),
+        "status": _roles("region-health"),
+        "status.report": _roles(REGION),
     },
-    "PriorityClass": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one(OPERATOR)},
-    "Quota": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one("grant")},
-    "Grant": {"metadata": _one("grant"), "spec": _one("grant"), "status": _one(REGION)},
-    "RecoveryBudget": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one("recover")},
-    "SchedulerPolicy": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one("policy")},
-    "PolicyRevision": {"metadata": _one("policy"), "spec": _one("policy"), "status": _one("policy")},
+    "PriorityClass": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles(OPERATOR)},
+    "Quota": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("grant")},
+    "Grant": {"metadata": _roles("grant"), "spec": _roles("grant"), "status": _roles(REGION)},
+    "RecoveryBudget": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("recover")},
+    "SchedulerPolicy": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("policy")},
+    "PolicyRevision": {"metadata": _roles("policy"), "spec": _roles("policy"), "status": _roles("policy")},
     "Workload": {
         "metadata": _PEOPLE,
         "spec": _PEOPLE,
-        "status": _one("workload-status"),
-        "status.scale": _one("autoscale"),
+        "status": _roles("workload-status"),
+        "status.scale": _roles("autoscale"),
         "status.load": _PEOPLE,
-        "status.rollout": _one("rollout"),
-        "status.backing": _one("backing"),
-        "status.moves": _one("assign"),
+        "status.rollout": _roles("rollout"),
+        "status.backing": _roles("backing"),
+        "status.moves": _roles("assign"),
     },
-    "Assignment": {"metadata": _one("assign", "recover"), "spec": _one("assign", "recover"), "status": _one(REGION)},
+    "Assignment": {
+        "metadata": _roles("assign", "recover"),
+        "spec": _roles("assign", "recover"),
+        "status": _roles(REGION),
+    },
     "Override": {
-        "metadata": _one(OPERATOR, REGION),
-        "spec": _one(OPERATOR, REGION),
-        # One that was given in a region is ended there by the link, when its record is revoked at the global cell.
-        "spec.revoked": _one(OPERATOR, REGION, LINK),
-        "status": _one("override"),
+        "metadata": _roles(OPERATOR, REGION),
+        "spec": _roles(OPERATOR, REGION),
+        # The link ends a break-glass override in its region when its record at the global cell is revoked.
+        "spec.revoked": _roles(OPERATOR, REGION, LINK),
+        "status": _roles("override"),
     },
-    "Recovery": {"metadata": _one("recover"), "spec": _one("recover"), "status": _one("recover")},
-    "GrantCopy": {"metadata": _one("grant-sync"), "spec": _one("grant-sync"), "status": _one(AUTHORITY)},
+    "Recovery": {"metadata": _roles("recover"), "spec": _roles("recover"), "status": _roles("recover")},
+    "GrantCopy": {"metadata": _roles("grant-sync"), "spec": _roles("grant-sync"), "status": _roles(AUTHORITY)},
     "Node": {
-        "metadata": _one(AGENT, OPERATOR),
-        "spec": _one(AGENT),
-        "spec.unschedulable": _one(OPERATOR, "node-pool"),
-        "spec.drain": _one(OPERATOR),
-        "spec.drainSeconds": _one(OPERATOR),
-        "spec.taints": _one(AGENT, OPERATOR),
-        "status": _one("node-health"),
-        "status.contact": _one("node-health"),
-        "status.execution": _one(AGENT),
-        "status.drain": _one("drain"),
-        "status.fence": _one(AUTHORITY),
+        "metadata": _roles(AGENT, OPERATOR),
+        "spec": _roles(AGENT),
+        "spec.unschedulable": _roles(OPERATOR, "node-pool"),
+        "spec.drain": _roles(OPERATOR),
+        "spec.drainSeconds": _roles(OPERATOR),
+        "spec.taints": _roles(AGENT, OPERATOR),
+        "status": _roles("node-health"),
+        "status.contact": _roles("node-health"),
+        "status.execution": _roles(AGENT),
+        "status.drain": _roles("drain"),
+        "status.fence": _roles(AUTHORITY),
     },
-    "NodePool": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one("node-pool")},
+    "NodePool": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles("node-pool")},
     "Hold": {
-        "metadata": _one("hold"),
-        "spec": _one("hold"),
-        "status": _one("hold"),
-        "status.kept": _one(AUTHORITY),
-        "status.draw": _one(AUTHORITY),
+        "metadata": _roles("hold"),
+        "spec": _roles("hold"),
+        "status": _roles("hold"),
+        "status.kept": _roles(AUTHORITY),
+        "status.draw": _roles(AUTHORITY),
     },
     "Replica": {
-        "metadata": _one("replicate"),
-        "spec": _one("replicate"),
-        "status": _one(AUTHORITY),
-        "status.placement": _one(AUTHORITY),
-        "status.execution": _one(AGENT),
-        "status.contact": _one("node-health"),
-        "status.traffic": _one("serve"),
-        "status.release": _one("release"),
-        "status.repair": _one("repair"),
+        "metadata": _roles("replicate"),
+        "spec": _roles("replicate"),
+        "status": _roles(AUTHORITY),
+        "status.placement": _roles(AUTHORITY),
+        "status.execution": _roles(AGENT),
+        "status.contact": _roles("node-health"),
+        "status.traffic": _roles("serve"),
+        "status.release": _roles("release"),
+        "status.repair": _roles("repair"),
     },
     "SchedulingRequest": {
-        "metadata": _one("replicate"),
-        "spec": _one("replicate"),
-        "status": _one("scheduler"),
-        "status.gang": _one(AUTHORITY),
+        "metadata": _roles("replicate"),
+        "spec": _roles("replicate"),
+        "status": _roles("scheduler"),
+        "status.gang": _roles(AUTHORITY),
     },
-    "Reservation": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AUTHORITY)},
-    "Binding": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AGENT)},
-    "Decision": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AUTHORITY)},
-    "Endpoint": {"metadata": _one("serve", REGION), "spec": _one("serve", REGION), "status": _one("serve", REGION)},
-    "JoinToken": {"metadata": _one(OPERATOR), "spec": _one(OPERATOR), "status": _one(JOIN)},
+    "Reservation": {"metadata": _roles(AUTHORITY), "spec": _roles(AUTHORITY), "status": _roles(AUTHORITY)},
+    "Binding": {"metadata": _roles(AUTHORITY), "spec": _roles(AUTHORITY), "status": _roles(AGENT)},
+    "Decision": {"metadata": _roles(AUTHORITY), "spec": _roles(AUTHORITY), "status": _roles(AUTHORITY)},
+    "Endpoint": {
+        "metadata": _roles("serve", REGION),
+        "spec": _roles("serve", REGION),
+        "status": _roles("serve", REGION),
+    },
+    "JoinToken": {"metadata": _roles(OPERATOR), "spec": _roles(OPERATOR), "status": _roles(JOIN)},
     "NodeIdentity": {
-        "metadata": _one(JOIN),
-        "spec": _one(JOIN),
-        "spec.revokedGeneration": _one(OPERATOR),
-        "status": _one(JOIN),
+        "metadata": _roles(JOIN),
+        "spec": _roles(JOIN),
+        "spec.revokedGeneration": _roles(OPERATOR),
+        "status": _roles(JOIN),
     },
-    "LeasePage": {"metadata": _one(AUTHORITY), "spec": _one(AUTHORITY), "status": _one(AUTHORITY)},
+    "LeasePage": {"metadata": _roles(AUTHORITY), "spec": _roles(AUTHORITY), "status": _roles(AUTHORITY)},
 }
 
-# Shared by everyone who is authorized; nobody in particular owns them. Terms have a rule of their own: they only rise.
+# Any authorized role may write these kinds. Validation only lets a Term increase.
 UNOWNED = frozenset({"Event", "Lease", "Term"})
 
-# Who may ask for deletion, besides operators and the collector. People delete what they own; agents their own node.
+# Roles that may delete a kind, besides operators and garbage collection. Agents may delete only their own Node.
 DELETERS: dict[str, frozenset[str]] = {
     "Workload": _PEOPLE | {"batch-ttl"},
-    "Node": _one(OPERATOR, AGENT),
-    "Assignment": _one("assign", "recover"),
-    "Replica": _one("replicate", OPERATOR, USER),
-    "SchedulingRequest": _one("replicate"),
-    "Reservation": _one(AUTHORITY),
-    "Binding": _one(AUTHORITY),
-    "Decision": _one(AUTHORITY),
-    "Endpoint": _one("serve", REGION),
-    "Grant": _one("grant"),
-    "GrantCopy": _one("grant-sync"),
-    "Hold": _one("hold"),
-    "JoinToken": _one(JOIN),
-    "LeasePage": _one(AUTHORITY),
-    "PolicyRevision": _one("policy"),
-    "Override": _one("override"),
-    "Recovery": _one("recover"),
+    "Node": _roles(OPERATOR, AGENT),
+    "Assignment": _roles("assign", "recover"),
+    "Replica": _roles("replicate", OPERATOR, USER),
+    "SchedulingRequest": _roles("replicate"),
+    "Reservation": _roles(AUTHORITY),
+    "Binding": _roles(AUTHORITY),
+    "Decision": _roles(AUTHORITY),
+    "Endpoint": _roles("serve", REGION),
+    "Grant": _roles("grant"),
+    "GrantCopy": _roles("grant-sync"),
+    "Hold": _roles("hold"),
+    "JoinToken": _roles(JOIN),
+    "LeasePage": _roles(AUTHORITY),
+    "PolicyRevision": _roles("policy"),
+    "Override": _roles("override"),
+    "Recovery": _roles("recover"),
 }
 
-# Finalizer → (role that removes it, seconds after which someone is told that it is stuck).
+# Finalizer → (role that removes it, seconds after which it is reported as overdue).
 FINALIZERS: dict[str, tuple[str, float]] = {
     "holdfast.dev/assignments": ("assign", 900.0),
     "holdfast.dev/release": ("release", 600.0),
@@ -146,7 +154,7 @@ FINALIZERS: dict[str, tuple[str, float]] = {
     "orphan": ("collect", 60.0),
 }
 
-# Finalizers every new object of a kind starts with.
+# Finalizers that the gate adds to every new object of a kind.
 STARTING_FINALIZERS: dict[str, tuple[str, ...]] = {
     "Workload": ("holdfast.dev/assignments",),
     "Tenant": ("holdfast.dev/tenant-contents",),
@@ -155,7 +163,7 @@ STARTING_FINALIZERS: dict[str, tuple[str, ...]] = {
 
 
 def owners(kind: str, group: str, *, mirrored_here: bool = False) -> frozenset[str]:
-    """The roles that may change `group`. In a region, copies of global objects belong to the link alone."""
+    """The roles that may change `group`. In a region only the link may change copies of global objects."""
     if mirrored_here:
         return frozenset({LINK})
     table = OWNERS.get(kind, {})
@@ -172,12 +180,11 @@ def deleters(kind: str, *, mirrored_here: bool = False) -> frozenset[str]:
     return DELETERS.get(kind, frozenset()) | {OPERATOR, COLLECT}
 
 
-_OF_THE_GLOBAL_CELL = frozenset(kind.name for kind in ALL if kind.home is Home.GLOBAL)
+_GLOBAL_KINDS = frozenset(kind.name for kind in ALL if kind.home is Home.GLOBAL)
 
 
 def is_mirrored_here(kind_name: str, cell: str, name: str = "") -> bool:
-    """Whether objects of this kind in this cell are copies of what the global cell holds; those that were given in a
-    region are not."""
+    """Whether objects of this kind in this cell are copies of global objects. Break-glass overrides are not."""
     if kind_name == "Override" and name.startswith(break_glass_prefix(cell)):
         return False
-    return cell != "global" and kind_name in _OF_THE_GLOBAL_CELL
+    return cell != "global" and kind_name in _GLOBAL_KINDS

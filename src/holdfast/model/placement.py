@@ -1,6 +1,6 @@
-"""The placement conversation: what schedulers and agents ask of a region's authority, and what it answers.
+"""The placement API: requests of schedulers and agents to a region's authority, and its responses.
 
-Sent to `POST /placement/v1/{reserve,bind,release,renew}`, or in process. Every item gets an answer of its own.
+Served at `POST /placement/v1/{reserve,bind,release,renew}` and in process. Every item gets its own result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Result(enum.StrEnum):
 
 
 class PlaceItem(Part, frozen=True):
-    """One proposal. Amounts come from the replica itself, never from the proposer."""
+    """One proposal. The authority takes the resource amounts from the replica, not from the proposal."""
 
     namespace: str
     replica: str
@@ -33,8 +33,8 @@ class PlaceItem(Part, frozen=True):
 
 
 class ReserveRequest(Part, frozen=True):
-    """`bind` asks for both steps in one transaction, the ordinary path. The decision is stored with it; one of which
-    nothing was accepted only with `recordRefused`."""
+    """With `bind` (the usual case) the authority reserves and binds in one transaction and stores the decision with it.
+    A decision of which nothing was accepted is stored only with `recordRefused`."""
 
     items: tuple[PlaceItem, ...] = ()
     bind: bool = shown(True)
@@ -54,14 +54,14 @@ class BindRequest(Part, frozen=True):
 
 
 class ReleaseAction(enum.StrEnum):
-    """STOP tells the agent to stop the work. FREE gives the claims back, as far as the evidence allows."""
+    """STOP tells the agent to stop the task. FREE releases the claims once the stop is confirmed."""
 
     STOP = "Stop"
     FREE = "Free"
 
 
 class ReleaseItem(Part, frozen=True):
-    """Names an identity: replica uid and attempt. A delayed duplicate for an older attempt is refused."""
+    """Identified by replica uid and attempt. A delayed duplicate for an older attempt is refused."""
 
     namespace: str
     replica: str
@@ -77,8 +77,8 @@ class ReleaseRequest(Part, frozen=True):
 
 
 class RenewItem(Part, frozen=True):
-    """A heartbeat. Epoch 0 registers: the answer carries the epoch to use from then on, which is higher than `above`,
-    the last one that the agent knows to be over."""
+    """A heartbeat. Epoch 0 registers the node: the response carries its new epoch, which is higher than
+    `fencedEpoch`, the last epoch that the agent knows is fenced."""
 
     node: str
     epoch: int = shown(0)
@@ -90,10 +90,10 @@ class RenewRequest(Part, frozen=True):
 
 
 class Answer(Part, frozen=True):
-    """`facts` hold what the refusal rests on: the winner's claim, the shortfall, the limit.
+    """Result of one item. `facts` explain a refusal: the conflicting claim, the shortfall, the limit.
 
-    To a renewal, `tenures` says how many seconds from its sending the node's exclusive work of scope Global may run on,
-    by the binding's uid.
+    For a renewal, `tenures` maps the uid of each Binding with exclusive work of scope Global to the seconds it may run,
+    counted from when the renewal was sent.
     """
 
     result: Result
@@ -112,8 +112,8 @@ class Answer(Part, frozen=True):
 
 
 class Answers(Part, frozen=True):
-    """One answer per item, in order; all durable when this is sent. To renewals, `incarnation` says which life of the
-    cell answers: agents remember the highest, and take no lease from a lower one."""
+    """One result per item, in order. All are durable. For renewals, `incarnation` is the cell's restore counter: agents
+    remember the highest and accept no lease from a lower one."""
 
     answers: tuple[Answer, ...] = ()
     revision: int = shown(0)

@@ -1,4 +1,4 @@
-"""PriorityClass: rank, whether it may preempt, and whether its work is reclaimable."""
+"""PriorityClass: priority, the right to preempt, and whether the work is reclaimable."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class PriorityClass(Object, frozen=True):
 def validate_priority_class(priority: PriorityClass, old: PriorityClass | None) -> Causes:
     yield from check_range("spec.rank", priority.spec.rank, -1_000_000, 1_000_000)
     if priority.spec.reclaimable and priority.spec.may_preempt:
-        yield forbidden("spec.mayPreempt", "reclaimable work yields to others and cannot preempt them")
+        yield forbidden("spec.mayPreempt", "reclaimable work cannot preempt other work")
     if old is not None and old.spec.reclaimable != priority.spec.reclaimable:
-        yield forbidden("spec.reclaimable", "running work is accounted by it; create another class")
+        yield forbidden("spec.reclaimable", "immutable, because running work is accounted by it; create another class")

@@ -1,7 +1,7 @@
 """Quantities: `500m` CPU, `2Gi` memory, `1` GPU or `300m` of a shared one.
 
-Inside Holdfast every amount is an integer in its resource's base unit: thousandths for CPU and GPU, bytes
-for memory and disk, thousandths of a piece for everything else. Arithmetic on amounts is then exact.
+Internally every amount is an integer in the base unit of its resource: bytes for memory and disk, thousandths for
+everything else. Arithmetic on amounts is exact.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORM = re.compile(r"([+-]?(?:\d{1,19}(?:\.\d{0,9})?|\.\d{1,9}))(?:([eE][+-]?\d{
 
 
 class BadQuantity(ValueError):
-    """The text is not a quantity, or one too large or negative."""
+    """The text is not a quantity, or the quantity is negative or too large."""
 
 
 @lru_cache(maxsize=65536)
@@ -41,11 +41,11 @@ def _parse(resource: str, text: str) -> int:
     number, exponent, suffix = match.groups()
     value = Fraction(number + (exponent or "")) * _SUFFIXES[suffix or ""]
     base = value if resource in BYTE_RESOURCES else value * 1000
-    whole = -int(-base // 1)  # fractions of the base unit round up, as a request must never shrink
+    whole = -int(-base // 1)  # fractions of the base unit round up, so that a request never shrinks
     if whole < 0:
         raise BadQuantity(f"{text!r} is negative")
     if whole > MAX_AMOUNT:
-        raise BadQuantity(f"{text!r} is larger than any machine")
+        raise BadQuantity(f"{text!r} is too large")
     return whole
 
 
@@ -57,7 +57,7 @@ def parse_amount(resource: str, value: Amount) -> int:
 
 
 def amounts(values: Mapping[str, Amount]) -> Amounts:
-    """All of a resource list in base units; zero amounts are dropped."""
+    """A resource list in base units. Zero amounts are dropped."""
     found: Amounts = {}
     for name in sorted(values) if len(values) > 1 else values:
         value = values[name]
@@ -69,7 +69,7 @@ def amounts(values: Mapping[str, Amount]) -> Amounts:
 
 @lru_cache(maxsize=65536)
 def amount_text(resource: str, amount: int) -> str:
-    """The shortest exact text of an amount, the way people write it."""
+    """The shortest exact text of an amount, such as `500m` or `2Gi`."""
     if resource in BYTE_RESOURCES:
         for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
             unit = int(_SUFFIXES[suffix])
@@ -85,7 +85,7 @@ def amounts_text(values: Mapping[str, int]) -> dict[str, str]:
 
 
 def add(into: Amounts, more: Mapping[str, int], *, times: int = 1) -> None:
-    """Adds in place; amounts that come to zero are removed, so that empty means nothing is held."""
+    """Adds in place. Amounts that become zero are removed."""
     for name, amount in more.items():
         total = into.get(name, 0) + amount * times
         if total:
@@ -99,5 +99,5 @@ def scaled(values: Mapping[str, int], times: int) -> Amounts:
 
 
 def shortfall(wanted: Mapping[str, int], limit: Mapping[str, int]) -> Amounts:
-    """By how much `wanted` exceeds `limit`, per resource; empty when it fits."""
+    """By how much `wanted` exceeds `limit`, per resource; empty if it fits."""
     return {n: w - limit.get(n, 0) for n, w in sorted(wanted.items()) if w > limit.get(n, 0)}

@@ -1,6 +1,6 @@
-"""Quota: what a tenant may hold in all, and Grant: the slice of it one region may spend.
+"""Quota: a tenant's total resource limit. Grant: the share of it that one region may spend.
 
-Grants are escrow: what a region may spend is counted against the quota until the region says otherwise.
+A grant counts against the quota until the region acknowledges a lower limit, whether or not the region spends it.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Quota(Object, frozen=True):
 
 
 class GrantSpec(Part, frozen=True):
-    """`limit` is what the region should come to; `epoch` rises with every change. `peak` is the most it may still be
-    enforcing from earlier epochs, until it acknowledges this one. Nothing is spent past `endsAt`, in touch or not.
+    """The limit that the region should enforce. `epoch` increases with every change.
 
-    `provisional` is the part of the limit that only work with a `runUntil` may use: when the region was silent for
-    longer than such work can last, it came back by time, and `returned` says how much that was until the region
-    acknowledges `returnedEpoch`. `protected` is this region's part of the quota's protected part: what is in use within
-    it is nobody else's to evict. It bounds no spending, and changes without an epoch."""
+    `unacknowledgedPeak` is the highest limit of earlier epochs that the region may still enforce, until it acknowledges
+    this one. Nothing is spent after `endsAt`. `provisional` is the share of the limit that only provisional work may
+    use. If the region is out of contact for longer than such work can run, the share is reclaimed: `reclaimed` is the
+    amount, until the region acknowledges `reclaimedEpoch`. `protected` is the region's share of the quota's protected
+    part; it limits no spending and changes without an epoch."""
 
     region: str
     grant_class: GrantClass = shown(GrantClass.NORMAL)
@@ -79,7 +79,7 @@ class GrantSpec(Part, frozen=True):
 
 
 class GrantStatus(Part, frozen=True):
-    """The region's word: the epoch it applied, the limit it now enforces, and its use."""
+    """The region's report: the epoch it applied, the limit it enforces, and its usage."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -95,16 +95,16 @@ class Grant(Object, frozen=True):
 
 
 def may_enforce(grant: Grant) -> Amounts:
-    """The most the region may enforce at this moment, whatever was lost on the way: what counts against the quota.
+    """The highest limit that the region may enforce now, even if messages were lost. It counts against the quota.
 
-    Its own word covers everything up to the epoch it names; of later ones any may have arrived.
+    The region's report covers all epochs up to the acknowledged one. Any later epoch may or may not have arrived.
     """
     most = amounts(grant.status.limit)
     if grant.status.acknowledged_epoch < grant.spec.returned_epoch:
         for name, amount in amounts(grant.spec.returned).items():
             most[name] = max(0, most.get(name, 0) - amount)
-    unheard = (grant.spec.limit, grant.spec.peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
-    for values in unheard:
+    unacknowledged = (grant.spec.limit, grant.spec.peak) if grant.status.acknowledged_epoch < grant.spec.epoch else ()
+    for values in unacknowledged:
         for name, amount in amounts(values).items():
             most[name] = max(most.get(name, 0), amount)
     return most
@@ -117,7 +117,7 @@ def grant_name(region: str, grant_class: GrantClass = GrantClass.NORMAL) -> str:
 def validate_quota(quota: Quota, old: Quota | None) -> Causes:
     spec = quota.spec
     if quota.metadata.name != "quota":
-        yield forbidden("metadata.name", 'a tenant has one quota, named "quota"')
+        yield forbidden("metadata.name", 'must be "quota"; a tenant has one quota')
     if not spec.hard:
         yield required("spec.hard", "the tenant's limits, for example {cpu: 16, memory: 64Gi}")
     broken = []
@@ -135,7 +135,7 @@ def validate_quota(quota: Quota, old: Quota | None) -> Causes:
     if not broken:
         over = shortfall(amounts(spec.protected), amounts(spec.hard))
         for name in over:
-            yield forbidden(f"spec.protected.{name}", "the protected part cannot exceed the hard limit")
+            yield forbidden(f"spec.protected.{name}", "must not exceed spec.hard")
     yield from check_range("spec.pendingCap", spec.pending_cap, 0, 10_000_000)
 
 
@@ -146,14 +146,14 @@ def validate_grant(grant: Grant, old: Grant | None) -> Causes:
     yield from check_resources("spec.protected", grant.spec.protected, device_rules=False)
     expected = grant_name(grant.spec.region, grant.spec.grant_class)
     if grant.spec.grant_class is not GrantClass.RECOVERY and grant.metadata.name != expected:
-        yield forbidden("metadata.name", f"this grant is named {expected!r}")
+        yield forbidden("metadata.name", f"a grant of this region and class is named {expected}")
     if old is not None and old.spec.region != grant.spec.region:
-        yield forbidden("spec.region", "a grant belongs to one region")
+        yield forbidden("spec.region", "immutable")
     if old is not None and grant.spec.epoch < old.spec.epoch:
-        yield forbidden("spec.epoch", f"epochs only rise; the stored one is {old.spec.epoch}")
+        yield forbidden("spec.epoch", f"must not decrease; the stored epoch is {old.spec.epoch}")
     try:
         over = shortfall(amounts(grant.spec.provisional), amounts(grant.spec.limit))
     except BadQuantity:
         return
     for name in over:
-        yield forbidden(f"spec.provisional.{name}", "the provisional part cannot exceed the limit")
+        yield forbidden(f"spec.provisional.{name}", "must not exceed spec.limit")

@@ -1,7 +1,7 @@
-"""Whether a region hears the global cell: a coordination Lease in the region, rewritten by the link when that changes.
+"""Connectivity of a region to the global cell, stored as a coordination Lease that the link rewrites on every change.
 
-`holderIdentity` is `global` while it answers and empty while it does not; `acquireTime` says since when. It decides
-nothing but what people may do here without the global cell: no limit, fence or tenure rests on it.
+`holderIdentity` is `global` while the global cell answers, else empty. `acquireTime` is the time of the last change.
+Only break-glass admission reads this Lease. No limit, fence or tenure depends on it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from holdfast.model.meta import ObjectMeta
 from holdfast.model.times import micro_text
 
 NAME, NAMESPACE = "global-cell", "holdfast-system"
-_HEARD = "global"
+_CONNECTED = "global"
 
 
 def reach_lease(now: float, *, heard: bool) -> Lease:
-    spec = LeaseSpec(holder_identity=_HEARD if heard else "", acquire_time=micro_text(now))
+    spec = LeaseSpec(holder_identity=_CONNECTED if heard else "", acquire_time=micro_text(now))
     return Lease(metadata=ObjectMeta(name=NAME, namespace=NAMESPACE), spec=spec)
 
 
 def is_heard(lease: Lease) -> bool:
-    return lease.spec.holder_identity == _HEARD
+    return lease.spec.holder_identity == _CONNECTED

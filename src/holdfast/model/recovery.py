@@ -1,4 +1,4 @@
-"""Recovery: one incident on the clock: evidence, plan, and each workload's way back to serving."""
+"""Recovery: one capacity-loss incident, with its evidence and the progress of each critical workload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RecoveryPhase(enum.StrEnum):
 
 
 class LeftTarget(Part, frozen=True):
-    """A region that took the workload and did not bring it to serve: when another one was asked, and the evidence."""
+    """A target region that was abandoned because the workload made no progress there, with the evidence."""
 
     region: str
     at: str = ""
@@ -27,10 +27,11 @@ class LeftTarget(Part, frozen=True):
 
 
 class WorkloadProgress(Part, frozen=True):
-    """One critical workload's way back: counts are of everything it has in the target region.
+    """Progress of one critical workload. Counts cover all its replicas in the target region, ordinary and recovery.
 
-    `best` is the most that was reached there, in stages of replicas, and `progressAt` when; both are empty while it
-    waits for its turn and once it serves.
+    `bestProgress` is the highest value of bound + ready + serving so far, `lastProgressAt` the time it was reached.
+    Both are unset while the workload waits for its turn and after it serves `minServing`. `recoveryReplicas` is the
+    size of the recovery Assignment.
     """
 
     tenant: str
@@ -51,7 +52,7 @@ class WorkloadProgress(Part, frozen=True):
 
 
 class StageClock(Part, frozen=True):
-    """When every workload had reached a stage; empty while one has not."""
+    """When all workloads had reached each stage; empty while one has not."""
 
     detected_at: str = ""
     assigned_at: str = ""
@@ -61,14 +62,14 @@ class StageClock(Part, frozen=True):
 
 
 class Lane(Part, frozen=True):
-    """The pace of starts in one target region: none begins before this moment."""
+    """Rate limit of starts in one target region: the next start is at `nextAt` or later."""
 
     region: str
     next_at: str = ""
 
 
 class RecoverySpec(Part, frozen=True):
-    """`startedAt` is the last moment the region was heard: the clock runs from there, detection included."""
+    """`startedAt` is the last contact with the lost region. The deadline counts from then, so it includes detection."""
 
     region: str
     zone: str = ""

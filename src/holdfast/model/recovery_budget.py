@@ -1,4 +1,4 @@
-"""RecoveryBudget: slots of capacity a region keeps for failover, and who may draw on them."""
+"""RecoveryBudget: recovery slots that a region reserves, and the tenants that may use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.model.validation import Causes, check_dns_label, check_range, chec
 
 
 class Slot(Part, frozen=True):
-    """`count` places of one shape, spread over at least `minZones` zones."""
+    """`count` slots with the same resources, spread over at least `minZones` zones."""
 
     resources: dict[str, Amount] = {}
     count: int = shown(1)
@@ -39,7 +39,7 @@ class RecoveryBudget(Object, frozen=True):
 def validate_recovery_budget(budget: RecoveryBudget, old: RecoveryBudget | None) -> Causes:
     yield from check_dns_label("spec.region", budget.spec.region)
     if not budget.spec.slots:
-        yield required("spec.slots", "at least one shape and count")
+        yield required("spec.slots", "at least one shape with resources and count")
     for index, slot in enumerate(budget.spec.slots):
         yield from check_resources(f"spec.slots[{index}].resources", slot.resources)
         yield from check_range(f"spec.slots[{index}].count", slot.count, 1, 100_000)

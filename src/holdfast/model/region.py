@@ -1,4 +1,7 @@
-"""Region: a failure domain with a cell of its own. `report` is what the region says, `health` what global concludes."""
+"""Region: a failure domain with its own cell.
+
+The region writes `status.report`; the global cell writes `status.health`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from holdfast.model.validation import Causes, check_dns_label, check_range, chec
 
 
 class RegionSpec(Part, frozen=True):
-    """`endpoint` is where other regions look for it; `lostAfterSeconds` of silence everywhere make it count as lost."""
+    """Other regions probe `endpoint`. A region that does not report for `lostAfterSeconds` can be declared lost."""
 
     zones: tuple[str, ...] = ()
     residency: tuple[str, ...] = ()
@@ -23,7 +26,7 @@ class RegionSpec(Part, frozen=True):
 
 
 class SeenPeer(Part, frozen=True):
-    """What one region's probe of another found."""
+    """Result of one region's probes of another."""
 
     region: str
     reachable: bool = shown(False)
@@ -31,7 +34,7 @@ class SeenPeer(Part, frozen=True):
 
 
 class ZoneReport(Part, frozen=True):
-    """One zone's part of the region: how many nodes, and what those that are heard can hold."""
+    """Nodes of one zone, and the capacity of its live nodes."""
 
     zone: str
     nodes: int = shown(0)
@@ -40,7 +43,7 @@ class ZoneReport(Part, frozen=True):
 
 
 class HeldPlaces(Part, frozen=True):
-    """Recovery places of one shape in one zone, as the region really keeps them."""
+    """Recovery slots of one shape in one zone: how many are admitted, and how many of these are in use."""
 
     budget: str
     zone: str
@@ -51,7 +54,7 @@ class HeldPlaces(Part, frozen=True):
 
 
 class StrayGrant(Part, frozen=True):
-    """What a region holds for a tenant though the global cell has no Grant that says so: it was restored since."""
+    """A limit that the region enforces for a tenant without a Grant in the restored global cell."""
 
     tenant: str
     grant_class: GrantClass = shown(GrantClass.NORMAL)
@@ -59,8 +62,9 @@ class StrayGrant(Part, frozen=True):
 
 
 class PolicyTrial(Part, frozen=True):
-    """How a guarded policy revision does in this region, over its guard's window: replicas for which a place was
-    proposed, those of them the authority refused, those without a place, and how long the oldest request has waited."""
+    """Outcomes of a guarded policy revision in this region, within the window of its guard.
+
+    Counts of replicas: `proposed` to the authority, `refused` by it, `unplaced` for lack of a node."""
 
     revision: str
     decisions: int = shown(0)
@@ -71,8 +75,10 @@ class PolicyTrial(Part, frozen=True):
 
 
 class RegionReport(Part, frozen=True):
-    """Written by the region itself with each heartbeat; its age is evidence, nothing more. `answered` is the newest
-    incarnation of the global cell that the region has told all it holds, `strays` what that cell did not know of."""
+    """The region's heartbeat.
+
+    After a restore of the global cell, `restoreAcknowledged` is the newest incarnation to which the region has reported
+    everything it holds, and `unknownGrants` are limits that this incarnation had no record of."""
 
     at: str = ""
     sequence: int = 0
@@ -101,7 +107,7 @@ class HealthState(enum.StrEnum):
 
 
 class RegionHealth(Part, frozen=True):
-    """`heardAt` is when global saw the report's sequence move, on its own clock: regions' clocks are not compared."""
+    """`lastContactAt` is when the report's sequence number last changed, by the global cell's clock."""
 
     state: HealthState = shown(HealthState.UNKNOWN)
     since: str = ""
@@ -112,7 +118,7 @@ class RegionHealth(Part, frozen=True):
 
 
 class RegionStatus(Part, frozen=True):
-    """`awaited` is set by a restore of the global cell: its incarnation, for which the region must answer first."""
+    """`restoreIncarnation` is set by a restore of the global cell. The region must acknowledge it."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()
@@ -139,5 +145,5 @@ def validate_region(region: Region, old: Region | None) -> Causes:
     known = old.status.report if old is not None else None
     report = region.status.report
     if known is not None and report is not None and report.incarnation < known.incarnation:
-        # A process that still works on what a restore replaced.
-        yield forbidden("status.report.incarnation", f"incarnations only rise; {known.incarnation} was heard")
+        # The reporting process still uses the state that a restore replaced.
+        yield forbidden("status.report.incarnation", f"must not decrease; the stored one is {known.incarnation}")

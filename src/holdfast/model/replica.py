@@ -1,6 +1,6 @@
 """Replica: one instance of a workload in one region. Each block of its status has one writer.
 
-The stage a replica has reached is derived from its blocks by `lifecycle.stage`; it is stored nowhere.
+`lifecycle.stage` derives the stage of a replica from these blocks; no stage is stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.model.workload import Disruption, Exclusivity, WorkloadType
 
 
 class ReplicaSpec(Part, frozen=True):
-    """Written once by replicate; a replica never changes what it is."""
+    """Written once by replicate. Immutable."""
 
     workload: str
     workload_uid: str
@@ -38,7 +38,7 @@ class ReplicaSpec(Part, frozen=True):
 
 
 class PlacementBlock(Part, frozen=True):
-    """The authority's. `attempt` rises with every release, so that an old intent cannot come back to life."""
+    """Written by the authority. `attempt` increases with every release, so that an old intent is refused."""
 
     attempt: int = shown(1)
     node: str = ""
@@ -53,7 +53,7 @@ class PlacementBlock(Part, frozen=True):
 
 
 class Phase(enum.StrEnum):
-    """What the agent last said of the process."""
+    """State of the process, as last reported by the agent."""
 
     STARTING = "Starting"
     RUNNING = "Running"
@@ -65,11 +65,11 @@ class Phase(enum.StrEnum):
 
 
 TERMINAL = frozenset({Phase.SUCCEEDED, Phase.FAILED})
-"""The last word on an attempt."""
+"""Phases that end an attempt."""
 
 
 class Exit(Part, frozen=True):
-    """How the process ended: the evidence, not an interpretation."""
+    """Exit code, signal and reason of a process that ended."""
 
     code: int | None = None
     signal: str = ""
@@ -79,7 +79,7 @@ class Exit(Part, frozen=True):
 
 
 class ExecutionBlock(Part, frozen=True):
-    """The agent's. Counts only for the attempt it names; one for an older attempt is history."""
+    """The agent's report. It is valid only for the attempt that it names."""
 
     phase: Phase
     attempt: int = shown(0)
@@ -96,7 +96,7 @@ class ExecutionBlock(Part, frozen=True):
 
 
 class ReplicaContact(Part, frozen=True):
-    """node-health's: whether the node of the attempt it names can be heard. For an older attempt it is history."""
+    """Whether the node is out of contact. Written by node-health; valid only for the attempt that it names."""
 
     lost: bool = shown(False)
     attempt: int = shown(0)
@@ -106,7 +106,7 @@ class ReplicaContact(Part, frozen=True):
 
 
 class TrafficBlock(Part, frozen=True):
-    """serve's: whether it is in its workload's Endpoint."""
+    """Whether the replica is in its workload's Endpoint. Written by serve."""
 
     serving: bool = shown(False)
     attempt: int = shown(0)
@@ -114,7 +114,7 @@ class TrafficBlock(Part, frozen=True):
 
 
 class ReleaseBlock(Part, frozen=True):
-    """release's: the decision that this replica gives up its place, and why."""
+    """The decision to release the replica's node, and why. Written by release."""
 
     reason: str
     attempt: int = shown(0)
@@ -124,7 +124,7 @@ class ReleaseBlock(Part, frozen=True):
 
 
 class RepairBlock(Part, frozen=True):
-    """repair's: what it found about this attempt, and what it asked for."""
+    """What repair found about this attempt, and what it requested. Written by repair."""
 
     reason: str
     attempt: int = shown(0)
@@ -157,13 +157,13 @@ def replica_name(workload: str, region: str, ordinal: int, purpose: Purpose) -> 
 def validate_replica(replica: Replica, old: Replica | None) -> Causes:
     yield from check_range("spec.ordinal", replica.spec.ordinal, 0, 10_000_000)
     if old is not None and old.spec != replica.spec:
-        yield forbidden("spec", "a replica's spec never changes; replicate makes another replica")
-    if old is not None and _comes_back(old.status.execution, replica.status.execution):
-        yield forbidden("status.execution", "work that ended for good stays so within its attempt; this word is older")
+        yield forbidden("spec", "immutable; replicate creates another replica instead")
+    if old is not None and _is_older_report(old.status.execution, replica.status.execution):
+        yield forbidden("status.execution", "the attempt has already ended; this report is older")
 
 
-def _comes_back(old: ExecutionBlock | None, new: ExecutionBlock | None) -> bool:
-    """Whether an older word arrives late: one without an answer may, after newer ones, and would undo them."""
+def _is_older_report(old: ExecutionBlock | None, new: ExecutionBlock | None) -> bool:
+    """Whether the new report is older than the stored one. An unanswered report may arrive late and undo newer ones."""
     if old is None or new is None or old is new:
         return False
     if new.attempt < old.attempt:

@@ -1,4 +1,4 @@
-"""SchedulerPolicy: how to choose, as data; and PolicyRevision, its immutable, content-addressed form."""
+"""SchedulerPolicy: the rules for choosing nodes. PolicyRevision: one immutable, content-addressed version of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.model.validation import Causes, check_range, check_unique, duplica
 
 
 class FilterName(enum.StrEnum):
-    """The hard gates a policy may name. Those that guard a promise are always on, named or not."""
+    """Filters that a policy may list. Filters that protect an invariant always apply."""
 
     HEALTH = "Health"
     SCHEDULABLE = "Schedulable"
@@ -66,14 +66,14 @@ class WeightedScore(Part, frozen=True):
 
 
 class FilterExpression(Part, frozen=True):
-    """A hard gate of the operator's own: a CEL expression that is true for nodes the work may use."""
+    """A custom filter: a CEL expression that is true for allowed nodes."""
 
     name: str
     expression: str
 
 
 class ScoreExpression(Part, frozen=True):
-    """A preference of the operator's own: a CEL expression whose value, cut to 0 to 100, is weighed."""
+    """A custom score: a CEL expression whose value is limited to 0 to 100 and multiplied by `weight`."""
 
     name: str
     expression: str
@@ -86,7 +86,7 @@ class Preemption(Part, frozen=True):
 
 
 class Rules(Part, frozen=True):
-    """The part of a policy that decides; hashed into its revision."""
+    """The rules of a policy. Their hash names the revision."""
 
     filters: tuple[FilterName, ...] = shown(tuple(FilterName))
     scores: tuple[WeightedScore, ...] = shown(
@@ -109,12 +109,12 @@ class GuardAction(enum.StrEnum):
 
 
 class Guard(Part, frozen=True):
-    """When a revision that decides is stopped by itself. Judged in every region that decides by it, over its decisions
-    of the last `windowSeconds`, once there are `minDecisions` of them.
+    """Limits at which a policy revision is stopped automatically.
 
-    Conflicts are proposals the authority refused; `maxPendingSeconds` is about the oldest request that waits;
-    `minPlacedPercent` about replicas for which a place was found. `Pause` lets it go no further, `Rollback` takes it
-    back.
+    Checked in every region that uses the revision, over the decisions of the last `windowSeconds`, once there are
+    `minDecisions`. Conflicts are proposals that the authority refused. `maxPendingSeconds` limits the age of the oldest
+    pending request, `minPlacedPercent` the percentage of replicas for which a node was found. `Pause` stops the
+    promotion, `Rollback` restores the previous revision.
     """
 
     max_conflict_percent: int = shown(20)
@@ -126,7 +126,7 @@ class Guard(Part, frozen=True):
 
 
 class PolicyHold(Part, frozen=True):
-    """Why a revision was stopped. It counts for the generation it names: the next change of the policy lifts it."""
+    """Why the guard stopped a revision. The next change of the policy (`generation`) lifts the stop."""
 
     revision: str
     generation: int
@@ -180,7 +180,7 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 def rules_hash(rules: Rules) -> str:
-    """Twelve hex digits over the canonical JSON: the revision's name."""
+    """Hash of the canonical JSON in twelve hex digits. Part of the revision's name."""
     return hashlib.sha256(_encoder.encode(rules)).hexdigest()[:12]
 
 
@@ -193,17 +193,15 @@ def validate_rules(field: str, rules: Rules) -> Causes:
     if len(set(rules.queue)) != len(rules.queue):
         yield duplicate(f"{field}.queue", ", ".join(rules.queue))
     if not rules.queue or rules.queue[-1] is not QueueKey.AGE:
-        yield unsupported(
-            f"{field}.queue", ", ".join(rules.queue), ["an order that ends with Age, so that nothing starves"]
-        )
+        yield unsupported(f"{field}.queue", ", ".join(rules.queue), ["an order that ends with Age"])
     yield from check_range(
         f"{field}.preemption.perTenantPerMinute", rules.preemption.per_tenant_per_minute, 0, 1_000_000
     )
 
 
 def _validate_expressions(field: str, rules: Rules) -> Causes:
-    """Their form; what they say is judged at admission, where they are compiled."""
-    taken = {name.value for name in (*FilterName, *ScoreName)}
+    """Names and lengths only. Admission compiles the expressions."""
+    built_in = {name.value for name in (*FilterName, *ScoreName)}
     named = [("filterExpressions", e.name, e.expression) for e in rules.filter_expressions]
     named += [("scoreExpressions", e.name, e.expression) for e in rules.score_expressions]
     yield from check_unique(f"{field}.filterExpressions", (e.name for e in rules.filter_expressions))
@@ -214,8 +212,8 @@ def _validate_expressions(field: str, rules: Rules) -> Causes:
         yield from check_range(f"{field}.{kind}", count, 0, limits.POLICY_EXPRESSIONS)
     for kind, name, expression in named:
         path = f"{field}.{kind}[{name}]"
-        if name in taken or not name:
-            yield invalid(f"{path}.name", name, "must be a name of its own")
+        if name in built_in or not name:
+            yield invalid(f"{path}.name", name, "must be unique and not the name of a built-in filter or score")
         yield from check_range(f"{path}.expression", len(expression), 1, limits.EXPRESSION_CHARS)
     for index, score in enumerate(rules.score_expressions):
         yield from check_range(f"{field}.scoreExpressions[{index}].weight", score.weight, 0, 1000)
@@ -235,4 +233,4 @@ def validate_scheduler_policy(policy: SchedulerPolicy, old: SchedulerPolicy | No
 def validate_policy_revision(revision: PolicyRevision, old: PolicyRevision | None) -> Causes:
     yield from validate_rules("spec.rules", revision.spec.rules)
     if old is not None and old.spec.rules != revision.spec.rules:
-        yield forbidden("spec.rules", "a revision is immutable; change the policy, which makes another revision")
+        yield forbidden("spec.rules", "immutable; change the SchedulerPolicy, which creates another revision")

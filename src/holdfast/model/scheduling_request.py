@@ -1,4 +1,4 @@
-"""SchedulingRequest: the durable queue item for like replicas. Losing every event cannot lose it."""
+"""SchedulingRequest: the durable queue entry of identical replicas. It does not depend on events being delivered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.model.workload import Exclusivity, Gang
 
 
 class Member(Part, frozen=True):
-    """One replica that may need a place. `attempt` is a hint: the authority holds the true one."""
+    """One replica that may need a node. `attempt` is a hint; the authority knows the current one."""
 
     name: str
     uid: str
@@ -41,7 +41,7 @@ class SchedulingRequestSpec(Part, frozen=True):
 
 
 class RefusalCount(Part, frozen=True):
-    """One reason in the histogram of why nodes refused, with some of the nodes by name."""
+    """How many nodes were refused for one reason, with some of them by name."""
 
     reason: str
     nodes: int = shown(0)
@@ -50,14 +50,14 @@ class RefusalCount(Part, frozen=True):
 
 
 class GangBlock(Part, frozen=True):
-    """The authority's: written once, when enough members hold a place. Only then is any of them bound."""
+    """Written once by the authority, when enough members have a reservation. Only then are they bound."""
 
     committed_at: str
     members: int = shown(0)
 
 
 class SchedulingRequestStatus(Part, frozen=True):
-    """The scheduler's, and advisory, but for `gang`. `wakeOn` names the events that may cure the reasons."""
+    """Written by the scheduler, except `gang`. `retryOn` names the events that trigger a retry."""
 
     observed_generation: int = 0
     conditions: tuple[Condition, ...] = ()

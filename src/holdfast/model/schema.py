@@ -1,8 +1,8 @@
-"""The shape of every kind as a tree, derived once from its msgspec type.
+"""The schema of every kind as a tree, derived from its msgspec type.
 
-The OpenAPI documents, the strict decoding of request bodies and server-side apply all read this tree, so that none of
-them can disagree with the types. `walk` reports every wrong field, not only the first, and returns the data with
-unknown fields and nulls left out: what it returns without causes always converts to the type.
+OpenAPI documents, strict decoding and server-side apply read this tree, so that all of them agree with the types.
+`walk` reports every invalid field, not only the first, and returns the data without unknown fields and nulls. If it
+reports no cause, the returned data converts to the type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.model.validation import required, unsupported
 
 INT64_MAX = 2**63 - 1
 
-# Lists of these are maps in disguise: server-side apply merges them by key. Every other list is replaced as a whole.
+# Server-side apply merges lists of these types by key. Every other list is replaced as a whole.
 LIST_KEYS: dict[type[Any], tuple[str, ...]] = {
     Condition: ("type",),
     OwnerReference: ("uid",),
@@ -38,20 +38,20 @@ LIST_KEYS: dict[type[Any], tuple[str, ...]] = {
     DeviceClaim: ("id",),
 }
 LIST_SETS = frozenset({(ObjectMeta, "finalizers")})
-# Filled in by the server and by kinds of their own rules; apply never owns them.
+# Time fields, which OpenAPI declares as `date-time`.
 _TIMES = frozenset({"creationTimestamp", "deletionTimestamp", "lastTransitionTime", "time"})
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
-    """One node. An empty `type` allows anything; `either` lists the JSON types where there are several."""
+    """One node of the tree. An empty `type` allows any value; `json_types` lists the types of a union."""
 
     type: str = ""
     title: str = ""
     format: str = ""
     description: str = ""
-    """What the field means; where nothing is noted about it, what its type says."""
+    """Description of the field; without one, the description of its type."""
     says: str = ""
-    """What the type itself says."""
+    """The docstring of the type."""
     enum: tuple[str, ...] = ()
     default: Any = msgspec.UNSET
     fields: dict[str, Schema] = {}
@@ -63,7 +63,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True):
     list_type: str = ""
     list_keys: tuple[str, ...] = ()
     optional: bool = False
-    """An object that is there only if someone put it there: whoever did owns its being there."""
+    """Whether the object may be absent. With server-side apply, the manager that adds it owns its presence."""
 
 
 ANYTHING = Schema()
@@ -71,13 +71,13 @@ _TEXT = Schema(type="string")
 
 
 class RepeatedKeys(dict[str, Any]):
-    """An object whose text named some keys more than once; decoding keeps the last value and remembers which."""
+    """An object with duplicate keys. The last value counts; `repeated` lists the keys."""
 
     repeated: tuple[str, ...] = ()
 
 
 class Findings(msgspec.Struct):
-    """What a walk found wrong: broken types, fields nobody knows, keys written twice."""
+    """Result of a walk: type errors, unknown fields and duplicate keys."""
 
     causes: list[Cause] = []
     unknown: list[str] = []
@@ -85,11 +85,11 @@ class Findings(msgspec.Struct):
 
     @property
     def full(self) -> bool:
-        """Whether there is no point in looking further: the data will be refused."""
+        """Whether the walk should stop: enough errors are known, and the data will be refused."""
         return len(self.causes) >= limits.MAX_CAUSES
 
     def add_unknown(self, path: str) -> None:
-        # Unknown fields may be no more than a warning: they never end the walk, or known ones behind them were lost.
+        # Unknown fields may only cause a warning, so they never end the walk: known fields may follow.
         if len(self.unknown) < limits.MAX_CAUSES:
             self.unknown.append(path)
 
@@ -101,7 +101,7 @@ _known: dict[type[Any], Schema] = {}
 
 
 def schema_of(kind: Kind) -> Schema:
-    """The schema of a kind as clients see it: with apiVersion and kind."""
+    """The schema of a kind as clients see it, with apiVersion and kind."""
     return object_schema(kind.type)
 
 
@@ -119,7 +119,7 @@ def object_schema(type_: type[Object]) -> Schema:
 
 
 def struct_schema(type_: type[Part]) -> Schema:
-    """The schema of a plain struct, such as a request of the placement conversation."""
+    """The schema of a plain struct, such as a request of the placement API."""
     found = _known.get(type_)
     if found is None:
         found = _known[type_] = _struct(shapes.type_info(type_))
@@ -165,7 +165,7 @@ def _field(owner: type[Any], field: shapes.Field) -> Schema:
 
 
 def _default(field: shapes.Field) -> Any:
-    """The default users should know about: those declared with `shown`, and plain non-empty ones."""
+    """The default shown to users: declared with `visible_default`, or a plain non-empty one."""
     if field.default_factory is not msgspec.NODEFAULT and field.default_factory not in (dict, list):
         value = field.default_factory()
         return msgspec.UNSET if isinstance(value, msgspec.Struct) else msgspec.to_builtins(value)
@@ -211,16 +211,16 @@ def _union(types: tuple[shapes.Type, ...]) -> Schema:
 
 
 def _says(cls: type[Any]) -> str:
-    """A class's own docstring, in one paragraph; nothing where it only has its parent's."""
+    """The docstring of the class itself as one paragraph; empty if only its parent has one."""
     text = cls.__dict__.get("__doc__") or ""
     return " ".join(inspect.cleandoc(text).split())
 
 
-# Walking decoded data -------------------------------------------------------------------------------------------
+# Walking decoded data
 
 
 def walk(schema: Schema, value: Any, found: Findings, path: str = "") -> Any:
-    """`value` without unknown fields and nulls; everything wrong is added to `found`."""
+    """`value` without unknown fields and nulls. Errors are added to `found`."""
     if found.full:
         return value
     if schema.either:
@@ -269,7 +269,7 @@ def _walk_array(schema: Schema, value: Any, found: Findings, path: str) -> Any:
         return _wrong_type(schema, value, found, path)
     if schema.positions:
         if len(value) != len(schema.positions):
-            message = f"Invalid value: {len(value)} items: exactly {len(schema.positions)} are needed"
+            message = f"Invalid value: {len(value)} items: expected exactly {len(schema.positions)}"
             found.causes.append(Cause(path, "FieldValueInvalid", message))
             return value
         pairs: Iterable[tuple[Schema, Any]] = zip(schema.positions, value, strict=True)
@@ -325,7 +325,7 @@ def _note_repeated(value: Any, found: Findings, path: str) -> None:
 
 
 def json_type(value: Any) -> str:
-    """What JSON calls the type of a decoded value."""
+    """JSON type name of a decoded value."""
     match value:
         case None:
             return "null"

@@ -1,4 +1,4 @@
-"""The template of a replica: what to run, what it needs, and how to tell that it is well."""
+"""Template of a replica: command, resources, ports, probes and restart policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RestartPolicy(enum.StrEnum):
 
 
 class Artifact(Part, frozen=True):
-    """A file or archive the work needs; fetched once per node and kept by digest."""
+    """A file or archive that the task needs. Fetched once per node and cached by digest."""
 
     name: str
     source: str
@@ -46,7 +46,7 @@ class Artifact(Part, frozen=True):
 
 
 class Port(Part, frozen=True):
-    """A port the work listens on. 0 asks the node for a free one, given to the work as `PORT` or `PORT_<NAME>`."""
+    """A port that the task listens on. 0: the node chooses one and passes it as `PORT` or `PORT_<NAME>`."""
 
     name: str
     port: int = 0
@@ -67,7 +67,7 @@ class ExecProbe(Part, frozen=True):
 
 
 class Probe(Part, frozen=True):
-    """Exactly one of http, tcp, exec. `port` names one of the template's ports; empty means the first."""
+    """Exactly one of http, tcp and exec. `port` names a port of the template; empty: the first."""
 
     http: HttpProbe | None = None
     tcp: TcpProbe | None = None
@@ -86,7 +86,7 @@ class Probes(Part, frozen=True):
 
 
 class Template(Part, frozen=True):
-    """What one replica is. Its hash is part of every placement intent, so equal templates hash alike."""
+    """What one replica runs. Its hash is the workload's revision and part of every placement intent."""
 
     driver: Driver = shown(Driver.PROCESS)
     command: tuple[str, ...] = ()
@@ -105,9 +105,9 @@ class Template(Part, frozen=True):
     drain_delay_seconds: float = limits.DRAIN_DELAY_S
     checkpoint_signal: str = ""
     labels: dict[str, str] = {}
-    """`checkpointSignal` tells work that is to stop to write its checkpoint; SIGTERM follows half its grace later.
+    """`checkpointSignal` asks a task that must stop to write a checkpoint. SIGTERM follows after half the grace period.
 
-    `drainDelaySeconds` is the time between leaving the Endpoint and being stopped, for proxies to notice."""
+    `drainDelaySeconds` is the time between removal from the Endpoint and the stop, for proxies to notice."""
 
 
 CHECKPOINT_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM")
@@ -120,17 +120,17 @@ def _digest(canonical: bytes) -> str:
 
 
 def template_hash(template: Template) -> str:
-    """Ten hex digits over the canonical JSON. Replicas by the thousand share a template: each is digested once."""
+    """Hash of the canonical JSON in ten hex digits. Cached, because many replicas share a template."""
     return _digest(_encoder.encode(template))
 
 
 def requests(template: Template) -> Amounts:
-    """What one replica asks for, in base units."""
+    """Resource requests of one replica, in base units."""
     return amounts(template.resources)
 
 
 def canonical_template(template: Template) -> Template:
-    """Quantities in canonical text, so that `1000m` and `1` are the same template."""
+    """The template with canonical quantities, so that `1000m` and `1` give the same hash."""
     try:
         text: dict[str, Amount] = dict(amounts_text(amounts(template.resources)))
     except BadQuantity:
@@ -144,14 +144,14 @@ def validate_template(field: str, template: Template) -> Causes:
     if template.driver is Driver.OCI and not template.bundle:
         yield required(f"{field}.bundle", "the OCI bundle directory to run")
     if any("\0" in word for word in (*template.command, *template.args, *template.env, *template.env.values())):
-        yield invalid(f"{field}.command", "\\0", "commands and environment cannot hold NUL bytes")
+        yield invalid(f"{field}.command", "\\0", "must not contain NUL bytes")
     for name in template.env:
         if not name or "=" in name:
-            yield invalid(f"{field}.env", name, "an environment name is not empty and has no '='")
+            yield invalid(f"{field}.env", name, "must not be empty or contain '='")
     yield from check_resources(f"{field}.resources", template.resources)
     yield from check_labels(f"{field}.labels", template.labels)
     if len(template.ports) > limits.PORTS_PER_REPLICA:
-        yield invalid(f"{field}.ports", len(template.ports), f"at most {limits.PORTS_PER_REPLICA} ports")
+        yield invalid(f"{field}.ports", len(template.ports), f"must have at most {limits.PORTS_PER_REPLICA} items")
     yield from check_unique(f"{field}.ports", (p.name for p in template.ports))
     for index, port in enumerate(template.ports):
         yield from check_dns_label(f"{field}.ports[{index}].name", port.name)

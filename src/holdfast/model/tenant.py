@@ -1,4 +1,4 @@
-"""Tenant: who owns workloads. Also served as core/v1 Namespace, since it is what `-n` means."""
+"""Tenant: the owner of workloads. Also served as core/v1 Namespace, for `kubectl -n`."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ class Tenant(Object, frozen=True):
 def validate_tenant(tenant: Tenant, old: Tenant | None) -> Causes:
     yield from check_dns_label("metadata.name", tenant.metadata.name)
     if old is not None and old.spec.isolation is not tenant.spec.isolation:
-        yield forbidden("spec.isolation", "isolation decides where running work may be; create another tenant")
+        yield forbidden("spec.isolation", "immutable; create another tenant")

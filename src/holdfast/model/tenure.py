@@ -1,8 +1,8 @@
-"""Tenure: a region's permission, for a short while, to run exclusive work of scope Global.
+"""Tenure: a region's 40 s lease for running exclusive work of scope Global.
 
-It is kept as a coordination Lease in the region. The Lease says when the global cell was asked, and which ordinals of
-which Assignments it confirmed in its answer; whatever it does not name may not run on. Nothing extends it but another
-answer, so in a region that is cut off such work ends by itself (S7).
+It is stored as a coordination Lease in the region: when the region asked the global cell, and which ordinals of which
+Assignments the response confirmed. Other ordinals must not run. Only another response extends the tenure, so in a
+partitioned region such work stops (S7).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME, NAMESPACE = "tenure", "holdfast-system"
 COVERED = "holdfast.dev/tenure"
 
 Covered = dict[str, tuple[int, ...]]
-"""The ordinals a region may run, by the name of their Assignment (`tenant/name`)."""
+"""Ordinals that a region may run, by Assignment (`tenant/name`)."""
 
 
 def needs_tenure(exclusive: Exclusivity | None) -> bool:
@@ -28,12 +28,12 @@ def needs_tenure(exclusive: Exclusivity | None) -> bool:
 
 
 def covered_by(assignments: list[Assignment]) -> Covered:
-    """What an answer of the global cell confirms."""
+    """The ordinals that a response of the global cell confirms."""
     return {str(a.key): a.spec.ordinals for a in assignments if needs_tenure(a.spec.exclusive) and a.spec.ordinals}
 
 
 def tenure_lease(region: str, asked_s: float, covered: Covered) -> Lease:
-    """Counts from the asking, as every holder's lease does."""
+    """The lease counts from when the region sent the request (`asked_s`)."""
     text = msgspec.json.encode(dict(sorted(covered.items()))).decode()
     spec = LeaseSpec(
         holder_identity=region, lease_duration_seconds=int(limits.TENURE_S), renew_time=micro_text(asked_s)
@@ -47,7 +47,7 @@ def covered_of(lease: Lease) -> Covered:
 
 
 def left_s(lease: Lease, now: float) -> float:
-    """How long it lasts from now, by the clock of the cell that holds it."""
+    """Remaining time of the tenure, by the region's clock."""
     return parse_time(lease.spec.renew_time) + limits.TENURE_S - now if lease.spec.renew_time else 0.0
 
 

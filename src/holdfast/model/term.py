@@ -1,6 +1,6 @@
-"""Term: who holds an election, and since which term. Its revision is the fencing token of whatever the winner writes.
+"""Term: the record of a leader election. Its store revision is the fencing token of the leader's writes.
 
-Rewritten only when leadership changes hands, in the same commit that takes the Lease; renewals touch only the Lease.
+It is written only when the leader changes, in the commit that acquires the Lease. Renewals write only the Lease.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from holdfast.model.meta import Object, Part, shown
 from holdfast.model.validation import Causes, check_range, forbidden
 
 INCARNATION = "incarnation"
-"""The Term that counts how often the cell was restored from a backup; without one, the cell is in its first life."""
+"""Name of the Term that counts the restores of the cell. Without it, the cell was never restored."""
 
 
 class TermSpec(Part, frozen=True):
@@ -31,4 +31,4 @@ class Term(Object, frozen=True):
 def validate_term(term: Term, old: Term | None) -> Causes:
     yield from check_range("spec.term", term.spec.term, 1, 2**53)
     if old is not None and term.spec != old.spec and term.spec.term <= old.spec.term:
-        yield forbidden("spec.term", f"terms only rise; the stored one is {old.spec.term}")
+        yield forbidden("spec.term", f"must increase; the stored term is {old.spec.term}")

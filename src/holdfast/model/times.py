@@ -1,7 +1,4 @@
-"""Times as the API writes them, and as decisions count them (seconds since the epoch).
-
-Reading a clock is not done here: time comes in.
-"""
+"""Conversion between API times (RFC 3339) and Unix time in seconds. No function here reads a clock."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ from functools import lru_cache
 
 
 def seconds_text(at_s: float) -> str:
-    """Whole seconds, RFC 3339: creationTimestamp, lastTransitionTime."""
+    """RFC 3339 in whole seconds: creationTimestamp, lastTransitionTime."""
     return _second(int(at_s)) + "Z"
 
 
 def micro_text(at_s: float) -> str:
-    """Six digits, RFC 3339: leases, expiries, anything a decision compares."""
+    """RFC 3339 in microseconds: leases, expiries and other times that decisions compare."""
     second = int(at_s)
     micros = round((at_s - second) * 1e6)
     if not 0 <= micros < 1_000_000:
@@ -26,21 +23,21 @@ def micro_text(at_s: float) -> str:
 
 @lru_cache(maxsize=256)
 def _second(second: int) -> str:
-    """Most times that are written fall into the same few seconds."""
+    """Cached, because most times that are written fall into the same few seconds."""
     return datetime.fromtimestamp(second, UTC).replace(tzinfo=None).isoformat()
 
 
 @lru_cache(maxsize=4096)
 def parse_time(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time; raises ValueError on anything else."""
+    """Unix time of an RFC 3339 time. Raises ValueError for any other text."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
-        raise ValueError(f"time {text!r} has no zone; write it as 2026-01-02T03:04:05Z")
+        raise ValueError(f"time {text!r} has no time zone; write it as 2026-01-02T03:04:05Z")
     return moment.timestamp()
 
 
 def age_text(since: str, now_s: float) -> str:
-    """An age the way kubectl prints it: 5s, 3m10s, 2h, 4d."""
+    """An age as kubectl prints it: 5s, 3m10s, 2h, 4d."""
     if not since:
         return ""
     gap = max(0, int(now_s - parse_time(since)))

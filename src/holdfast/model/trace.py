@@ -1,7 +1,7 @@
-"""One trace id for the way of a workload's revision, from admission to serving.
+"""One trace id per workload revision, from admission to serving.
 
-It is derived from what every object on the way carries, the workload's uid and the revision, so that no part has to
-hand it on and none can lose it.
+The id is derived from the workload's uid and the revision, which every object of the workload carries. No component has
+to pass it on.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from holdfast.model.workload import Workload
 
 
 def trace_id(workload_uid: str, revision: str) -> str:
-    """32 hex digits, as W3C traces have them."""
+    """32 hex digits, as in W3C Trace Context."""
     return hashlib.sha256(f"{workload_uid}/{revision}".encode()).hexdigest()[:32]
 
 
 def trace_of(item: Any) -> str:
-    """The trace an object belongs to; empty for objects that are on no workload's way."""
+    """Trace id of an object; empty if it does not belong to a workload."""
     if isinstance(item, Workload):
         return trace_id(item.uid, template_hash(item.spec.template))
     spec = getattr(item, "spec", None)

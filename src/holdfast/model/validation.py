@@ -1,4 +1,4 @@
-"""The checks that kinds share. A check yields every broken rule it finds, never only the first."""
+"""Checks shared by kinds. A check yields every violated rule, not only the first."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _shown(value: object) -> str:
 
 
 def check_dns_label(field: str, value: str) -> Causes:
-    """One RFC 1123 label: what tenants, regions and zones are named by."""
+    """One RFC 1123 label, as for names of tenants, regions and zones."""
     if len(value) > MAX_LABEL:
         yield too_long(field, MAX_LABEL)
     elif not _LABEL.fullmatch(value):
@@ -86,14 +86,14 @@ def check_label_key(field: str, key: str) -> Causes:
 
 
 @lru_cache(limits.LABELS_REMEMBERED)
-def _sound_label(key: str, value: str) -> bool:
-    """The same labels are on every replica of a workload: each pair is looked at once."""
+def _is_valid_label(key: str, value: str) -> bool:
+    """Cached, because every replica of a workload has the same labels."""
     return not any(_check_label("", key, value))
 
 
 def check_labels(field: str, labels: Mapping[str, str]) -> Causes:
     for key, value in labels.items():
-        if not _sound_label(key, value):
+        if not _is_valid_label(key, value):
             yield from _check_label(field, key, value)
 
 
@@ -111,11 +111,11 @@ def check_annotations(field: str, annotations: Mapping[str, str]) -> Causes:
 
 
 def check_resources(field: str, values: Mapping[str, Amount], *, device_rules: bool = True) -> Causes:
-    """A resource list. A GPU request is whole devices, or a share below one."""
+    """A resource list. A GPU request is a number of whole devices, or a share of one."""
     for name, value in values.items():
         path = f"{field}.{name}"
         if len(name) > MAX_LABEL or not _QUALIFIED.fullmatch(name.rpartition("/")[2] or "!"):
-            yield invalid(path, name, "not a resource name")
+            yield invalid(path, name, "must be a resource name, such as cpu or example.com/licenses")
             continue
         try:
             amount = parse_amount(name, value)
@@ -123,7 +123,7 @@ def check_resources(field: str, values: Mapping[str, Amount], *, device_rules: b
             yield Cause(path, "FieldValueInvalid", f"Invalid value: {wrong}")
             continue
         if device_rules and name == GPU and amount > WHOLE_GPU_MILLI and amount % WHOLE_GPU_MILLI:
-            yield invalid(path, value, "more than one GPU must be a whole number; a share is at most 999m of one")
+            yield invalid(path, value, "must be a whole number of GPUs, or less than one")
 
 
 def check_range(field: str, value: int | float, low: float, high: float) -> Causes:

@@ -1,4 +1,4 @@
-"""What a decision may read: the newest state its process has seen, and nothing else."""
+"""View: the objects that a decision may read, as last seen by its process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 
 
 Measure = Callable[[Any], Mapping[Any, int]]
-"""What one object adds to a total, by name. Pure, and always the same function: totals are kept by it."""
+"""Amounts that one object adds to a total, by name. Must be pure; the function itself identifies the total."""
 
 
 class Totals:
-    """Sums of measures over objects in groups, kept true by every change: reading one costs nothing.
+    """Sums of measures over groups of objects, updated with every change, so that reading a sum is cheap.
 
-    Amounts that come to zero are left out, so that a total is a function of the objects alone.
+    Zero amounts are left out, so that a total depends only on the present objects.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Totals:
         return measure in self._kept
 
     def keep(self, measure: Measure, group: Callable[[Any], Hashable], items: Sequence[Any] = ()) -> None:
-        """Starts to keep a total; `items` is everything there is."""
+        """Starts a total; `items` are all present objects."""
         self._kept[measure], self._groups[measure] = {}, group
         for item in items:
             self._add(measure, item, 1)
@@ -57,14 +57,14 @@ class Totals:
 
 
 class View(Protocol):
-    """Lists are in key order, so that decisions are reproducible."""
+    """Lists are sorted by key, so that decisions are reproducible."""
 
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None: ...
 
     def list(self, kind: type[O], namespace: str = "") -> Sequence[O]: ...
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
-        """Objects by an index of `model.indexes`."""
+        """Objects that have `value` in an index of `model.indexes`."""
 
     def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
-        """The sum of a measure over the objects of a namespace (all of them where the kind has none, or for "")."""
+        """The sum of a measure over the objects of a namespace; over all objects for "" or a cluster-scoped kind."""

@@ -1,4 +1,4 @@
-"""Workload: what a user wants running. The user owns `spec`; three controllers each own a block of `status`."""
+"""Workload: what a user wants to run. The user writes `spec`; each block of `status` has one controller as writer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class ExclusiveScope(enum.StrEnum):
 
 
 class Exclusivity(Part, frozen=True):
-    """At most one running instance per ordinal, ever (S7)."""
+    """At most one running instance per ordinal, in the region or globally (S7)."""
 
     scope: ExclusiveScope = shown(ExclusiveScope.REGION)
 
 
 class Disruption(Part, frozen=True):
-    """How many replicas voluntary acts (drain, preemption, rollout) may take away at once."""
+    """Limit on voluntary disruption, counted across all regions: drains, API evictions, preemption of firm work,
+    over-quota draining. Rollouts are limited by `spec.rollout.maxUnavailable` instead."""
 
     max_unavailable: int = shown(1)
 
@@ -45,7 +46,7 @@ class Rollout(Part, frozen=True):
 
 
 class ScaleLimits(Part, frozen=True):
-    """How far one direction may go in a minute, and how long the loads of the past still speak against it."""
+    """Rate limit of one scaling direction per minute (the larger of the two values), and its stabilization window."""
 
     replicas_per_minute: int = shown(10)
     percent_per_minute: int = shown(100)
@@ -53,8 +54,8 @@ class ScaleLimits(Part, frozen=True):
 
 
 class Autoscale(Part, frozen=True):
-    """Keeps the average load of a serving replica at its target. The load is what was last pushed under the name
-    `metric` (`status.load`); `targetCpuPercent` is its target unless `target` says another."""
+    """Keeps the average load of a serving replica at its target. The load is the last value pushed as `metric`
+    (`status.load`). The target is `target`, or `targetCpuPercent` if that is not set."""
 
     max_replicas: int
     min_replicas: int = shown(1)
@@ -68,7 +69,8 @@ class Autoscale(Part, frozen=True):
 
 
 class RecoveryPromise(Part, frozen=True):
-    """Makes the workload critical: after a region's loss, `minServing` replicas serve in one healthy region in time."""
+    """Makes the workload critical: after the loss of a region, `minServing` replicas serve in one healthy region in
+    time."""
 
     min_serving: int = shown(4)
     deadline_seconds: float = shown(300.0)
@@ -84,7 +86,7 @@ class Batch(Part, frozen=True):
 
 
 class Gang(Part, frozen=True):
-    """All or none: at least `minAvailable` members are placed together or none is."""
+    """At least `minAvailable` replicas are placed together, or none."""
 
     min_available: int
 
@@ -106,7 +108,7 @@ class WorkloadSpec(Part, frozen=True):
 
 
 class RegionProgress(Part, frozen=True):
-    """One region's share, as it reported it."""
+    """Replicas in one region, as reported by it."""
 
     region: str
     assigned: int = shown(0)
@@ -117,7 +119,7 @@ class RegionProgress(Part, frozen=True):
 
 
 class Summary(Part, frozen=True):
-    """Derived from what regions report; never accumulated."""
+    """Replica counts over all regions, derived from the regions' reports."""
 
     replicas: int = shown(0)
     assigned: int = shown(0)
@@ -132,14 +134,14 @@ class Summary(Part, frozen=True):
 
 
 class Wish(Part, frozen=True):
-    """How many replicas the load asked for at a moment."""
+    """Number of replicas that the load called for at one time."""
 
     at: str
     replicas: int
 
 
 class ScaleBlock(Part, frozen=True):
-    """Autoscale's wish; where present it wins over `spec.replicas`."""
+    """Number of replicas set by autoscale. It takes precedence over `spec.replicas`."""
 
     replicas: int
     reason: str = ""
@@ -149,7 +151,7 @@ class ScaleBlock(Part, frozen=True):
 
 
 class Load(Part, frozen=True):
-    """One measured value: the average over the serving replicas, as whoever measures it last said."""
+    """One pushed value: the average over the serving replicas."""
 
     name: str
     value: float
@@ -157,7 +159,7 @@ class Load(Part, frozen=True):
 
 
 class LoadBlock(Part, frozen=True):
-    """Pushed by people and their tools, for autoscaling; too old a value counts for nothing."""
+    """Load pushed by users for autoscaling. A value that is too old is ignored."""
 
     metrics: tuple[Load, ...] = ()
 
@@ -172,7 +174,7 @@ class RolloutPhase(enum.StrEnum):
 
 
 class Revision(Part, frozen=True):
-    """A template the workload had, kept so that it can come back."""
+    """An earlier template of the workload, kept for rollback."""
 
     revision: str
     template: Template
@@ -182,10 +184,10 @@ class Revision(Part, frozen=True):
 
 
 class RolloutBlock(Part, frozen=True):
-    """rollout's: which revision is wanted, in which regions it may run by now, and the ones before it.
+    """Progress of a rollout: the new revision, the regions that may run it so far, and earlier revisions.
 
-    `progressedAt` is when the rollout last moved; `serving` how many replicas of the revision served then. `silent` are
-    regions that are out of touch: the deadline does not run for them, and begins anew when one is back.
+    `progressedAt` is the time of the last progress, `serving` the number of serving replicas of the revision then.
+    `unreachableRegions` are out of contact: the deadline does not count for them, and restarts when one is back.
     """
 
     revision: str = ""
@@ -201,7 +203,7 @@ class RolloutBlock(Part, frozen=True):
 
 
 class BackingBlock(Part, frozen=True):
-    """backing's: whether kept places and allowances cover the promise, and what does not if they do not."""
+    """Whether recovery slots and allowances cover the recovery objective; if not, the message names the bottleneck."""
 
     backed: bool = shown(False)
     reason: str = ""
@@ -209,7 +211,7 @@ class BackingBlock(Part, frozen=True):
 
 
 class RegionWait(Part, frozen=True):
-    """Replicas wait in a region that is full while another one has room; if they still do in a while they move on."""
+    """Replicas pending in a full region while another region has room. After a while they spill over."""
 
     region: str
     reason: str
@@ -217,7 +219,7 @@ class RegionWait(Part, frozen=True):
 
 
 class LeftRegion(Part, frozen=True):
-    """`count` replicas that waited in a full region were given to another one; none comes back before `until`."""
+    """`replicas` pending replicas spilled over from a full region. The region is avoided until `avoidUntil`."""
 
     region: str
     to: str
@@ -230,7 +232,7 @@ class LeftRegion(Part, frozen=True):
 
 
 class MovesBlock(Part, frozen=True):
-    """assign's: who waits where for room that another region has, and which regions were left as full."""
+    """Spillover: replicas pending in full regions, and the regions that are avoided. Written by assign."""
 
     waits: tuple[RegionWait, ...] = ()
     left: tuple[LeftRegion, ...] = ()
@@ -253,7 +255,7 @@ class Workload(Object, frozen=True):
 
 
 def wanted_replicas(workload: Workload) -> int:
-    """How many replicas should exist now: none while it is being deleted."""
+    """Desired number of replicas: 0 while the workload is being deleted."""
     if workload.metadata.terminating:
         return 0
     spec = workload.spec
@@ -286,13 +288,13 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
         yield invalid(
             "metadata.name",
             workload.metadata.name,
-            "a workload's name is at most 40 characters, as replica names are built from it",
+            "must be at most 40 characters, because replica names contain it",
         )
     if "." in workload.metadata.name:
         yield invalid(
             "metadata.name",
             workload.metadata.name,
-            "a workload's name has no dots, as assignment names are built from it",
+            "must not contain dots, because assignment names are built from it",
         )
     yield from check_range("spec.replicas", spec.replicas, 0, limits.MAX_REPLICAS)
     yield from validate_template("spec.template", spec.template)
@@ -306,27 +308,27 @@ def validate_workload(workload: Workload, old: Workload | None) -> Causes:
         yield invalid(
             "spec.rollout",
             "maxSurge 0, maxUnavailable 0",
-            "one of them must be above zero, or a rollout could never move",
+            "one of them must be above zero, or a rollout could not progress",
         )
     yield from check_range("spec.rollout.progressDeadlineSeconds", spec.rollout.progress_deadline_seconds, 1, 86400)
     yield from check_range("spec.rollout.waveRegions", spec.rollout.wave_regions, 1, 100)
     yield from check_range("spec.minReadySeconds", spec.min_ready_seconds, 0, 3600)
     yield from _validate_options(spec)
     if old is not None and old.spec.type is not spec.type:
-        yield forbidden("spec.type", "a workload cannot change between Service and Batch; create another one")
+        yield forbidden("spec.type", "immutable; create another workload")
     if old is not None and (old.spec.exclusive is None) != (spec.exclusive is None):
         yield forbidden(
             "spec.exclusive",
-            "exclusivity is part of a replica's identity and cannot change; create another workload",
+            "cannot be added or removed; create another workload",
         )
 
 
 def _validate_autoscale(autoscale: Autoscale) -> Causes:
     yield from check_range("spec.autoscale.targetCpuPercent", autoscale.target_cpu_percent, 1, 100)
     if not autoscale.metric:
-        yield required("spec.autoscale.metric", "the name the load is pushed under, for example cpuPercent")
+        yield required("spec.autoscale.metric", "the name of the pushed metric, for example cpuPercent")
     if autoscale.target is not None and autoscale.target <= 0:
-        yield invalid("spec.autoscale.target", str(autoscale.target), "the load of one replica, above zero")
+        yield invalid("spec.autoscale.target", str(autoscale.target), "must be above zero")
     for name, side in (("scaleUp", autoscale.scale_up), ("scaleDown", autoscale.scale_down)):
         where = f"spec.autoscale.{name}"
         yield from check_range(f"{where}.replicasPerMinute", side.replicas_per_minute, 0, limits.MAX_REPLICAS)
@@ -345,17 +347,17 @@ def _validate_options(spec: WorkloadSpec) -> Causes:
         )
         yield from _validate_autoscale(spec.autoscale)
         if spec.type is WorkloadType.BATCH:
-            yield forbidden("spec.autoscale", "batch work is sized by its completions and parallelism")
+            yield forbidden("spec.autoscale", "not allowed for a Batch, which is sized by completions and parallelism")
     if spec.recovery is not None:
         yield from check_range("spec.recovery.minServing", spec.recovery.min_serving, 1, limits.MAX_REPLICAS)
         yield from check_range("spec.recovery.deadlineSeconds", spec.recovery.deadline_seconds, 30, 86400)
         for index, region in enumerate(spec.recovery.regions):
             yield from check_dns_label(f"spec.recovery.regions[{index}]", region)
         if spec.type is WorkloadType.BATCH:
-            yield forbidden("spec.recovery", "a recovery promise is about serving replicas; batch work has none")
+            yield forbidden("spec.recovery", "not allowed for a Batch, which serves no traffic")
     if spec.batch is not None:
         if spec.type is not WorkloadType.BATCH:
-            yield forbidden("spec.batch", "only workloads of type Batch have it")
+            yield forbidden("spec.batch", "only allowed for type Batch")
         yield from check_range("spec.batch.completions", spec.batch.completions, 1, limits.MAX_REPLICAS)
         yield from check_range("spec.batch.parallelism", spec.batch.parallelism, 1, limits.MAX_REPLICAS)
         yield from check_range("spec.batch.backoffLimit", spec.batch.backoff_limit, 0, 1000)
@@ -366,6 +368,6 @@ def _validate_options(spec: WorkloadSpec) -> Causes:
             if value is not None:
                 yield from check_range(f"spec.batch.{name}", value, 0, 366 * 86400)
     if spec.type is WorkloadType.BATCH and spec.template.restart_policy is RestartPolicy.ALWAYS:
-        yield invalid("spec.template.restartPolicy", "Always", "batch work ends; use OnFailure or Never")
+        yield invalid("spec.template.restartPolicy", "Always", "must be OnFailure or Never for a Batch")
     if spec.gang is not None:
         yield from check_range("spec.gang.minAvailable", spec.gang.min_available, 1, max(1, spec.replicas))

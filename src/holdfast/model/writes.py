@@ -1,6 +1,6 @@
-"""What a controller may ask for: writes, releases and notices, as data.
+"""Outcome of a controller's decision as data: writes, releases and events.
 
-`decide` returns them; the runtime carries them out. All writes of one outcome are one transaction: all or none.
+`decide` returns it and the controller runtime applies it. All writes of one outcome are one transaction.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from holdfast.model.placement import ReleaseItem
 
 
 class Create(msgspec.Struct, frozen=True, gc=False):
-    """Must not exist yet. The gate gives it uid, generation 1, timestamps and its starting finalizers."""
+    """Creates an object that must not exist. The gate sets uid, generation 1, timestamps and initial finalizers."""
 
     object: Object
 
 
 class Update(msgspec.Struct, frozen=True, gc=False):
-    """Replaces the object, if its revision is still the one in `object`.
+    """Replaces the stored object if it still has the revision of `object`.
 
-    Without `subresource` everything but the status is taken from `object`; with `status`, only the status is.
+    Without `subresource` everything except the status is replaced; with `status`, only the status.
     """
 
     object: Object
@@ -30,10 +30,10 @@ class Update(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetStatus(msgspec.Struct, frozen=True, gc=False):
-    """Sets whole status blocks of the object that still has this uid, on top of whatever it holds now.
+    """Sets whole status blocks of the object with this uid.
 
-    Each block has one writer, so no revision needs to match: that is what keeps five writers of a Replica from
-    conflicting. `if_revision` asks for the match all the same. A block set to None is removed.
+    Each block has one writer, so the revision need not match, and the five writers of a Replica do not conflict. With
+    `if_revision` it must match. A block set to None is removed.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class SetStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delete(msgspec.Struct, frozen=True, gc=False):
-    """Asks for deletion of exactly this identity; a recreated namesake is never hit."""
+    """Deletes the object with this uid, never a recreated one of the same name."""
 
     kind: str
     key: Key
@@ -59,7 +59,7 @@ Write = Create | Update | SetStatus | Delete
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """Becomes a Kubernetes Event on the object, aggregated with its like."""
+    """Becomes a Kubernetes Event on the object. Equal notices are aggregated."""
 
     about: Object
     reason: str
@@ -68,7 +68,7 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """Everything one decision wants done, and when to look again even if nothing happens."""
+    """Everything that one decision requests. `requeue_after_s`: decide again after this time, even without an event."""
 
     writes: tuple[Write, ...] = ()
     releases: tuple[ReleaseItem, ...] = ()

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: exponential, jittered, bounded. Chance comes from the ports."""
+"""Retry delays: exponential, jittered, bounded. Randomness comes from the ports."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def delay_s(
     first_s: float = limits.BACKOFF_FIRST_S,
     max_s: float = limits.BACKOFF_MAX_S,
 ) -> float:
-    """The pause after this many failures in a row: between half and all of first_s * 2^(failures - 1)."""
+    """Delay after this many consecutive failures: 50 to 100 % of first_s * 2^(failures - 1), at most max_s."""
     whole = min(max_s, first_s * 2.0 ** min(max(failures, 1) - 1, _MAX_DOUBLINGS))
     return whole * (0.5 + 0.5 * chance.random())
 
 
 def jittered_s(period_s: float, chance: random.Random) -> float:
-    """A period spread by a quarter either way, so that many processes do not act at the same instant."""
+    """The period with 25 % jitter either way, so that processes do not act in step."""
     return period_s * (0.75 + 0.5 * chance.random())
 
 
 class Backoff:
-    """Counts failures of one thing in a row."""
+    """Counts consecutive failures of one operation."""
 
     def __init__(
         self, chance: random.Random, *, first_s: float = limits.BACKOFF_FIRST_S, max_s: float = limits.BACKOFF_MAX_S
@@ -38,7 +38,7 @@ class Backoff:
         self.failures = 0
 
     def next_s(self) -> float:
-        """Counts one more failure and says how long to wait."""
+        """Counts one more failure and returns the delay."""
         self.failures += 1
         return delay_s(self.failures, self._chance, first_s=self._first_s, max_s=self._max_s)
 

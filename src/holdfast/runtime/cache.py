@@ -1,8 +1,8 @@
-"""What this process knows of a cell: typed objects by kind, their indexes, and nothing that goes back in time.
+"""In-memory cache of a cell's objects by kind, with indexes. An object's state never goes back in time.
 
-Objects are shared and immutable. Reads are synchronous and cost what they return; lists are in key order. Every change
-comes in through `put`, `remove` and `replace_all`, which say what changed, so that no handler is told of a change that
-is not in the cache, and none is missed.
+- Objects are shared and immutable.
+- Reads are synchronous and cost as much as they return. Lists are in key order.
+- Every change enters through `put`, `remove`, `replace_all` or `start_over`, which return the changes for the handlers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 
 
 class Changed(NamedTuple, Generic[O]):
-    """One change of the cache. `new` is None when the object is gone, and `old` is then its last known state."""
+    """One change of the cache. If the object was removed, `new` is None and `old` is its last state."""
 
     new: O | None
     old: O | None
 
 
 class _Ordered:
-    """Objects in key order. An unchanged list is handed out again as it is."""
+    """Objects in key order. The list is cached until it changes."""
 
     __slots__ = ("_keys", "_listed", "_sorted", "items")
 
     def __init__(self) -> None:
         self.items: dict[Key, Any] = {}
         self._keys: list[Key] = []
-        """Exactly the keys of `items`, in order when `_sorted`: a burst of new ones is sorted once, when it is read."""
+        """The keys of `items`, in order if `_sorted`. A burst of new keys is sorted once, on the next read."""
         self._sorted = True
         self._listed: tuple[Any, ...] | None = ()
 
@@ -64,20 +64,20 @@ class _Ordered:
 
 
 class _Kind:
-    """Everything known of one kind."""
+    """The cached objects of one kind."""
 
     def __init__(self, kind: type[Any]) -> None:
         self.all = _Ordered()
         self.indexes: dict[str, Index] = {_NAMESPACE: lambda item: (item.metadata.namespace,), **indexes_of(kind)}
         self._indexed: dict[str, dict[str, _Ordered]] = {}
-        """Index → value → objects. An index is kept from when it is first asked for: most never are."""
+        """Index → value → objects. An index is built on first use; most are never used."""
         self.totals = Totals()
         self.totals_of_all = Totals()
         self.summed = False
-        """Whether a total was ever asked for."""
+        """Whether a total was ever read."""
         self.gone: dict[Key, int] = {}
-        """Removed keys and the revision of their removal, kept until a list is past it: an older state that is still
-        on its way, or is delivered twice, must not bring the object back."""
+        """Removed keys with the revision of their removal, kept until a list is newer. A delayed or repeated event must
+        not bring the object back."""
 
     def place(self, key: Key, item: Any, old: Any | None) -> None:
         self.all.put(key, item)
@@ -126,7 +126,7 @@ def _put(buckets: dict[str, _Ordered], values: Iterable[str], key: Key, item: An
 def _take(buckets: dict[str, _Ordered], name: str, key: Key) -> None:
     bucket = buckets.get(name)
     if bucket is None or key not in bucket.items:
-        return  # An index may name one value twice.
+        return  # an index may yield one value twice
     bucket.remove(key)
     if not bucket.items:
         del buckets[name]
@@ -141,7 +141,7 @@ def all_alike(item: Any) -> str:
 
 
 class _Kinds(dict[type[Any], _Kind]):
-    """By kind; one that nothing is known of yet is empty."""
+    """Creates the entry of a kind on first use."""
 
     def __missing__(self, kind: type[Any]) -> _Kind:
         made = self[kind] = _Kind(kind)
@@ -149,7 +149,7 @@ class _Kinds(dict[type[Any], _Kind]):
 
 
 class Cache:
-    """The newest state this process has seen; implements `controller.View`."""
+    """The newest state that this process has observed. Implements `model.view.View`."""
 
     def __init__(self) -> None:
         self._kinds = _Kinds()
@@ -165,10 +165,10 @@ class Cache:
         return known.by(_NAMESPACE, namespace) if namespace else known.all.list()
 
     def by(self, kind: type[O], index: str, value: str) -> Sequence[O]:
-        """Objects by an index of `model.indexes`; an unknown index is a mistake and raises."""
+        """Objects by an index of `model.indexes`. An unknown index raises KeyError."""
         known = self._kinds[kind]
         if index not in known.indexes:
-            raise KeyError(f"{kind.__name__} has no index {index!r}; it has {', '.join(known.indexes)}")
+            raise KeyError(f"{kind.__name__} has no index {index} (expected one of {', '.join(known.indexes)})")
         return known.by(index, value)
 
     def total(self, kind: type[O], namespace: str, measure: Measure) -> Mapping[Any, int]:
@@ -185,7 +185,7 @@ class Cache:
     # Changing
 
     def put(self, item: O) -> Changed[O] | None:
-        """Takes in a state, unless a newer one, or a later removal, is known."""
+        """Stores a state, unless a newer state or a later removal is known."""
         known, key = self._kinds[type(item)], item.key
         old = known.all.items.get(key)
         if old is item:
@@ -199,7 +199,7 @@ class Cache:
         return Changed(item, old)
 
     def remove(self, kind: type[O], key: Key, revision: int, last: O | None = None) -> Changed[O] | None:
-        """Removes what is known of `key`, unless it is newer than the removal. `last` is its state when it went."""
+        """Removes the object unless its state is newer than the removal. `last` is its final state."""
         known = self._kinds[kind]
         old = known.all.items.get(key)
         if old is not None and old.revision > revision:
@@ -211,7 +211,7 @@ class Cache:
         return Changed(None, last if last is not None else old)
 
     def replace_all(self, kind: type[O], items: Iterable[O], revision: int) -> Sequence[Changed[O]]:
-        """Takes in a full list made at `revision`: what is not in it and not newer was deleted in the meantime."""
+        """Applies a full list of `revision`. Objects that are neither listed nor newer were deleted."""
         known = self._kinds[kind]
         changes = []
         listed: set[Key] = set()
@@ -229,7 +229,7 @@ class Cache:
         return changes
 
     def start_over(self, kind: type[O], items: Iterable[O]) -> Sequence[Changed[O]]:
-        """Takes in a full list whatever revisions are known: the cell was restored and counts anew."""
+        """Applies a full list and ignores known revisions: the cell was restored from a backup."""
         known = self._kinds[kind]
         known.gone.clear()
         changes = []

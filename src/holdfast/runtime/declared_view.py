@@ -1,9 +1,9 @@
-"""The cache as one controller may see it: only the kinds it declared, and totals that count its own pass.
+"""The view of one controller: the cache restricted to its declared kinds, plus the effects of its current pass.
 
-Of kinds nobody follows the cache knows nothing at all, and a decision must not take that for "there is none". Decisions
-of one pass are committed together: single objects they see as stored, while totals count what was decided before them
-in the pass, so that a burst of decisions does not spend the same room many times. A controller whose decisions share a
-budget among single objects asks for `ordered`: it then sees the status blocks that its pass has set, too.
+- Reading an undeclared kind raises, because the cache may not hold that kind and would look empty.
+- Decisions of one pass are committed together. Totals include the writes decided earlier in the pass, so that a batch
+  does not spend the same quota twice. Single objects are seen as stored.
+- With `ordered`, status blocks set earlier in the pass are visible too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 
 
 class _Ahead:
-    """What the decisions of a pass change of one kind, and what that does to totals."""
+    """Uncommitted changes of one kind in the current pass, and their effect on totals."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[Any, Any]] = []
         self.objects: dict[Key, Any] = {}
-        """What the pass has set the status of, as it will be; only for controllers that ask for it."""
+        """Objects with the status blocks that the pass has set; only with `ordered`."""
         self.by_namespace = Totals()
         self.of_all = Totals()
 
@@ -87,11 +87,11 @@ class DeclaredView:
         return {name: stored.get(name, 0) + more.get(name, 0) for name in {**stored, **more}}
 
     def begin_pass(self) -> None:
-        """What earlier passes decided is in the cache, or was refused."""
+        """Starts a pass: writes of earlier passes are in the cache or were refused."""
         self._ahead.clear()
 
     def assume(self, writes: Iterable[Write]) -> None:
-        """Totals count these writes from now on."""
+        """Adds the writes to the totals of this pass."""
         for write in writes:
             if isinstance(write, Create | Update) and type(write.object) in self._kinds:
                 kind, meta = type(write.object), write.object.metadata
@@ -113,7 +113,7 @@ class DeclaredView:
         ahead.objects[write.key] = new
 
     def _as_decided(self, kind: type[O], items: Sequence[O]) -> Sequence[O]:
-        """The same objects, those in their place whose status this pass has set."""
+        """The objects, replaced where this pass has set their status."""
         ahead = self._ahead.get(kind)
         if ahead is None or not ahead.objects:
             return items
@@ -121,11 +121,11 @@ class DeclaredView:
         return [changed.get(item.key, item) for item in items]
 
     def _undeclared(self, kind: type[Any]) -> LookupError:
-        return LookupError(f"controller {self._controller} reads {kind.__name__}; declare it in its wakes or reads")
+        return LookupError(f"controller {self._controller} reads {kind.__name__}, which is not in its wakes or reads")
 
 
 def _field_names(status: type[Any]) -> dict[str, str]:
-    """A status' fields by the names that blocks go by."""
+    """Field names of a status by their wire names."""
     found = _NAMES.get(status)
     if found is None:
         found = _NAMES[status] = {field.encode_name: field.name for field in msgspec.structs.fields(status)}

@@ -1,4 +1,4 @@
-"""The state of the fleet as numbers, for alerts: read from the cache now and then. Decides nothing."""
+"""Prometheus gauges of the fleet's state, updated periodically from the global cell's cache, for alerts."""
 
 from __future__ import annotations
 

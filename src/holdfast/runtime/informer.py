@@ -1,17 +1,13 @@
-"""Keeps a cache true to a cell: list, then watch, and list again from time to time.
+"""Informer: keeps a cache of a cell up to date by list, watch and periodic resync.
 
-What always holds:
-
-- The cache never shows an older state of an object than it has shown before, whatever the watch repeats or reorders.
-- A lost event costs time, never truth: a resync compares the whole list and hands out what was missed.
-- A kind that is read for its age (signs of life) is never older here than `limits.SILENCE_S`, whatever the watch says:
-  silence of the watch must not be taken for silence of those it tells of.
-- After `Expired` the list is compared with the cache, and deletions nobody reported are handed out: also of what was
-  made anew under its name since, which is told as the one that is gone and one that is new, never as a change.
-- Handlers see a change only once it is in the cache; each sees every change of an object in order.
-
-A list that is older than what is known comes from a member that lags and is ignored. Only if a watch from here keeps
-being refused as well was the cell restored from a backup: then, and then alone, the cache starts over.
+- The cache never goes back to an older state of an object, whatever the watch repeats or reorders.
+- A lost event costs time only: a resync compares the full list and emits the missed changes.
+- Kinds whose age is evidence (leases, region reports) are listed after WATCH_SILENCE_MAX_S without an event, so that a
+  stalled watch is not mistaken for a dead node.
+- Handlers run after the cache is updated, and see the changes of an object in order. A recreated object is emitted as a
+  removal and an addition.
+- A list older than the cache comes from a lagging member and is ignored. Only if watches are refused as well, the cell
+  was restored from a backup, and the cache is reset.
 """
 
 from __future__ import annotations
@@ -37,13 +33,13 @@ from holdfast.runtime.tasks import end
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
 Handler = Callable[[Sequence[Changed[Any]]], None]
-"""Told of changes in lists, after they are in the cache. Must not block; what it raises is logged and dropped."""
+"""Called with changes after they are in the cache. Must not block; its exceptions are logged and dropped."""
 
 __all__ = ["Cache", "Changed", "Handler", "Informer", "Informers"]
 
 
 class Informer(Generic[O]):
-    """One kind of one cell."""
+    """Follows one kind of one cell."""
 
     def __init__(
         self,
@@ -59,31 +55,31 @@ class Informer(Generic[O]):
         self.fields = dict(fields or {})
         self.cache = cache
         self.revision = 0
-        """The watch resumes here. Only rises; everything at or before it is in the cache."""
+        """The watch resumes here. It only rises; all changes up to it are in the cache."""
         self.synced = asyncio.Event()
-        """Set for good when the first list is in the cache."""
+        """Set when the first list is in the cache; never cleared."""
         self._client = client
         self._ports = ports
         self._resync_s = resync_s
         self._handlers: list[Handler] = []
         self._floor = 0
-        """The revision of the newest list. Events at or before it say nothing new, and could bring back the dead."""
+        """Revision of the newest list. Events up to it are ignored: they could bring back deleted objects."""
         self._older = 0
-        """How many lists in a row, each after a refused watch, were older than what we know."""
+        """Consecutive lists, each after a refused watch, that were older than the cache."""
         self._expired = True
-        """Whether the watch can only go on after a list."""
+        """Whether a list is needed before the watch can continue."""
         self._watching: asyncio.Task[None] | None = None
         self._resyncing: asyncio.Task[None] | None = None
         self._name = kind_of(kind).name
         self._silence_s = min(resync_s, limits.SILENCE_S.get(self._name, resync_s))
         self._heard_s = self._listed_s = ports.clock.monotonic()
-        """When the watch last said something, and when a list was last asked for."""
+        """Times of the last watch event and of the last list."""
         self._log = structlog.get_logger().bind(kind=self._name, cell=client.cell)
         self._objects = metrics.INFORMER_OBJECTS.labels(client.cell, self._name)
         self._repairs = metrics.INFORMER_REPAIRS.labels(client.cell, self._name)
 
     def on_change(self, handler: Handler) -> None:
-        """Adds a handler. If the cache holds objects already, it is told of all of them at once."""
+        """Adds a handler. It is called at once with all cached objects."""
         self._handlers.append(handler)
         known = [Changed(item, None) for item in self.cache.list(self.kind)]
         self._hand_out(known, (handler,))
@@ -99,11 +95,11 @@ class Informer(Generic[O]):
         await end(resyncing, watching)
 
     async def refresh(self) -> None:
-        """Lists now: afterwards the cache holds everything that was acknowledged before the call. Raises Faults."""
+        """Lists now. Afterwards the cache holds every write acknowledged before the call. Raises Faults."""
         await self._list("refresh")
 
     def absorb(self, items: Iterable[O], removed: Iterable[Key] = (), *, revision: int = 0) -> None:
-        """Takes in what a commit answered its writer, ahead of the watch; `removed` are gone for good at `revision`."""
+        """Applies the result of this process's own commit, ahead of the watch. `removed` were deleted at `revision`."""
         changes: list[Changed[O]] = []
         for item in items:
             if not self.fields or self._matches(item):
@@ -139,7 +135,7 @@ class Informer(Generic[O]):
                 pause_s = fault.retry_after_s if isinstance(fault, Overloaded) else 0.0
                 self._log.info("watch_interrupted", reason=reason, message=fault.message, revision=self.revision)
             except Exception:
-                # Whatever the stream tripped over, a full list gets past it.
+                # A full list gets past any event that the stream failed on.
                 self._expired, reason = True, "Failed"
                 self._log.exception("watch_failed", revision=self.revision)
             metrics.INFORMER_WATCH_ENDS.labels(self._client.cell, self._name, reason).inc()
@@ -163,13 +159,13 @@ class Informer(Generic[O]):
                 self._log.exception("resync_failed", reason="Failed")
                 continue
             if repaired and self._watching is not None:
-                # The watch may be stalled, or drop what it should deliver: take a new one from here.
+                # The watch is stalled or drops events: replace it.
                 watching, self._watching = self._watching, None
                 await end(watching)
                 self._watching = asyncio.create_task(self._follow(), name=f"informer {self._name}")
 
     async def _list(self, cause: str) -> int:
-        """Lists, compares, hands out what differs. Answers how many changes nobody had reported."""
+        """Lists and emits the differences to the cache. Returns the number of changes that no watch event reported."""
         metrics.INFORMER_LISTS.labels(self._client.cell, self._name, cause).inc()
         self._listed_s = self._ports.clock.monotonic()
         listing: Listing[O] = await self._client.list(self.kind, fields=self.fields or None)
@@ -220,7 +216,7 @@ class Informer(Generic[O]):
             try:
                 handler(told)
             except Exception:
-                # One part's mistake must not stop the others from seeing the world move on.
+                # A failing handler must not keep changes from the others.
                 self._log.exception("handler_failed", changes=len(changes))
 
     def _matches(self, item: O) -> bool:
@@ -235,7 +231,7 @@ class Informer(Generic[O]):
 
 
 def _one_by_one(changes: Sequence[Changed[O]]) -> Sequence[Changed[O]]:
-    """What bears its name after another is no change of that one, which is gone."""
+    """Splits the replacement of an object by a new one of the same name into a removal and an addition."""
     if all(new is None or old is None or new.metadata.uid == old.metadata.uid for new, old in changes):
         return changes
     told: list[Changed[O]] = []
@@ -249,19 +245,19 @@ def _one_by_one(changes: Sequence[Changed[O]]) -> Sequence[Changed[O]]:
 
 
 class Informers:
-    """The informers of one process for one cell: one per kind, one cache, shared by everything in it."""
+    """The informers of one process for one cell: one per kind, with one shared cache."""
 
     def __init__(self, client: Client, ports: Ports, *, resync_s: float = limits.RESYNC_S) -> None:
         self.cache = Cache()
         self.resync_s = resync_s
-        """How often everything is compared as a whole, here and by whoever builds on this, whatever was heard."""
+        """Resync interval of the informers, and of controllers built on them."""
         self._client = client
         self._ports = ports
         self._informers: dict[type[Any], Informer[Any]] = {}
         self._started = False
 
     def of(self, kind: type[O], fields: Mapping[str, str] | None = None) -> Informer[O]:
-        """The informer of a kind, made on first use. All users of a kind share one set of `fields`."""
+        """The informer of a kind, created on first use. All users of a kind share one set of `fields`."""
         found = self._informers.get(kind)
         if found is None:
             found = Informer(self._client, kind, self.cache, self._ports, fields, resync_s=self.resync_s)
@@ -270,20 +266,20 @@ class Informers:
                 found.start()
         elif fields is not None and found.fields != dict(fields):
             raise ValueError(
-                f"{kind.__name__} is already followed with fields {found.fields}, not {dict(fields)}; "
-                "use another Informers for the other part"
+                f"{kind.__name__}: the informer has other fields (expected {found.fields}, found {dict(fields)}); "
+                "use a separate Informers instance"
             )
         return found
 
     def find(self, kind: type[O]) -> Informer[O] | None:
-        """The informer of a kind if there is one."""
+        """The informer of a kind; None if there is none."""
         return self._informers.get(kind)
 
     def all(self) -> Sequence[Informer[Any]]:
         return tuple(self._informers.values())
 
     async def start(self) -> None:
-        """Starts every informer, and from now on each as it is asked for. Returns at once; see `synced`."""
+        """Starts all informers, and later ones on creation. Returns at once; see `synced`."""
         self._started = True
         for informer in self._informers.values():
             informer.start()
@@ -294,12 +290,12 @@ class Informers:
             await informer.stop()
 
     async def synced(self) -> None:
-        """Waits until every kind asked for so far has been listed once."""
+        """Waits until every informer has listed once."""
         for informer in list(self._informers.values()):
             await informer.synced.wait()
 
     async def refresh(self, kinds: Sequence[type[Any]] | None = None) -> None:
-        """Lists these kinds (or all) afresh. Raises the first Fault."""
+        """Lists these kinds, or all, now. Raises the first Fault."""
         for kind in list(self._informers) if kinds is None else kinds:
             informer = self._informers.get(kind)
             if informer is not None:

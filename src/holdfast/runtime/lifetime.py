@@ -1,8 +1,7 @@
-"""The life of a process: its parts start in order and stop in reverse, on a signal or when one of them fails.
+"""Process lifetime: components start in order and stop in reverse order, on a signal or when one of them fails.
 
-The first SIGTERM or SIGINT stops everything cleanly, each part within a deadline; a second one ends the process at
-once. A part that fails ends the process with a message that names it: half a process helps nobody, and whoever
-supervises us starts a whole one.
+- The first SIGTERM or SIGINT stops every component cleanly within a deadline; the second one exits at once.
+- If a component fails, the process exits and names it. A supervisor restarts the whole process.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 class Part(Protocol):
     async def start(self) -> None:
-        """Returns when the part is ready, or under way."""
+        """Returns when the component is ready or starting in the background."""
 
     async def stop(self) -> None:
-        """Lets work end cleanly. Called only after `start` was, and at most once."""
+        """Stops cleanly. Called at most once, and only after `start`."""
 
 
 class _Member(msgspec.Struct):
@@ -39,12 +38,12 @@ class _Member(msgspec.Struct):
 
 
 class Lifetime:
-    """Add parts in the order they depend on each other, then `run`."""
+    """Add components in dependency order, then call `run`."""
 
     def __init__(self, name: str, *, stop_deadline_s: float = limits.STOP_DEADLINE_S) -> None:
         self.name = name
         self.ready = asyncio.Event()
-        """Set once every part has started."""
+        """Set while all components are started."""
         self._members: list[_Member] = []
         self._stop_deadline_s = stop_deadline_s
         self._ending: asyncio.Future[str] | None = None
@@ -53,16 +52,17 @@ class Lifetime:
         self._log = structlog.get_logger().bind(process=name)
 
     def add(self, name: str, part: Part, *, runs: Callable[[], Awaitable[None]] | None = None) -> None:
-        """`runs` is awaited once the part has started; if it ends before the process does, the part has failed."""
+        """Adds a component. `runs` is awaited after its start; if it returns before the process stops, that is a
+        failure."""
         self._members.append(_Member(name, part, runs))
 
     def end(self, why: str) -> None:
-        """Asks for a clean stop."""
+        """Requests a clean stop."""
         if self._ending is not None and not self._ending.done():
             self._ending.set_result(why)
 
     async def run(self) -> int:
-        """Starts, waits for the end, stops. Answers the process's exit status: 0 for a clean end, 1 after a failure."""
+        """Starts all components, waits for a stop request, stops them. Returns the exit status: 1 after a failure."""
         loop = asyncio.get_running_loop()
         self._ending = loop.create_future()
         for number in SIGNALS:
@@ -111,7 +111,7 @@ class Lifetime:
         except Exception as error:
             self._fail(member, "run", error)
         else:
-            self._fail(member, "run", RuntimeError("it ended by itself"))
+            self._fail(member, "run", RuntimeError("ended unexpectedly"))
 
     def _fail(self, member: _Member, doing: str, error: Exception) -> None:
         self._failed = self._failed or member.name
@@ -127,7 +127,7 @@ class Lifetime:
         except TimeoutError:
             self._log.warning("part_stopped_late", part=member.name, deadline_s=self._stop_deadline_s)
         except Exception:
-            # The others are stopped all the same.
+            # Continue with the other components.
             self._log.exception("part_stop_failed", part=member.name)
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -139,8 +139,8 @@ class Lifetime:
 
 
 async def keep_telling() -> None:
-    """Tells systemd that the event loop turns, where it asked to be told (`WatchdogSec=`): one that hangs for that long
-    is killed and started anew, as a process that holds its port and answers nobody helps nobody."""
+    """Sends watchdog keep-alives to systemd if `WatchdogSec=` is set. If the event loop hangs for that long, systemd
+    restarts the process."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     meant = os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
     if not microseconds.isdigit() or not int(microseconds) or not meant:
@@ -151,7 +151,7 @@ async def keep_telling() -> None:
 
 
 def tell_supervisor(state: str) -> None:
-    """Tells systemd, where it asked to be told (`Type=notify`); nobody else listens."""
+    """Sends a state to systemd if NOTIFY_SOCKET is set (`Type=notify`)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

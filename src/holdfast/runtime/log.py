@@ -1,6 +1,6 @@
-"""How the program logs: one structured line per fact, JSON for machines or columns for people.
+"""Logging setup: one structured line per event, as JSON or as columns for people.
 
-Every line names its cell and component. Logging never decides anything and never raises.
+Every line names its cell and component. Logging never raises and never influences a decision.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ LEVEL_VARIABLE = "HOLDFAST_LOG_LEVEL"
 
 
 def _json(facts: dict[str, Any], default: Any = None, **_: Any) -> str:
-    """One line of JSON. Whatever is no plain value is written the way it prints."""
+    """One line of JSON. Values that JSON cannot express are written as their repr."""
     return msgspec.json.encode(facts, enc_hook=default or repr).decode()
 
 
 def configure(*, cell: str, component: str, form: str = "json", level: str = "", stream: TextIO | None = None) -> None:
-    """Sets up logging for the whole process, third-party libraries included. Called once, before anything logs.
+    """Sets up logging for the process, including third-party libraries. Call it once, before the first log line.
 
-    Without a level, HOLDFAST_LOG_LEVEL says it, so that a whole platform can be made to talk more: `info` otherwise.
+    Without `level`, HOLDFAST_LOG_LEVEL applies, else `info`. The variable raises verbosity of a whole platform.
     """
     asked = "" if level else os.environ.get(LEVEL_VARIABLE, "")
     known = logging.getLevelNamesMapping()
     level = level or (asked if asked.upper() in known else "info")
     if form not in FORMATS:
-        raise ValueError(f"log format {form!r} is not known; choose one of {', '.join(FORMATS)}")
+        raise ValueError(f"log format {form}: unknown (expected one of {', '.join(FORMATS)})")
     threshold = known.get(level.upper())
     if threshold is None:
-        raise ValueError(f"log level {level!r} is not known; choose debug, info, warning or error")
+        raise ValueError(f"log level {level}: unknown (expected debug, info, warning or error)")
     out = stream or sys.stderr
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

@@ -1,39 +1,46 @@
-"""Every metric of the system, declared once. Names are `holdfast_<area>_<what>_<unit|total>`; labels are bounded sets.
+"""All Prometheus metrics, declared once. Counters end in `_total`, units come last, labels have bounded values.
 
-Hot loops bind their labels once (`.labels(…)`) and keep the child. Nothing here decides anything.
+Hot loops call `.labels(…)` once and keep the child. Metrics never influence a decision.
 """
 
 from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-_FAST = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 # Runtime: queues, controllers, informers, elections
-QUEUE_DEPTH = Gauge("holdfast_queue_depth_keys", "Keys that wait for a decision.", ["controller"])
+QUEUE_DEPTH = Gauge("holdfast_queue_depth_keys", "Keys waiting in the controller's queue.", ["controller"])
 QUEUE_WAIT = Histogram(
-    "holdfast_queue_wait_seconds", "From the moment a key was due to the start of its decision.", ["controller"],
-    buckets=_FAST,
+    "holdfast_queue_wait_seconds", "Time from queueing a key to the start of its decision.", ["controller"],
+    buckets=_LATENCY_BUCKETS,
 )  # fmt: skip
-QUEUE_RETRIES = Counter("holdfast_queue_retries_total", "Keys put back with a pause after a failure.", ["controller"])
-QUEUE_DROPPED = Counter("holdfast_queue_dropped_total", "Keys refused by a full queue; a resync finds them again.",
+QUEUE_RETRIES = Counter("holdfast_queue_retries_total", "Keys requeued with backoff after a failure.", ["controller"])
+QUEUE_DROPPED = Counter("holdfast_queue_dropped_total", "Keys dropped by a full queue; a resync adds them again.",
                         ["controller"])  # fmt: skip
 
 CONTROLLER_DECISIONS = Counter("holdfast_controller_decisions_total", "Decisions made.", ["controller"])
 CONTROLLER_WRITES = Counter("holdfast_controller_writes_total", "Writes committed.", ["controller"])
 CONTROLLER_COMMITS = Counter("holdfast_controller_commits_total", "Transactions committed.", ["controller"])
-CONTROLLER_CONFLICTS = Counter("holdfast_controller_conflicts_total", "Commits lost to another writer.", ["controller"])
+CONTROLLER_CONFLICTS = Counter(
+    "holdfast_controller_conflicts_total", "Commits refused because an object had changed.", ["controller"]
+)
 CONTROLLER_ERRORS = Counter(
-    "holdfast_controller_errors_total", "Decisions that could not be carried out, by reason.", ["controller", "reason"]
+    "holdfast_controller_errors_total", "Decisions that could not be applied, by reason.", ["controller", "reason"]
 )
 CONTROLLER_DURATION = Histogram(
-    "holdfast_controller_pass_seconds", "Deciding and carrying out one pass.", ["controller"], buckets=_FAST
+    "holdfast_controller_pass_seconds",
+    "Duration of one pass: deciding and applying.",
+    ["controller"],
+    buckets=_LATENCY_BUCKETS,
 )
 
-INFORMER_OBJECTS = Gauge("holdfast_informer_objects_count", "Objects held in the cache.", ["cell", "kind"])
-INFORMER_LISTS = Counter("holdfast_informer_lists_total", "Full lists made, by cause.", ["cell", "kind", "cause"])
+INFORMER_OBJECTS = Gauge("holdfast_informer_objects_count", "Objects in the cache.", ["cell", "kind"])
+INFORMER_LISTS = Counter("holdfast_informer_lists_total", "Full lists, by cause.", ["cell", "kind", "cause"])
 INFORMER_REPAIRS = Counter(
-    "holdfast_informer_repairs_total", "Changes that a list brought and no watch did.", ["cell", "kind"]
+    "holdfast_informer_repairs_total",
+    "Changes found by a resync list that the watch did not deliver.",
+    ["cell", "kind"],
 )
 INFORMER_WATCH_ENDS = Counter(
     "holdfast_informer_watch_ends_total", "Watches that ended, by reason.", ["cell", "kind", "reason"]
@@ -44,120 +51,137 @@ ELECTION_CHANGES = Counter("holdfast_election_changes_total", "Elections won and
 
 # Client
 CLIENT_CALLS = Histogram(
-    "holdfast_client_call_seconds", "Calls to another cell over HTTP.", ["verb", "outcome"], buckets=_FAST
+    "holdfast_client_call_seconds",
+    "Duration of HTTP calls to another cell.",
+    ["verb", "outcome"],
+    buckets=_LATENCY_BUCKETS,
 )
-CLIENT_RETRIES = Counter("holdfast_client_retries_total", "Reads repeated after a fault.", ["verb"])
+CLIENT_RETRIES = Counter("holdfast_client_retries_total", "Reads retried after a fault.", ["verb"])
 CLIENT_BUDGET_EMPTY = Counter(
-    "holdfast_client_budget_empty_total", "Retries not made as the budget was spent.", ["verb"]
+    "holdfast_client_budget_empty_total", "Retries skipped because the retry budget was spent.", ["verb"]
 )
 CLIENT_READ_BACKS = Counter(
-    "holdfast_client_read_backs_total", "Commits without an answer, by what reading back showed.", ["verdict"]
+    "holdfast_client_read_backs_total", "Commits without a response, by the result of reading back.", ["verdict"]
 )
 
 # Store
-STORE_COMMITS = Counter("holdfast_store_commits_total", "Commits that reached the disk.")
-STORE_ROWS = Counter("holdfast_store_rows_total", "Changes of keys that reached the disk.")
-STORE_CONFLICTS = Counter("holdfast_store_conflicts_total", "Commits refused as a compare failed.")
+STORE_COMMITS = Counter("holdfast_store_commits_total", "Commits made durable.")
+STORE_ROWS = Counter("holdfast_store_rows_total", "Key changes made durable.")
+STORE_CONFLICTS = Counter("holdfast_store_conflicts_total", "Commits refused because a compare failed.")
 STORE_GROUP = Histogram(
     "holdfast_store_group_commits",
-    "Commits that shared one transaction.",
+    "Commits per group commit.",
     buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024),
 )
-STORE_COMMIT = Histogram("holdfast_store_commit_seconds", "One transaction, synced to the disk.", buckets=_FAST)
-STORE_QUEUE = Gauge("holdfast_store_queue_commits", "Commits on their way to the disk.")
-STORE_COMPACTED = Gauge("holdfast_store_compacted_revision", "The revision history reaches back to.")
-STORE_WATCHERS = Gauge("holdfast_store_watchers_count", "Streams of changes that are open.", ["kind"])
+STORE_COMMIT = Histogram(
+    "holdfast_store_commit_seconds", "Duration of one transaction, including the sync.", buckets=_LATENCY_BUCKETS
+)
+STORE_QUEUE = Gauge("holdfast_store_queue_commits", "Commits waiting to be made durable.")
+STORE_COMPACTED = Gauge("holdfast_store_compacted_revision", "Oldest revision in the history.")
+STORE_WATCHERS = Gauge("holdfast_store_watchers_count", "Open watch streams.", ["kind"])
 STORE_WATCHERS_EXPIRED = Counter(
-    "holdfast_store_watchers_expired_total", "Streams ended as they fell behind.", ["kind"]
+    "holdfast_store_watchers_expired_total", "Watch streams closed because they fell behind.", ["kind"]
 )
 
 # Gate
-GATE_COMMITS = Counter("holdfast_gate_commits_total", "Commits asked of the gate, by what became of them.", ["result"])
-GATE_JOINS = Counter(
-    "holdfast_gate_joins_total", "Nodes that asked for a certificate, by what became of it.", ["result"]
-)
-GATE_RETRIES = Counter("holdfast_gate_retries_total", "Commits planned again as another write came first.")
+GATE_COMMITS = Counter("holdfast_gate_commits_total", "Commit requests to the gate, by result.", ["result"])
+GATE_JOINS = Counter("holdfast_gate_joins_total", "Node join requests, by result.", ["result"])
+GATE_RETRIES = Counter("holdfast_gate_retries_total", "Commits retried because of a concurrent write.")
 
 # The authority of a region
 AUTHORITY_ANSWERS = Counter(
-    "holdfast_authority_answers_total", "Answers to placement requests.", ["verb", "result", "reason"]
+    "holdfast_authority_answers_total", "Responses to placement requests.", ["verb", "result", "reason"]
 )
-AUTHORITY_CONFLICTS = Counter("holdfast_authority_conflicts_total", "Commits lost to another writer of an object.")
+AUTHORITY_CONFLICTS = Counter("holdfast_authority_conflicts_total", "Commits refused because an object had changed.")
 AUTHORITY_READ_BACKS = Counter(
-    "holdfast_authority_read_backs_total", "Commits without an answer, by what reading back showed.", ["verdict"]
+    "holdfast_authority_read_backs_total", "Commits without a response, by the result of reading back.", ["verdict"]
 )
 AUTHORITY_COMMIT = Histogram(
     "holdfast_authority_commit_seconds",
-    "From the first check of a batch to its durable answer.",
+    "Time from the first check of a batch to its durable response.",
     ["verb"],
-    buckets=_FAST,
+    buckets=_LATENCY_BUCKETS,
 )
-AUTHORITY_LEASES = Gauge("holdfast_authority_leases_count", "Leases that are live by the authority's own book.")
+AUTHORITY_LEASES = Gauge("holdfast_authority_leases_count", "Live node leases.")
 AUTHORITY_FENCES = Counter("holdfast_authority_fences_total", "Node epochs fenced.")
 AUTHORITY_CLAIMS = Gauge("holdfast_authority_claims_count", "Claims in the ledger, by state.", ["state"])
-EVENTS_DROPPED = Counter("holdfast_gate_events_dropped_total", "Events that could not be kept.")
+EVENTS_DROPPED = Counter("holdfast_gate_events_dropped_total", "Events that could not be stored.")
 
 # The node agent
-AGENT_TASKS = Gauge("holdfast_agent_tasks_count", "Work that runs on this node, or is being started or stopped.")
-AGENT_START = Histogram("holdfast_agent_start_seconds", "From the decision to start work until it runs.", buckets=_FAST)
-AGENT_EXITS = Counter("holdfast_agent_exits_total", "Runs that ended, by reason.", ["reason"])
-AGENT_REPORTS = Counter("holdfast_agent_reports_total", "Status writes, by what became of them.", ["result"])
+AGENT_TASKS = Gauge("holdfast_agent_tasks_count", "Tasks on this node that run, start or stop.")
+AGENT_START = Histogram(
+    "holdfast_agent_start_seconds", "Time from the decision to start a task until it runs.", buckets=_LATENCY_BUCKETS
+)
+AGENT_EXITS = Counter("holdfast_agent_exits_total", "Task exits, by reason.", ["reason"])
+AGENT_REPORTS = Counter("holdfast_agent_reports_total", "Status writes, by result.", ["result"])
 AGENT_CERTIFICATE_LEFT = Gauge(
-    "holdfast_agent_certificate_left_seconds", "How long the certificate this agent shows is still good."
+    "holdfast_agent_certificate_left_seconds", "Remaining validity of the agent's certificate."
 )
 LINK_CERTIFICATE_ENDS = Gauge(
     "holdfast_link_certificate_ends_timestamp_seconds",
-    "Until when the certificate is good that this region shows to the global cell.",
+    "Expiry of the region's client certificate for the global cell.",
 )
-AGENT_LEASE_LEFT = Gauge("holdfast_agent_lease_left_seconds", "What was left of the lease when it was last renewed.")
+AGENT_LEASE_LEFT = Gauge("holdfast_agent_lease_left_seconds", "Remaining lease time at the last renewal.")
 
 # The scheduler
-SCHEDULER_PLAN = Histogram("holdfast_scheduler_plan_seconds", "Planning one batch.", buckets=_FAST)
+SCHEDULER_PLAN = Histogram(
+    "holdfast_scheduler_plan_seconds", "Duration of planning one batch.", buckets=_LATENCY_BUCKETS
+)
 SCHEDULER_PLANNED = Counter("holdfast_scheduler_planned_total", "Replicas planned, by outcome.", ["outcome"])
 SCHEDULER_ANSWERS = Counter(
-    "holdfast_scheduler_answers_total", "The authority's answers to proposals.", ["result", "reason"]
+    "holdfast_scheduler_answers_total", "Responses of the authority to proposals.", ["result", "reason"]
 )
-SCHEDULER_FAULTS = Counter("holdfast_scheduler_faults_total", "Proposals that got no answer, by fault.", ["reason"])
+SCHEDULER_FAULTS = Counter("holdfast_scheduler_faults_total", "Proposals without a response, by fault.", ["reason"])
 SCHEDULER_REQUESTS = Gauge("holdfast_scheduler_requests_count", "Requests in the queue, by state.", ["state"])
-SCHEDULER_ASSUMED = Gauge("holdfast_scheduler_assumed_count", "Proposals counted as placed, not yet seen as bound.")
+SCHEDULER_ASSUMED = Gauge(
+    "holdfast_scheduler_assumed_count", "Proposals counted as placed whose claim is not observed yet."
+)
 SCHEDULER_ASSUMED_EXPIRED = Counter(
-    "holdfast_scheduler_assumed_expired_total", "Accepted proposals whose binding was not seen in time."
+    "holdfast_scheduler_assumed_expired_total", "Accepted proposals whose claim was not observed in time."
 )
 
 SCHEDULER_SHADOW = Counter(
-    "holdfast_scheduler_shadow_total", "Replicas a shadow policy was asked about too, by how its choice compares.",
+    "holdfast_scheduler_shadow_total", "Replicas also planned with the shadow policy, by comparison.",
     ["outcome"],
 )  # fmt: skip
 
 # Server
-SERVER_REQUESTS = Counter("holdfast_server_requests_total", "Requests answered.", ["verb", "resource", "code"])
+SERVER_REQUESTS = Counter(
+    "holdfast_server_requests_total", "HTTP requests, by response code.", ["verb", "resource", "code"]
+)
 SERVER_DURATION = Histogram(
-    "holdfast_server_request_seconds", "From the request's headers to its answer; watches excepted.",
-    ["verb", "resource"], buckets=_FAST,
+    "holdfast_server_request_seconds", "Duration of requests, without watches.",
+    ["verb", "resource"], buckets=_LATENCY_BUCKETS,
 )  # fmt: skip
-SERVER_RUNNING = Gauge("holdfast_server_running_requests", "Requests being worked on.", ["lane"])
-SERVER_REFUSED = Counter("holdfast_server_refused_total", "Requests answered 429.", ["lane"])
-SERVER_WATCHES = Gauge("holdfast_server_watches_count", "Watches open.", ["lane"])
-SERVER_STALLED = Counter("holdfast_server_stalled_clients_total", "Streams ended as the client stopped reading.")
+SERVER_RUNNING = Gauge("holdfast_server_running_requests", "Requests in progress.", ["lane"])
+SERVER_REFUSED = Counter("holdfast_server_refused_total", "Requests refused with 429.", ["lane"])
+SERVER_WATCHES = Gauge("holdfast_server_watches_count", "Open watches.", ["lane"])
+SERVER_STALLED = Counter("holdfast_server_stalled_clients_total", "Streams closed because the client stopped reading.")
 SERVER_FORWARDED = Counter(
-    "holdfast_server_forwarded_total", "Placement calls passed on to the elected authority.", ["verb", "outcome"]
+    "holdfast_server_forwarded_total", "Placement calls forwarded to the elected authority.", ["verb", "outcome"]
 )
-SERVER_FAILURES = Counter("holdfast_server_failures_total", "Requests that failed by a fault of the server itself.")
+SERVER_FAILURES = Counter("holdfast_server_failures_total", "Requests that failed with an internal server error.")
 
-# The fleet, as the global cell sees it
+# The fleet, from the global cell
 FLEET_REGIONS = Gauge("holdfast_fleet_regions_count", "Regions, by health.", ["state"])
-FLEET_RECOVERIES = Gauge("holdfast_fleet_recoveries_count", "Recoveries that are not closed, by phase.", ["phase"])
+FLEET_RECOVERIES = Gauge("holdfast_fleet_recoveries_count", "Open recoveries, by phase.", ["phase"])
 FLEET_RECOVERY_AGE = Gauge(
-    "holdfast_fleet_recovery_age_seconds", "Since the region of the oldest unfinished recovery was last heard."
+    "holdfast_fleet_recovery_age_seconds", "Time since the last report of the region of the oldest open recovery."
 )
-FLEET_UNBACKED = Gauge("holdfast_fleet_unbacked_promises_count", "Recovery promises that some single loss would break.")
-FLEET_PLACES = Gauge("holdfast_fleet_recovery_places_count", "Recovery places, by state.", ["state"])
-FLEET_OVERRIDES = Gauge("holdfast_fleet_overrides_count", "Overrides that act or await approval, by phase.", ["phase"])
-FLEET_NOT_REVERTED = Gauge("holdfast_fleet_overrides_not_reverted_count", "Ended overrides whose effect remains.")
-FLEET_FROZEN = Gauge("holdfast_fleet_frozen_grants_count", "Grants of regions out of touch for a whole lease.")
-FLEET_OVER_QUOTA = Gauge("holdfast_fleet_tenants_over_quota_count", "Tenants with more in use than their quota.")
-FLEET_STUCK = Gauge(
-    "holdfast_fleet_stuck_finalizers_count", "Finalizers of global objects that were not removed in their time."
+FLEET_UNBACKED = Gauge(
+    "holdfast_fleet_unbacked_promises_count", "Recovery objectives that some single loss would break."
 )
-FLEET_POLICIES_HELD = Gauge("holdfast_fleet_policies_held_count", "Policies stopped by their own guard.")
-FLEET_PENDING_AGE = Gauge("holdfast_fleet_pending_age_seconds", "How long the oldest unserved workload has waited.")
+FLEET_PLACES = Gauge("holdfast_fleet_recovery_places_count", "Recovery slots, by state.", ["state"])
+FLEET_OVERRIDES = Gauge(
+    "holdfast_fleet_overrides_count", "Overrides that are active or await approval, by phase.", ["phase"]
+)
+FLEET_NOT_REVERTED = Gauge(
+    "holdfast_fleet_overrides_not_reverted_count", "Ended overrides whose effect is not reverted yet."
+)
+FLEET_FROZEN = Gauge(
+    "holdfast_fleet_frozen_grants_count", "Grants whose lease expired because the region is out of contact."
+)
+FLEET_OVER_QUOTA = Gauge("holdfast_fleet_tenants_over_quota_count", "Tenants whose usage exceeds their quota.")
+FLEET_STUCK = Gauge("holdfast_fleet_stuck_finalizers_count", "Finalizers of global objects past their deadline.")
+FLEET_POLICIES_HELD = Gauge("holdfast_fleet_policies_held_count", "Policies stopped by their guard.")
+FLEET_PENDING_AGE = Gauge("holdfast_fleet_pending_age_seconds", "Age of the oldest workload that does not serve fully.")

@@ -1,4 +1,4 @@
-"""Where time, chance and identity come in. Production and simulation supply them; decisions never reach for them."""
+"""Ports for time, randomness and identity. Production and simulation supply them; pure decisions never use them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Wall time, seconds since the epoch. May step; never used to measure how long something took."""
+        """Wall-clock time, seconds since the epoch. It may step; never use it to measure a duration."""
 
     def monotonic(self) -> float:
-        """Seconds that only pass, through suspend too. What leases are counted on."""
+        """Monotonic seconds, including time in suspend. Leases are measured on it."""
 
     async def sleep(self, seconds: float) -> None: ...
 
 
 class Ids(Protocol):
     def uid(self) -> str:
-        """A new unique identity, never used before."""
+        """A new UUID."""
 
 
 class Ports(Protocol):
-    """All a part needs from outside; one per process."""
+    """The ports of one process."""
 
     clock: Clock
     ids: Ids
@@ -44,10 +44,11 @@ class SystemClock:
 
 
 _IDS_AT_ONCE = 64
+"""UUIDs per system call. Several are needed per request, and one call for each costs more."""
 
 
 class SystemIds:
-    """Random UUIDs (version 4). Several are drawn for every request, so chance is fetched for many at once."""
+    """Random UUIDs (version 4)."""
 
     def __init__(self) -> None:
         self._drawn = ""
@@ -61,7 +62,7 @@ class SystemIds:
 
 
 class SystemPorts:
-    """The real ones."""
+    """The ports of a real process."""
 
     def __init__(self) -> None:
         self.clock: Clock = SystemClock()

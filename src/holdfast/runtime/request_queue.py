@@ -1,9 +1,9 @@
-"""The scheduler's queue: which requests wait, for what, and until when. Holds no truth: all of it can be lost.
+"""The scheduler's queue of pending requests: retry times, reasons and retry events. In memory only; it can be lost.
 
-What always holds: a request that still has members without a place is tried again, at the latest when its backoff
-ends; events that may cure its reasons only make that sooner. Of requests that ask for the same the first is tried, and
-the others wait behind it (`waiting_groups`): ten thousand that fit nowhere cost what one costs. Nothing here decides
-where anything goes.
+- A request with pending members is retried when its backoff ends at the latest. Events that may resolve its reasons
+  only make that earlier.
+- Of equivalent requests only the first is tried, the others wait behind it (`request_groups`).
+- The queue never decides a placement.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from holdfast.runtime.waiting_groups import GroupKey, WaitingGroups
 
 NEVER = float("inf")
 _STALE_ENTRIES = 1_000
-"""The heap of moments is tidied when so many more of its entries than requests are out of date."""
+"""Outdated heap entries, beyond twice the requests, at which the heap is rebuilt. Bounds memory at little cost."""
 
 
 class Waiting(msgspec.Struct):
-    """One request. Times are monotonic seconds; `due_at` is NEVER while nothing in it needs a place. Only the queue
-    makes it earlier, as it keeps the order of these moments."""
+    """One request. Times are monotonic seconds. `due_at` is NEVER while no member is pending; only the queue makes it
+    earlier, because its heap is ordered by it."""
 
     request: SchedulingRequest
     due_at: float
@@ -42,25 +42,25 @@ class Waiting(msgspec.Struct):
     rank: int = 0
     recorded: tuple[str, ...] = ()
     recorded_at: float = float("-inf")
-    """Reasons and time of the last try in vain that left a Decision."""
+    """Reasons and time of the last failed attempt that was recorded as a Decision."""
     refused_at: float = float("-inf")
-    """When the authority last refused what was planned."""
+    """When the authority last rejected a proposal of this request."""
     found_room: bool = False
-    """The last try found room, and the authority said no."""
+    """Whether the last attempt found nodes and the authority rejected the proposal."""
     announced: tuple[str, ...] = ()
     spared: dict[str, float] = {}
-    """Victims the authority refused to let go for it, and until when they are not named again."""
+    """Victims that the authority refused, and until when they are not nominated again."""
     gone: dict[str, None] = {}
-    """Members the authority does not know any more, until the request changes or a resync asks again."""
+    """Members that the authority no longer knows, until the request changes or a resync."""
     hints: dict[str, int] = {}
-    """Attempts the authority told us of, where they are newer than the request's."""
+    """Attempt numbers learned from the authority that are newer than the request's."""
 
     @property
     def key(self) -> Key:
         return self.request.key
 
     def members(self) -> Iterable[Member]:
-        """Those that may need a place, each with the newest attempt known."""
+        """Members that may be pending, each with the newest known attempt."""
         for member in self.request.spec.members:
             if member.uid in self.gone:
                 continue
@@ -74,16 +74,16 @@ class RequestQueue:
         self._waiting: dict[Key, Waiting] = {}
         self._by_uid: dict[str, Key] = {}
         self._tried: dict[Key, Waiting] = {}
-        """Requests that went in the middle of a pause. One that comes back under its name goes on from there: work that
-        is given a place and loses it again at once must not be tried at full speed."""
+        """Requests deleted during their backoff. A new request of the same name continues that backoff, so that a
+        replica that is placed and lost in a loop is not scheduled at full speed."""
         self._groups: WaitingGroups[Waiting] = WaitingGroups()
         self._moments: list[tuple[float, int, Waiting]] = []
-        """A heap of what will be due. An entry counts only while its request still has that moment."""
+        """Heap of due times. An entry is valid only while its request still has that due time."""
         self._number = 0
         self._due: dict[Key, Waiting] = {}
-        """What has become due and was not dealt with yet, among others."""
+        """Requests that became due; entries may be outdated."""
         self._beaten: dict[Key, Waiting] = {}
-        """Whose last try in vain stood behind proposals that nobody had answered yet."""
+        """Requests whose last attempt failed behind proposals that were still in flight."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -99,7 +99,7 @@ class RequestQueue:
         return self._waiting.get(key) if key is not None else None
 
     def put(self, request: SchedulingRequest, now: float) -> bool:
-        """Takes in a request's newest state; whether there is something new to plan."""
+        """Applies the newest state of a request. Returns whether there is something new to plan."""
         if request.metadata.terminating:
             self.drop(request, now)
             return False
@@ -109,7 +109,7 @@ class RequestQueue:
             if changed:
                 self._forget_members(waiting)
                 waiting.gone = {}
-                # Members that only lost the place they had go on with the pause they are in.
+                # Members that lost their node continue the backoff of the request.
                 known = {member.uid for member in waiting.request.spec.members}
                 newcomers = any(member.uid not in known for member in request.spec.members)
                 self._let_go(waiting, now)
@@ -155,7 +155,7 @@ class RequestQueue:
                     del self._tried[next(iter(self._tried))]
 
     def due(self, now: float) -> list[Waiting]:
-        """All that are to be tried now, in no order that means anything."""
+        """All due requests, unordered."""
         moments = self._moments
         while moments and moments[0][0] <= now:
             at, _, waiting = heappop(moments)
@@ -173,15 +173,16 @@ class RequestQueue:
         return min((w.due_at for w in self._due.values()), default=moments[0][0] if moments else NEVER)
 
     def spare(self, waiting: Waiting, victim: str, now: float) -> None:
-        """The victim is not to be named again for a while; the oldest of too many may be."""
+        """Excludes a refused victim for REFUSED_VICTIM_BACKOFF_S. Beyond REFUSED_VICTIMS_MAX the oldest is dropped."""
         waiting.spared.pop(victim, None)
         waiting.spared[victim] = now + limits.SPARED_S
         if len(waiting.spared) > limits.SPARED_VICTIMS:
             del waiting.spared[next(iter(waiting.spared))]
 
     def given_back(self, now: float) -> None:
-        """What others were planned into is free after all, and no record will tell: who was tried behind them looks
-        again, if room is what it waits for; of those that ask for the same the first, each at most so often."""
+        """Requeues requests that failed because proposals planned before them had taken the capacity, now that those
+        proposals were rejected. A rejection changes no stored object, so no watch event wakes them. One per group, with
+        backoff."""
         beaten, self._beaten = self._beaten, {}
         for waiting in beaten.values():
             waits = waiting.due_at != NEVER and Wake.CAPACITY_FREED in waiting.wake_on
@@ -189,22 +190,22 @@ class RequestQueue:
                 self.hasten(waiting, max(now, waiting.tried_at + wake_pause_s(waiting.attempts)))
 
     def rest(self, waiting: Waiting, now: float) -> None:
-        """Nothing in it needs a place. Who waited for the same may find one too."""
+        """No member is pending: the request becomes idle, and the next of its group are tried."""
         waiting.due_at = NEVER
         self._due.pop(waiting.key, None)
         self._beaten.pop(waiting.key, None)
         self._let_go(waiting, now)
 
     def hasten(self, waiting: Waiting, at: float) -> None:
-        """It is tried at that moment at the latest."""
+        """Makes the request due at `at` at the latest."""
         if at < waiting.due_at:
             self._set(waiting, at)
 
     def wake(self, events: Iterable[str], now: float) -> bool:
-        """Makes requests due whose reasons one of these events may cure, each at most so often."""
+        """Makes requests due that one of these events may help, with a minimum interval. Returns whether any was."""
         heard = frozenset(events)
         woken = False
-        # An override may be for one workload alone; everything else helps the first of a group before the others.
+        # An override may affect a single workload of a group; any other event affects the first member first.
         for waiting in list(self._groups.waiting_for(heard, everyone=Wake.OVERRIDE_CHANGED in heard)):
             if waiting.due_at > now and waiting.due_at != NEVER:
                 self.hasten(waiting, max(now, waiting.tried_at + wake_pause_s(waiting.attempts)))
@@ -222,10 +223,10 @@ class RequestQueue:
         within_s: float = NEVER,
         beaten: bool = False,
     ) -> float:
-        """Counts a try that left someone without a place; says how long it is until the next, at most `within_s`.
+        """Records an attempt that left members pending. Returns the delay until the next one, at most `within_s`.
 
-        Requests with the same `alike` get the same answers: all but the first of them wait for long. One that was
-        `beaten` by proposals under way looks again if they come to nothing.
+        Requests with the same `alike` key form a group; all but the first wait GROUP_MEMBER_RETRY_S. `beaten` requests
+        failed behind proposals in flight, and are retried if those are rejected.
         """
         self._beaten.pop(waiting.key, None)
         if beaten:
@@ -247,12 +248,12 @@ class RequestQueue:
         return pause_s
 
     def look_again(self, waiting: Waiting, now: float) -> None:
-        """Tries once more soon; what was found out before stays said until then."""
+        """Retries after OUTCOMPETED_RETRY_S; the reported reasons stay."""
         waiting.found_room = False
         self._set(waiting, now + limits.CONTESTED_AGAIN_S)
 
     def resync(self, now: float) -> None:
-        """Looks again at everything that was left idle, and asks again about members that were thought gone."""
+        """Makes idle requests due, and includes members again that the authority did not know."""
         for waiting in self._waiting.values():
             waiting.gone = {}
             if waiting.due_at == NEVER:
@@ -270,7 +271,7 @@ class RequestQueue:
         return waiting.due_at == at and self._waiting.get(waiting.key) is waiting
 
     def _wait_alone(self, waiting: Waiting) -> None:
-        """It may not be what it was: it goes on with its pause, and behind nobody."""
+        """Moves a changed request into a group of its own; its backoff continues."""
         self._groups.join(_name(waiting), _created(waiting), waiting, _alone(waiting))
         self.hasten(waiting, waiting.tried_at + limits.QUEUE_BACKOFF_MAX_S)
 
@@ -279,7 +280,7 @@ class RequestQueue:
             self._in_turn(other, now)
 
     def _in_turn(self, waiting: Waiting, now: float) -> None:
-        """The one it waited behind is out of the way."""
+        """Tries a request whose group leader left, with the minimum interval."""
         if waiting.due_at != NEVER:
             self.hasten(waiting, max(now, waiting.tried_at + wake_pause_s(waiting.attempts)))
 

@@ -1,7 +1,7 @@
-"""A token bucket that bounds how many retries a client adds to what was asked of it.
+"""A token bucket that bounds the retries a client adds to its load.
 
-First attempts are free. When the other side fails for everyone, the budget is soon empty and each caller sees its
-fault at once instead of multiplying the load.
+First attempts are free. If the server fails for all callers, the budget is soon empty, and callers see the fault at
+once instead of multiplying the load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RetryBudget:
         self._filled_at = clock.monotonic()
 
     def take(self) -> bool:
-        """Whether one more retry may be made now."""
+        """Takes a token; returns whether one was left, so that the retry may be made."""
         now = self._clock.monotonic()
         self._tokens = min(self._burst, self._tokens + max(0.0, now - self._filled_at) * self._per_s)
         self._filled_at = now

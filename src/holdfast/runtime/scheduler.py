@@ -1,12 +1,10 @@
-"""The scheduler of a region: plans requests in batches and proposes places to the authority.
+"""The scheduler of a region: plans requests in batches and proposes placements to the authority.
 
-What always holds:
-
-- It proposes; only the authority commits. Everything it knows may be stale, and any number of schedulers may race.
-- What it proposed counts as taken in its own snapshot until the record shows up or the answer says no.
-- A member is never proposed twice at once; after a lost answer it reads by intent before anything else.
-- Whatever has no place is tried again, even if every event was lost (`request_queue`).
-- One pass of the loop plans at most `limits.BATCH` replicas (or one gang) and then lets others run.
+- It proposes; only the authority commits. Its state may be stale, and several schedulers may race.
+- A proposal counts as placed in its own snapshot until the claim is observed or the authority rejects it.
+- A member is never proposed twice at once. If a response is lost, the scheduler reads the claim back first.
+- Every pending request is retried, even if every event is lost (`request_queue`).
+- One pass plans at most `limits.BATCH` replicas, or one gang, and then yields to other tasks.
 """
 
 from __future__ import annotations
@@ -58,14 +56,14 @@ _SEED_BITS = 31
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """Some members of one request, to be planned now."""
+    """Some members of one request, planned in this batch."""
 
     waiting: Waiting
     members: tuple[Member, ...]
 
 
 class Scheduler:
-    """Start it after construction; the informers may be started before or after."""
+    """The informers may be started before or after it."""
 
     def __init__(self, client: Client, informers: Informers, ports: Ports, region: str) -> None:
         self._region = region
@@ -98,7 +96,7 @@ class Scheduler:
         self._due_gauge = metrics.SCHEDULER_REQUESTS.labels("Due")
 
     async def start(self) -> None:
-        """Starts in the background; plans as soon as the caches are filled."""
+        """Starts in the background; plans as soon as the caches are synced."""
         if not self._tasks:
             self._tasks = [
                 asyncio.create_task(self._run(), name="scheduler"),
@@ -107,7 +105,7 @@ class Scheduler:
             ]
 
     async def stop(self) -> None:
-        """Stops planning. Proposals under way are abandoned: whoever comes next finds what became of them on record."""
+        """Stops planning. Proposals in flight are abandoned; the next scheduler finds their committed results."""
         tasks, self._tasks = self._tasks, []
         await end(*tasks)
         await end(*self._sending)
@@ -120,7 +118,7 @@ class Scheduler:
             try:
                 idle = await self._round()
             except Exception:
-                # A mistake in one round must not end scheduling; the pause keeps it from spinning.
+                # A failed round must not end scheduling; the pause prevents a busy loop.
                 self._log.exception("round_failed")
                 await self._ports.clock.sleep(limits.QUEUE_BACKOFF_FIRST_S)
                 continue
@@ -128,19 +126,19 @@ class Scheduler:
                 await self._rest()
 
     async def _rest(self) -> None:
-        """Until something changed, the next request is due, or a place that was accepted should have shown up."""
+        """Waits for a change, for the next due request, or for the expiry of an assumption."""
         wait_s = min(self._queue.next_due(), self._proposals.next_expiry()) - self._ports.clock.monotonic()
         if wait_s <= 0:
             await self._ports.clock.sleep(0)
             return
-        # A wait shorter than the clock's steps might end before the request is due, and again, and again. Not by
-        # `wait_for`, which forgets that it was cancelled when something comes at the same moment.
+        # A wait below the clock's resolution could end too early, repeatedly. `wait_for` is not used, because it
+        # swallows a cancellation that coincides with the event.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if wait_s == NEVER else max(wait_s, limits.REST_MIN_S)):
                 await self._work.wait()
 
     async def _round(self) -> bool:
-        """Orders what is due and plans some batches of it; whether there was nothing to do."""
+        """Orders the due requests and plans some batches of them. Returns whether there was nothing to do."""
         self._work.clear()
         now = self._ports.clock.monotonic()
         self._proposals.expire(now)
@@ -164,7 +162,7 @@ class Scheduler:
         return not planned
 
     def _left(self, due: Sequence[Waiting], now: float) -> dict[Key, list[Member]]:
-        """Who needs a place of what is due. What needs none is left alone, and said so if it waited."""
+        """Pending members of the due requests. Requests without any become idle, and their status is updated."""
         left = {}
         for waiting in due:
             members = self._without_place(waiting)
@@ -192,7 +190,7 @@ class Scheduler:
     def _batches(
         self, ordered: Sequence[Waiting], left: dict[Key, list[Member]], policy: ActivePolicy, now: float
     ) -> Iterator[list[_Part]]:
-        """Cuts the queue into batches. A gang is never cut; what a failed part has left waits for its own turn."""
+        """Cuts the queue into batches. A gang is never split. If a part fails, the rest of its request waits."""
         by_key = {waiting.key: waiting for waiting in ordered}
         counts = {key: len(members) for key, members in left.items()}
         requests = [waiting.request for waiting in ordered]
@@ -215,7 +213,7 @@ class Scheduler:
             yield parts
 
     def _launch(self, parts: list[_Part], policy: ActivePolicy) -> None:
-        """Plans one batch, assumes its outcome, and sends it. Nothing is awaited in here."""
+        """Plans one batch, assumes its proposals and sends them. There is no await in between."""
         try:
             sent = self._plan(parts, policy)
         except Exception:
@@ -238,7 +236,7 @@ class Scheduler:
         self._work.set()
 
     def _plan(self, parts: list[_Part], policy: ActivePolicy) -> list[Sent]:
-        # The very moment that is recorded, so that a replay judges overrides by the same one.
+        # The recorded time, with its rounding, so that a replay evaluates overrides at the same time.
         now = parse_time(micro_text(self._ports.clock.now()))
         rooms = {tenant: self._room(tenant) for tenant in {part.waiting.key.namespace: None for part in parts}}
         asks = [self._ask(part, policy, rooms[part.waiting.key.namespace]) for part in parts]
@@ -253,8 +251,8 @@ class Scheduler:
         contested = bool(basis.assumed)
         for part, outcome, shadow in zip(parts, made.asks, shadows, strict=True):
             if contested and part.waiting.found_room and not outcome.proposals:
-                # It had room when it was tried alone. What stands there now may be refused as it was: no reason to say
-                # that nothing fits, and to pause for long.
+                # The authority refused its last plan, so there was room. Proposals now in flight may be refused too:
+                # retry soon instead of reporting Unschedulable and backing off.
                 self._queue.look_again(part.waiting, self._ports.clock.monotonic())
                 continue
             wake_up_at = self._settle_plan(part.waiting, outcome, now, contested=contested)
@@ -266,7 +264,7 @@ class Scheduler:
                 unique=self._ports.ids.uid(), wake_up_at=wake_up_at, shadow=shadow,
             )  # fmt: skip
             items = place_items(outcome, part.waiting.request, policy.revision)
-            # A batch that was sent may be counted on by the next plan: its decision is needed to replay that one.
+            # The next plan may assume these proposals; its replay needs this decision.
             kept = bool(items) or self._records_refusal(part.waiting, outcome)
             asked = ReserveRequest(items, decision=recorded, record_refused=kept)
             sent.append(self._assume(part.waiting, outcome, asked, basis.batch))
@@ -285,12 +283,12 @@ class Scheduler:
         return ask_of(request, part.members, bound=self._bound(part.waiting), evictions=left, room=room, spared=spared)
 
     def _room(self, tenant: str) -> Amounts | None:
-        """What a tenant may still spend here, everything counted that is on its way."""
+        """The tenant's quota headroom, including proposals in flight."""
         copies = self._informers.cache.list(GrantCopy, tenant)
         return room_of(copies, self._builder.ordinary_use(tenant), self._ports.clock.now())
 
     def _basis(self) -> Basis:
-        """What the snapshot about to be frozen is made of."""
+        """The inputs of the snapshot that is frozen next."""
         self._batch += 1
         assumed, adopted = self._proposals.under_way()
         return Basis(
@@ -302,11 +300,12 @@ class Scheduler:
         )
 
     def _overrides_in_force(self, now: float) -> tuple[str, ...]:
-        """Those that bear on where work is placed; the others are no ground of a decision."""
+        """Active overrides that affect placement; others are not recorded in Decisions."""
         return tuple(o.metadata.name for o in self._builder.overrides() if o.spec.kind in PLACING and acts(o, now))
 
     def _worth_recording(self, waiting: Waiting, outcome: AskPlan) -> bool:
-        """Whether a try in vain leaves a Decision: its reasons are new, or the last is old; at a bounded rate."""
+        """Whether a failed attempt is recorded as a Decision: the reasons are new or the last record is old, within the
+        rate limit."""
         now = self._ports.clock.monotonic()
         reasons = tuple(refusal.reason for refusal in outcome.refusals)
         if reasons == waiting.recorded and now - waiting.recorded_at < limits.UNPLACED_DECISION_AGAIN_S:
@@ -317,9 +316,9 @@ class Scheduler:
         return True
 
     def _records_refusal(self, waiting: Waiting, outcome: AskPlan) -> bool:
-        """Whether a decision is kept even if the authority refuses all of it: the first time, and now and then."""
+        """Whether the Decision is stored even if the authority rejects all of it: the first time, then rate limited."""
         if not outcome.proposals:
-            return True  # it was found worth recording
+            return True  # already checked by `_worth_recording`
         now = self._ports.clock.monotonic()
         return now - waiting.refused_at >= limits.UNPLACED_DECISION_AGAIN_S and self._records.spend(now)
 
@@ -339,8 +338,8 @@ class Scheduler:
         )
 
     def _settle_plan(self, waiting: Waiting, outcome: AskPlan, now: float, *, contested: bool) -> float | None:
-        """Books the outcome in the queue; answers when the unplaced are tried again. `contested`: others stood in the
-        plan before it."""
+        """Records the outcome in the queue; returns the retry time of unplaced members. `contested`: other proposals
+        were planned before it."""
         nominated = sum(bool(proposal.victims) for proposal in outcome.proposals)
         self._placed.inc(len(outcome.proposals) - nominated)
         if nominated:
@@ -366,7 +365,7 @@ class Scheduler:
     # Bookkeeping
 
     def _refused(self, waiting: Waiting, refusals: tuple[RefusalCount, ...]) -> None:
-        """The authority said no to some of the proposals, or did not answer."""
+        """The authority rejected some of the proposals, or did not respond."""
         waiting.refused_at = self._ports.clock.monotonic()
         self._vain(waiting, refusals, alike=b"")
         waiting.found_room = True
@@ -376,7 +375,7 @@ class Scheduler:
         self, waiting: Waiting, refusals: tuple[RefusalCount, ...], *, alike: bytes, beaten: bool = False
     ) -> float:
         clock = self._ports.clock
-        # A deadline that comes near, or passes, is told when it does.
+        # Retry when the deadline reason changes, so that it is reported in time.
         within_s = deadline_turns_in_s(waiting.request, clock.now())
         cures = wake_on(refusal.reason for refusal in refusals)
         pause_s = self._queue.in_vain(
@@ -393,7 +392,7 @@ class Scheduler:
         return [member for member in waiting.members() if not self._builder.has_claim(member.uid)]
 
     def _bound(self, waiting: Waiting) -> int:
-        """How much of a gang stands already, members of this request or not: a lost one is replaced by itself."""
+        """Number of gang members that have a claim, in this request or not: a lost member is replaced alone."""
         if waiting.request.spec.gang is None:
             return 0
         spec = waiting.request.spec
@@ -409,7 +408,7 @@ class Scheduler:
         return active_policy(revisions, self._builder.overrides(), self._region, self._ports.clock.now())
 
     async def _resync(self) -> None:
-        """Looks at every request from time to time, whatever was or was not heard."""
+        """Checks every request periodically, in case events were lost."""
         await self._informers.synced()
         while True:
             await self._ports.clock.sleep(jittered_s(self._informers.resync_s, self._ports.random))

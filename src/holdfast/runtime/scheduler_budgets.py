@@ -1,6 +1,6 @@
-"""What a scheduler may spend: evictions per tenant and minute, and records of tries in vain per second.
+"""Rate limits of a scheduler: evictions per tenant and minute, and Decision records of failed attempts per second.
 
-Kept in memory: a scheduler that starts anew begins with full budgets, which are bounds on load, not promises.
+They are in memory: a restarted scheduler begins with full budgets. They bound load and guarantee nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _WINDOW_S = 60.0
 
 
 class EvictionBudget:
-    """Counts the victims each tenant caused in the last minute."""
+    """Counts the preemption victims that each tenant caused in the last minute."""
 
     def __init__(self) -> None:
         self._caused: dict[str, list[tuple[float, int]]] = {}
@@ -27,13 +27,13 @@ class EvictionBudget:
         return max(0, per_minute - sum(count for _, count in recent))
 
     def add(self, tenant: str, victims: int) -> None:
-        """Counts victims as of the last time that was asked about."""
+        """Counts victims at the time of the last `left` call."""
         if victims:
             self._caused.setdefault(tenant, []).append((self._now, victims))
 
 
 class RecordBudget:
-    """A bucket that fills at a steady rate."""
+    """Token bucket for Decisions of failed attempts."""
 
     def __init__(self) -> None:
         self._left = float(limits.UNPLACED_DECISIONS_BURST)

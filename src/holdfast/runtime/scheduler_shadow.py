@@ -1,6 +1,6 @@
-"""Plans beside the real ones: what the policy in its shadow stage would have decided of the same batch.
+"""Shadow plans: plans a batch also with the policy in its shadow stage, and compares the results.
 
-What always holds: it proposes nothing, and costs little: one plan in `limits.SHADOW_PLANS_EVERY_S`, whatever the load.
+It proposes nothing. At most one shadow plan runs per `limits.SHADOW_PLANS_EVERY_S`, whatever the load.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ShadowPlans:
         self._counts = {what: metrics.SCHEDULER_SHADOW.labels(what) for what in ("Same", "Other", "Gained", "Lost")}
 
     def beside(self, made: Plan, asks: Sequence[Ask], now: float, standing: Standing) -> list[Shadow | None]:
-        """The comparison for each ask of a plan; none of them when there is no shadow, or it had its turn just now."""
+        """The comparison for each request of a plan; all None without a shadow policy or within the rate limit."""
         nothing: list[Shadow | None] = [None] * len(made.asks)
         policy = shadow_policy(self._informers.cache.list(PolicyRevision))
         mono_s = self._ports.clock.monotonic()
@@ -41,7 +41,7 @@ class ShadowPlans:
         try:
             would = plan(made.snapshot, asks, policy.rules, now, made.seed, standing=standing)
         except Exception:
-            # A policy on trial must not stop the one that decides.
+            # A failing shadow policy must not stop the active one.
             structlog.get_logger().exception("shadow_plan_failed", revision=policy.revision)
             return nothing
         found = [compare(real, other, policy.revision) for real, other in zip(made.asks, would.asks, strict=True)]

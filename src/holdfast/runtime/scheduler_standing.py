@@ -1,6 +1,6 @@
-"""How possible victims stand, as this process has seen it: who of a workload serves. Reads the cache, and nothing else.
+"""Serving counts of possible victims' workloads, from the informer cache.
 
-A replica that is not known counts as serving, and a workload of which none is known as unknown.
+An unknown replica counts as serving. A workload without known replicas has unknown counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from holdfast.runtime.cache import Cache
 
 
 class CachedStanding:
-    """Implements `flow.plan.sparing.Standing`. The counts are kept by the cache: reading them costs nothing."""
+    """Implements `Standing` of the planner. The cache maintains the counts, so reads are cheap."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

@@ -1,7 +1,7 @@
-"""Tells people what waits and why: SchedulingRequest.status and events. Advisory: losing a write costs a line of text.
+"""Reports pending requests and their reasons in SchedulingRequest.status and events. Advisory: writes may be lost.
 
-A request that was placed at the first try is never written to. One that waits is written to after each try in vain,
-and once more when nothing in it waits any longer.
+A request that is placed at the first attempt is never written. A pending one is written after each failed attempt, and
+once more when none of its members is pending.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMPONENT = "scheduler"
 
 
 class StatusReporter:
-    """`pending` says how many members of a request have no place, by the scheduler's own view."""
+    """`pending` returns the number of members without a claim in the scheduler's own state."""
 
     def __init__(self, client: Client, ports: Ports, queue: RequestQueue, pending: Callable[[Waiting], int]) -> None:
         self._client = client
@@ -41,7 +41,7 @@ class StatusReporter:
         self._log = structlog.get_logger().bind(controller=_COMPONENT, cell=client.cell)
 
     def mark(self, key: Key) -> None:
-        """The request's status may be out of date."""
+        """Marks the request's status as out of date."""
         self._marked[key] = None
         self._something.set()
 
@@ -65,12 +65,12 @@ class StatusReporter:
         try:
             return await self._report(keys)
         except Exception:
-            # Reporting is advisory: a mistake in it must not stop later reports, and these are not worth repeating.
+            # Reporting is advisory: a failure must not stop later reports, and these are not retried.
             self._log.exception("status_report_failed", requests=len(keys))
             return True
 
     async def _report(self, keys: list[Key]) -> bool:
-        """Whether these are dealt with; what is gone or was overtaken is."""
+        """Writes the statuses. Returns False if they must be retried."""
         writes: list[SetStatus] = []
         notices: list[Notice] = []
         for key in keys:
@@ -94,7 +94,7 @@ class StatusReporter:
         return True
 
     async def _one_by_one(self, writes: list[SetStatus]) -> None:
-        """One of them names a request that is gone, and takes the others with it: each by itself, then."""
+        """Writes each status alone, after one for a deleted request failed the whole commit."""
         for write in writes:
             try:
                 await self._client.commit([write])
@@ -139,7 +139,7 @@ class StatusReporter:
         )  # fmt: skip
 
     def _deadline(self, waiting: Waiting, pending: int) -> tuple[Condition, ...]:
-        """At risk before missed; neither once nothing waits."""
+        """The DeadlineAtRisk and DeadlineMissed conditions; both False if no member is pending."""
         request = waiting.request
         now = self._ports.clock.now()
         reason = deadline_reason(request, now) if pending else None
@@ -150,7 +150,7 @@ class StatusReporter:
             if old is None and status == "False":
                 continue
             since = old.last_transition_time if old is not None and old.status == status else seconds_text(now)
-            message = f"{pending} replicas wait; the deadline is {request.spec.deadline}" if status == "True" else ""
+            message = f"{pending} replicas pending; deadline {request.spec.deadline}" if status == "True" else ""
             found.append(
                 Condition(
                     type=kind.value, status=status, reason=kind.value if status == "True" else "NotAtRisk",

@@ -1,6 +1,6 @@
-"""What the scheduler sees: feeds the snapshot and the queue from the informers, and names what changes may cure.
+"""Event handlers of the scheduler: apply informer changes to the snapshot and the queue, and trigger retries.
 
-Handlers do nothing but bookkeeping, in the order of the changes; a lost event is made good by the informers' resync.
+Handlers only update in-memory state, in the order of the changes. The informers' resync recovers lost events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_SNAPSHOT: tuple[type[Any], ...] = (Node, Binding, Reservation, Hold, Overrid
 
 
 class SchedulerWatch:
-    """`settled` is called for every claim that is now on record, `changed` whenever something may be worth a look."""
+    """`settled` is called for each assumed claim that is now committed, `changed` if a round may be needed."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class SchedulerWatch:
         self._changed = changed
         self._informers = informers
         self._ahead: dict[tuple[type[Any], Key], int] = {}
-        """Objects that were taken in ahead of their kind's watch, and the revision they are of."""
+        """Objects applied ahead of their kind's watch, with their revision."""
         informers.of(Node).on_change(self._on_nodes)
         informers.of(Binding).on_change(self._on_claims)
         informers.of(Reservation).on_change(self._on_claims)
@@ -59,11 +59,11 @@ class SchedulerWatch:
         informers.of(GrantCopy).on_change(self._on_grants)
 
     def revisions(self) -> dict[str, int]:
-        """The revision each kind of the snapshot is of: all changes up to it are in, and later ones only if `ahead`."""
+        """The revision of each kind in the snapshot: all changes up to it are applied, newer ones are in `ahead`."""
         return {kind.__name__: self._informers.of(kind).revision for kind in _OF_SNAPSHOT}
 
     def ahead(self) -> tuple[str, ...]:
-        """The objects that are in the snapshot in a later state than the rest of their kind."""
+        """Objects in the snapshot that are newer than the revision of their kind."""
         for (kind, key), revision in list(self._ahead.items()):
             if revision <= self._informers.of(kind).revision:
                 del self._ahead[kind, key]
@@ -90,7 +90,7 @@ class SchedulerWatch:
                 continue
             key = ClaimKey(item.metadata.namespace, item.metadata.name)
             if self._builder.confirm(key):
-                # What was assumed is on record; the assumption must not outlive the record.
+                # The claim is committed; its assumption must not outlive it.
                 self._settled(key)
             if old is None:
                 events[Wake.REPLICA_PLACED] = None
@@ -137,7 +137,7 @@ class SchedulerWatch:
         for new, old in changes:
             self._apply(new, old)
             if new is None or old is None or new.spec.protected != old.spec.protected:
-                events[Wake.CAPACITY_FREED] = None  # who may be evicted is another by it
+                events[Wake.CAPACITY_FREED] = None  # other victims may be allowed now
         self._wake(events)
 
     def _apply(self, new: Any, old: Any) -> None:
@@ -158,7 +158,7 @@ class SchedulerWatch:
 
 
 def _node_changed(new: Node, old: Node) -> bool:
-    """Whether more could fit than before: a heartbeat changes nothing."""
+    """Whether other replicas may fit than before; a heartbeat does not matter."""
     return (
         new.spec != old.spec
         or new.metadata.labels != old.metadata.labels

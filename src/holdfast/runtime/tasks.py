@@ -1,4 +1,4 @@
-"""Ending tasks: cancel, wait, and let no failure of theirs go unseen."""
+"""Cancellation of asyncio tasks without losing their failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import structlog
 
 
 async def end(*tasks: asyncio.Task[None] | None) -> None:
-    """Cancels the tasks and returns when all of them are over. What one of them raised is logged."""
+    """Cancels the tasks and waits until all have ended. Exceptions they raise are logged."""
     live = [task for task in tasks if task is not None]
     for task in live:
         task.cancel()

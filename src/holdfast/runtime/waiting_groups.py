@@ -1,8 +1,9 @@
-"""Requests that wait for the same thing, as one: the first of them is tried, the others wait behind it.
+"""Groups equivalent pending requests, so that 10,000 unschedulable requests cost one scheduling attempt.
 
-What always holds: the group is asked by its first, the oldest; when that one goes (it found a place, changed, or was
-deleted), the next are tried at once, twice as many each time, until one finds nothing again. Each of the others is
-still tried by itself from time to time (`limits.BEHIND_AGAIN_S`): a group saves work, and decides nothing.
+- Only the oldest request of a group, its leader, is scheduled.
+- When the leader is placed, changed or deleted, the next requests are tried at once, doubling in number, until one
+  fails.
+- Every other member is still retried every GROUP_MEMBER_RETRY_S. Grouping saves work; it never decides a placement.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Item = TypeVar("Item")
 
 
 class GroupKey(NamedTuple):
-    """What is asked for, and the events that may cure its being refused. `alike` names a request that is like none."""
+    """Equivalence class of the requests and the events that may help them. A request without a class uses its name."""
 
     alike: bytes
     wake_on: tuple[str, ...]
@@ -27,9 +28,9 @@ class _Group(Generic[Item]):
     def __init__(self) -> None:
         self.members: dict[str, Item] = {}
         self.by_age: list[tuple[str, str]] = []
-        """A heap of (creation time, name); names that are no longer members are passed over."""
+        """Heap of (creation time, name); entries of former members are skipped."""
         self.width = 1
-        """How many are tried when the first goes."""
+        """Requests tried when the leader leaves."""
 
     def first(self) -> Item:
         while self.by_age[0][1] not in self.members:
@@ -37,7 +38,7 @@ class _Group(Generic[Item]):
         return self.members[self.by_age[0][1]]
 
     def oldest(self, count: int) -> list[Item]:
-        """The first few, in order."""
+        """The oldest members, in order."""
         taken: list[tuple[str, str]] = []
         while self.by_age and len(taken) < count:
             entry = heappop(self.by_age)
@@ -49,7 +50,7 @@ class _Group(Generic[Item]):
 
 
 class WaitingGroups(Generic[Item]):
-    """Every member is in one group; names are of the whole region (tenant/name)."""
+    """Every request is in one group; names are tenant/name."""
 
     def __init__(self) -> None:
         self._groups: dict[GroupKey, _Group[Item]] = {}
@@ -59,9 +60,9 @@ class WaitingGroups(Generic[Item]):
         return len(self._groups)
 
     def join(self, name: str, created: str, item: Item, key: GroupKey) -> list[Item]:
-        """Puts an item in a group; those of the group it leaves for it that are to be tried now."""
+        """Moves an item to a group. Returns the members of its former group that must be tried now."""
         if self._group_of.get(name) == key:
-            self._groups[key].width = 1  # tried, and in vain again
+            self._groups[key].width = 1  # it failed again
             return []
         freed = self.leave(name)
         group = self._groups.get(key)
@@ -74,7 +75,7 @@ class WaitingGroups(Generic[Item]):
         return freed
 
     def leave(self, name: str) -> list[Item]:
-        """Takes an item out; if it was the first, those that are to be tried in its place."""
+        """Removes an item. If it was the leader, returns the members that must be tried now."""
         key = self._group_of.pop(name, None)
         if key is None:
             return []
@@ -91,7 +92,7 @@ class WaitingGroups(Generic[Item]):
         return found
 
     def behind(self, name: str) -> bool:
-        """Whether another of its group is tried before it."""
+        """Whether the item is in a group and not its leader."""
         key = self._group_of.get(name)
         if key is None:
             return False
@@ -99,7 +100,7 @@ class WaitingGroups(Generic[Item]):
         return group.first() is not group.members[name]
 
     def waiting_for(self, events: frozenset[str], *, everyone: bool) -> Iterator[Item]:
-        """The first of every group that one of these events may help, or all of each."""
+        """The leader of every group that one of these events may help, or all members."""
         for key, group in self._groups.items():
             if not events.isdisjoint(key.wake_on):
                 yield from group.members.values() if everyone else (group.first(),)

@@ -1,16 +1,13 @@
-"""Keys that wait for a decision: each once, tenants in turn, failures with a pause.
+"""Work queue of keys: deduplicated, fair between namespaces, with retry backoff, debounce and a size bound.
 
-What always holds:
-
-- A key is in at most one of three places: waiting, or being worked on, or neither. It is never worked on twice at once.
-- A key added while it is worked on is waiting again as soon as that work is done: no wake-up is lost.
-- A key added while it waits is not added again.
-- With a pace, a key is handed out again only so long after its last work ended, unless that work asked for more at
-  once: what happens meanwhile is decided about together.
-- With a moment of calm, a key that is added while many are waits that long first, so that the states a burst only
-  passes through are skipped; a few keys a second never wait.
-- Namespaces take turns, so that one tenant's ten thousand keys delay another tenant's one key by one turn.
-- At most `limit` keys are known. Beyond that an added key is refused and counted; a resync finds it again.
+- A key is waiting, being processed, or neither. It is never processed twice at once.
+- A key added while it is processed is queued again when that is done, so no wake-up is lost. A waiting key is not
+  queued twice.
+- With `pace_s`, a key is processed again only after that interval, unless its processing asked for an immediate retry.
+- With `calm_s`, keys added during a burst wait that long, so intermediate states are skipped. Below the burst rate keys
+  are not delayed.
+- Namespaces are served round-robin: 10,000 keys of one tenant delay another tenant's key by one turn.
+- At most `limit` keys are stored. Further keys are dropped and counted; a resync adds them again.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ from holdfast.runtime.ports import Ports
 from holdfast.runtime.retry_budget import RetryBudget
 
 _STALE_ENTRIES = 64
-"""How many outdated entries of the heap are put up with before it is rebuilt."""
+"""Outdated heap entries, beyond twice the delayed keys, at which the heap is rebuilt. Bounds memory at little cost."""
 _RESTING_MAX = 4_096
-"""How many keys' pauses are remembered, at least, before those that are over are forgotten."""
+"""Keys with a `pace_s` pause at which expired pauses are first removed. Bounds memory at little cost."""
 
 
 class Closed(Exception):
-    """The queue is closed and hands out no more keys."""
+    """The queue is closed and returns no more keys."""
 
 
 class Workqueue:
@@ -54,26 +51,26 @@ class Workqueue:
         self._first_s = first_s
         self._max_s = max_s
         self._turns: dict[str, deque[Key]] = {}
-        """Waiting keys by namespace. The first namespace is the next to be served; a served one goes to the end."""
+        """Waiting keys by namespace, in round-robin order: the first namespace is served next."""
         self._waiting: dict[Key, float] = {}
-        """Exactly the keys in `_turns`, with the moment each was due."""
+        """The keys in `_turns`, with the time each was queued."""
         self._working: dict[Key, bool] = {}
-        """Keys handed out and not yet done; True when the key was added again in the meantime."""
+        """Keys being processed; True if the key was added again meanwhile."""
         self._pace_s = pace_s
         self._rests_until: dict[Key, float] = {}
-        """With a pace: until when a key that was worked on is left alone."""
+        """With `pace_s`: the earliest time a processed key is processed again."""
         self._forget_at = _RESTING_MAX
         self._calm_s = calm_s
         self._at_once = RetryBudget(ports.clock, per_s=limits.CALM_KEYS_PER_S, burst=limits.CALM_KEYS_BURST)
-        """With a moment of calm: how many more keys need not wait for it."""
+        """With `calm_s`: keys that may be queued without delay."""
         self._calming: dict[Key, None] = {}
-        """Keys that wait for their moment of calm: added again, they go on waiting for it."""
+        """Debounced keys. Adding one again does not extend its delay."""
         self._hurried: dict[Key, None] = {}
-        """Keys being worked on whose work asked for more at once."""
+        """Keys being processed that asked for an immediate retry."""
         self._due: list[tuple[float, int, Key]] = []
-        """A heap of delayed keys. An entry counts only if `_due_at` still has its moment and number."""
+        """Heap of delayed keys. An entry is valid only if `_due_at` has the same time and number."""
         self._due_at: dict[Key, tuple[float, int]] = {}
-        """The earliest moment each delayed key is due, and the number of that entry."""
+        """The earliest due time of each delayed key, and the number of its heap entry."""
         self._failures: dict[Key, int] = {}
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -81,19 +78,19 @@ class Workqueue:
         self._something = asyncio.Event()
         self._closed = False
         self.dropped = 0
-        """How many keys a full queue has refused."""
+        """Keys dropped because the queue was full."""
         self._depth = metrics.QUEUE_DEPTH.labels(name)
         self._wait = metrics.QUEUE_WAIT.labels(name)
         self._retries = metrics.QUEUE_RETRIES.labels(name)
         self._dropped = metrics.QUEUE_DROPPED.labels(name)
 
     def __len__(self) -> int:
-        """Keys that wait now, without those that are delayed or worked on."""
+        """Number of waiting keys, without delayed keys and keys being processed."""
         return len(self._waiting)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is worked on; delayed keys do not count."""
+        """Whether no key waits or is processed; delayed keys do not count."""
         return not self._waiting and not self._working
 
     def add(self, key: Key) -> None:
@@ -135,7 +132,7 @@ class Workqueue:
             self.add(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Adds the key after a pause; of several pauses the shortest counts."""
+        """Adds the key after a delay; of several delays the shortest counts."""
         if seconds <= 0.0:
             if key in self._working:
                 self._hurried[key] = None
@@ -161,26 +158,26 @@ class Workqueue:
         self._arm()
 
     def pause_s(self, key: Key) -> float:
-        """Counts one more failure of the key, and answers how long to leave it alone."""
+        """Counts one more failure of the key and returns its backoff."""
         failures = self._failures.get(key, 0) + 1
         if key in self._failures or len(self._failures) < self._limit:
             self._failures[key] = failures
         return delay_s(failures, self._ports.random, first_s=self._first_s, max_s=self._max_s)
 
     def retry(self, key: Key, *, least_s: float = 0.0) -> float:
-        """Adds the key after a pause that grows with its failures in a row. Answers the pause."""
+        """Adds the key after its backoff, which grows with consecutive failures. Returns the delay."""
         pause_s = max(least_s, self.pause_s(key))
         self._retries.inc()
         self.add_after(key, pause_s)
         return pause_s
 
     def forget(self, key: Key) -> None:
-        """The key's work went well: its next failure counts as the first."""
+        """Resets the key's failure count after a success."""
         if self._failures:
             self._failures.pop(key, None)
 
     async def take(self, most: int = 1) -> list[Key]:
-        """Waits for a key, then hands out up to `most` that wait now. Each must be given back with `done`."""
+        """Waits for a key, then returns up to `most` waiting keys. Call `done` for each."""
         while not self._waiting:
             if self._closed:
                 raise Closed
@@ -203,7 +200,7 @@ class Workqueue:
         return taken
 
     def done(self, key: Key) -> None:
-        """The work on a key is over; if it was added in the meantime, it waits again."""
+        """Processing of the key has ended. If it was added meanwhile, it is queued again."""
         again = self._working.pop(key)
         if self._pace_s and key not in self._hurried:
             self._rest(key)
@@ -216,12 +213,12 @@ class Workqueue:
         now = self._ports.clock.monotonic()
         if len(self._rests_until) >= self._forget_at:
             self._rests_until = {other: until for other, until in self._rests_until.items() if until > now}
-            # Ten thousand keys at rest at once must not be gone through for each that joins them.
+            # Doubling keeps the scan from running for each of many paused keys.
             self._forget_at = max(_RESTING_MAX, 2 * len(self._rests_until))
         self._rests_until[key] = now + self._pace_s
 
     def clear(self) -> None:
-        """Forgets everything that waits or is delayed. Work under way goes on."""
+        """Drops all waiting and delayed keys. Processing in progress continues."""
         self._turns.clear()
         self._waiting.clear()
         self._due.clear()
@@ -232,7 +229,7 @@ class Workqueue:
         self._depth.set(0)
 
     def close(self) -> None:
-        """Whoever waits in `take` gets `Closed`."""
+        """Closes the queue: callers of `take` get `Closed`."""
         self.clear()
         self._closed = True
         if self._timer is not None:

@@ -1,7 +1,7 @@
-"""From the plain data of a request to a typed object: apiVersion and kind, names, strict decoding, types.
+"""Decodes request data to a typed object: apiVersion and kind, names, strict field validation, types.
 
-Reports everything that is wrong at once. What passes here converts to the kind's type; whether it is allowed and sound
-is the gate's business.
+Reports all errors at once. The result converts to the kind's type; the gate decides whether the write is allowed and
+valid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def dry_run(request: Request) -> bool:
 
 def _bad_option(name: str, value: str, choices: tuple[str, ...]) -> Invalid:
     cause = unsupported(name, value, choices)
-    return Invalid(f"the request's options are invalid: {name}: {cause.message}", (cause,))
+    return Invalid(f"request options are invalid: {name}: {cause.message}", (cause,))
 
 
 def field_validation(request: Request) -> str:
@@ -41,34 +41,36 @@ def field_validation(request: Request) -> str:
 
 
 def identify(request: Request, resource: Resource, data: dict[str, Any], *, name: str = "") -> dict[str, Any]:
-    """The data with apiVersion, kind, namespace and name as the URL says; a contradiction is refused."""
+    """The data with apiVersion, kind, namespace and name filled in from the URL. Raises BadRequest on a
+    contradiction.
+    """
     kind = resource.kind
     for field, wanted in (("apiVersion", kind.api_version), ("kind", kind.name)):
         found = data.get(field) or wanted
         if found != wanted:
             what = "API version" if field == "apiVersion" else "kind"
-            raise BadRequest(f"the {what} in the data ({str(found)[:80]}) does not match the expected one ({wanted})")
+            raise BadRequest(f"{what} does not match the URL (expected {wanted}, found {str(found)[:80]})")
     meta = data.get("metadata")
     if meta is None:
         meta = {}
     if not isinstance(meta, dict):
-        raise BadRequest("metadata must be an object with at least a name")
+        raise BadRequest("metadata: must be an object with a name")
     namespace = request.target.namespace
     if meta.get("namespace") not in (None, "", namespace):
         message = "the namespace of the provided object does not match the namespace sent on the request"
         raise BadRequest(message)
     if name and meta.get("name") not in (None, "", name):
         found_name = str(meta["name"])[:80]
-        raise BadRequest(f"the name of the object ({found_name}) does not match the name on the URL ({name})")
-    told = _copied(meta)
-    told.update({"namespace": namespace} if namespace else {}, **({"name": name} if name else {}))
+        raise BadRequest(f"metadata.name does not match the URL (expected {name}, found {found_name})")
+    metadata = _copied(meta)
+    metadata.update({"namespace": namespace} if namespace else {}, **({"name": name} if name else {}))
     made = _copied(data)
-    made.update(apiVersion=kind.api_version, kind=kind.name, metadata=told)
+    made.update(apiVersion=kind.api_version, kind=kind.name, metadata=metadata)
     return made
 
 
 def _copied(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy that still knows which keys were written twice."""
+    """A copy that keeps the list of duplicate keys."""
     if not isinstance(data, RepeatedKeys):
         return dict(data)
     made = RepeatedKeys(data)
@@ -77,7 +79,9 @@ def _copied(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(request: Request, resource: Resource, data: dict[str, Any]) -> dict[str, Any]:
-    """The data with unknown fields left out, or refused, as the request asks; every wrong type is reported."""
+    """The data without unknown fields, which are dropped, reported or refused as `fieldValidation` says. Raises all
+    type errors.
+    """
     strictness = field_validation(request)
     found = Findings()
     kept: dict[str, Any] = walk(object_schema(resource.kind.type), data, found)
@@ -96,7 +100,7 @@ def checked(request: Request, resource: Resource, data: dict[str, Any]) -> dict[
 
 
 def typed(resource: Resource, data: dict[str, Any]) -> Object:
-    """The typed object of data that passed `checked`."""
+    """The typed object of data that passed `validate_fields`."""
     plain = {key: value for key, value in data.items() if key not in ("apiVersion", "kind")}
     try:
         item: Object = msgspec.convert(plain, resource.kind.type)

@@ -1,7 +1,7 @@
-"""The ASGI application of one cell: who asks, for what, may they, is it their turn, and the answer.
+"""The ASGI application of one cell: routes, authenticates, authorizes, applies flow control, and responds.
 
-Every answer from 400 on is a Status object. An exception nobody expected becomes a 500 with a logged traceback; nothing
-a client sends may lead there.
+Every response from 400 on is a Status object. An unexpected exception becomes a 500 with a logged traceback; no client
+input may cause one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MAX_WARNING_CHARS = 500
 
 
 class Application:
-    """One cell's API. `placement` is the region's authority, and None in the global cell."""
+    """The API of one cell. `placement` is the region's authority; None in the global cell."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Application:
         self.asks = Hub()
         self._router = Router(ROUTES)
         self._streams: dict[asyncio.Task[None], Request] = {}
-        self._checking: asyncio.Task[None] | None = None
-        self._measured: dict[tuple[str, str], Any] = {}
-        self._counted: dict[tuple[str, str, int], Any] = {}
+        self._stream_checker: asyncio.Task[None] | None = None
+        self._timers: dict[tuple[str, str], Any] = {}
+        self._counters: dict[tuple[str, str, int], Any] = {}
         self._log = structlog.get_logger().bind()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +102,7 @@ class Application:
         request: Request | None = None
         try:
             request = Request(scope, receive, request_id=self.ports.ids.uid())
-            answer = await self._answer(request)
+            answer = await self._handle(request)
         except Disconnected:
             return
         except Fault as fault:
@@ -112,41 +112,41 @@ class Application:
         except Exception:
             metrics.SERVER_FAILURES.inc()
             await log.aexception("request_failed", path=scope["path"][:200], method=scope["method"])
-            answer = _refusal(request, Fault("the server failed to answer; its log says more"))
+            answer = _refusal(request, Fault("internal server error; next: see request_failed in the server's log"))
         code = answer.code if isinstance(answer, Response) else 200
         try:
             if isinstance(answer, StreamResponse):
                 assert request is not None
                 await self._stream(request, answer, send)
             else:
-                await _send_whole(request, answer, send)
+                await _send_response(request, answer, send)
         finally:
             if request is not None:
                 self._record(request, code, self.ports.clock.monotonic() - began)
 
     async def drain(self) -> None:
-        """Ends the watches in good order; they resume elsewhere from where they were."""
+        """Ends all watches cleanly. Clients resume them at another server."""
         self.draining = True
-        if self._checking is not None:
-            self._checking.cancel()
+        if self._stream_checker is not None:
+            self._stream_checker.cancel()
         for task in list(self._streams):
             task.cancel()
 
-    # One request ---------------------------------------------------------------------------------------------------
+    # Request -------------------------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request) -> Answer:
-        route = self._find(request)
+    async def _handle(self, request: Request) -> Answer:
+        route = self._match_route(request)
         self._authenticate(request, route)
         if request.method in _BODY_METHODS:
-            await request.body()  # before a turn is taken: a slow sender holds up only itself
+            await request.body()  # before flow control: a slow sender must not occupy a seat
         self._authorize(request, route)
         if route.access == "open":
             return await _call(route, self, request)
         async with self.flow.turn(request.principal, request.target.namespace):
             return await _call(route, self, request)
 
-    def _find(self, request: Request) -> Route:
-        """The row of this path and method. A path without any row is 404, a row of other methods 405."""
+    def _match_route(self, request: Request) -> Route:
+        """The route of this path and method. A path without any route is 404, a path with other methods 405."""
         found = False
         for route, parameters in self._router.find(request.path):
             target: Target | None = Target(parameters=parameters)
@@ -161,7 +161,7 @@ class Application:
                 target.route = route
                 target.verb = _verb(request, route, target)
                 request.target = target
-                self._check_home(target)
+                self._check_served_here(target)
                 if target.resource is not None and not target.subresource and target.verb not in target.resource.verbs:
                     raise status.method_not_allowed(request.method)
                 return route
@@ -169,11 +169,11 @@ class Application:
             raise status.method_not_allowed(request.method)
         raise status.Refusal(404, "NotFound", "the server could not find the requested resource")
 
-    def _check_home(self, target: Target) -> None:
+    def _check_served_here(self, target: Target) -> None:
         if target.resource is not None and not homes(target.resource.stored, self.cell):
             plural = target.resource.kind.plural
             where = "in the regions" if self.cell == "global" else "in the global cell"
-            raise status.Refusal(404, "NotFound", f"{plural} are not kept in the {self.cell} cell; ask {where}")
+            raise status.Refusal(404, "NotFound", f"{plural}: not stored in the {self.cell} cell; next: ask {where}")
 
     def _authenticate(self, request: Request, route: Route) -> None:
         bearer = request.headers.get("authorization", "")
@@ -181,7 +181,7 @@ class Application:
             try:
                 request.principal = self.authenticator.from_certificate(request.peer_certificate)
             except Unauthorized as refusal:
-                self._audit_refused(refusal, request)
+                self._audit_rejected_certificate(refusal, request)
                 raise Unauthorized("Unauthorized") from None
         elif bearer:
             request.principal = self.authenticator.from_bearer(bearer)
@@ -193,8 +193,8 @@ class Application:
         if user or any(name.startswith("impersonate-") for name in request.headers):
             self._impersonate(request, user)
 
-    def _audit_refused(self, refusal: Unauthorized, request: Request) -> None:
-        """A certificate that TLS believed and the cell does not: revoked, expired, or beyond its authority."""
+    def _audit_rejected_certificate(self, refusal: Unauthorized, request: Request) -> None:
+        """A certificate that TLS accepted and the cell rejects: revoked, expired, or outside its authority."""
         who = refusal.facts.get("principal")
         if who is not None:
             self.gate.audit.refused(who, "authenticate", "certificates", str(refusal.facts["why"]), request=request.id)
@@ -206,14 +206,14 @@ class Application:
             if refused is not None:
                 raise self._forbidden(request, refused)
         if not user:
-            raise status.Refusal(400, "BadRequest", "impersonation needs Impersonate-User")
+            raise status.Refusal(400, "BadRequest", "impersonation: the header Impersonate-User is missing")
         request.principal = impersonated(request.principal, user, groups)
 
     def _authorize(self, request: Request, route: Route) -> None:
         who, target = request.principal, request.target
         refused: Refused | None = None
         if target.resource is not None:
-            refused = self._resource_refusal(request)
+            refused = self._resource_access_refusal(request)
         elif route.label == "review":
             refused = authorize(who, "create", route.pattern.rpartition("/")[2], cell=self.cell)
         elif route.access == "endpoints":
@@ -223,7 +223,7 @@ class Application:
         if refused is not None:
             raise self._forbidden(request, refused)
 
-    def _resource_refusal(self, request: Request) -> Refused | None:
+    def _resource_access_refusal(self, request: Request) -> Refused | None:
         who, target = request.principal, request.target
         assert target.resource is not None
         kind = target.resource.kind
@@ -234,7 +234,7 @@ class Application:
         ask = (who, target.verb, kind.plural, target.subresource, target.namespace, target.name)
         refused = authorize(*ask, fields=fields, cell=self.cell)
         if refused is not None and target.verb == "get":
-            # Some may read an object for what it is about, such as the bindings of their own node.
+            # Some principals may read an object because of its fields, such as the Bindings of their own node.
             item = self.objects.get(target.resource.stored, target.namespace, target.name)
             if item is not None:
                 known = indexes_of(target.resource.stored.type)
@@ -248,16 +248,18 @@ class Application:
         self.gate.audit.refused(request.principal, verb, what, refused.reason, message=refused.message)
         return Forbidden(refused.message, facts=refused.facts)
 
-    # Answers -------------------------------------------------------------------------------------------------------
+    # Responses -----------------------------------------------------------------------------------------------------
 
     async def _stream(self, request: Request, answer: StreamResponse, send: Send) -> None:
-        """Sends until the stream ends, the client goes, or the server drains. Who stops reading is dropped."""
+        """Sends until the stream ends, the client disconnects, or the server drains. A client that stops reading is
+        disconnected.
+        """
         who = request.principal
         sender = asyncio.ensure_future(_send_stream(answer, send))
         gone = asyncio.ensure_future(request.disconnected())
         self._streams[gone] = request
-        if self._checking is None:
-            self._checking = asyncio.ensure_future(self._check_streams())
+        if self._stream_checker is None:
+            self._stream_checker = asyncio.ensure_future(self._check_streams())
         try:
             await asyncio.wait({sender, gone}, return_when=asyncio.FIRST_COMPLETED)
             client_left = gone.done() and not gone.cancelled()
@@ -278,7 +280,7 @@ class Application:
             self.flow.close_watch(who)
 
     async def _check_streams(self) -> None:
-        """Ends what is streamed to a credential that no longer counts: a watch may outlive it by days otherwise."""
+        """Ends streams whose credential was revoked or expired; a watch could otherwise outlive it by days."""
         try:
             while self._streams and not self.draining:
                 await self.ports.clock.sleep(limits.STREAMS_CHECKED_EVERY_S)
@@ -289,10 +291,10 @@ class Application:
                         else:
                             self.authenticator.from_bearer(request.headers.get("authorization", ""))
                     except Unauthorized as refusal:
-                        self._audit_refused(refusal, request)
+                        self._audit_rejected_certificate(refusal, request)
                         task.cancel()
         finally:
-            self._checking = None
+            self._stream_checker = None
 
     def _record(self, request: Request, code: int, seconds: float) -> None:
         target = request.target
@@ -300,20 +302,20 @@ class Application:
         resource = target.resource.kind.plural if target.resource else _label(target.route)
         if target.subresource:
             resource = f"{resource}/{target.subresource}"
-        counter = self._counted.get((verb, resource, code))
+        counter = self._counters.get((verb, resource, code))
         if counter is None:
-            counter = self._counted[(verb, resource, code)] = metrics.SERVER_REQUESTS.labels(verb, resource, str(code))
+            counter = self._counters[(verb, resource, code)] = metrics.SERVER_REQUESTS.labels(verb, resource, str(code))
         counter.inc()
         if verb != "watch":
-            timer = self._measured.get((verb, resource))
+            timer = self._timers.get((verb, resource))
             if timer is None:
-                timer = self._measured[(verb, resource)] = metrics.SERVER_DURATION.labels(verb, resource)
+                timer = self._timers[(verb, resource)] = metrics.SERVER_DURATION.labels(verb, resource)
             timer.observe(seconds)
-        # What was written is in the audit trail; the log is for what went wrong or took long.
-        told = code >= 400 or (seconds > limits.SLOW_REQUEST_S and verb != "watch")
-        if told or self._log.is_enabled_for(logging.DEBUG):
-            say = self._log.info if told else self._log.debug
-            say(
+        # The audit log records writes; this log is for failures and slow requests.
+        is_notable = code >= 400 or (seconds > limits.SLOW_REQUEST_S and verb != "watch")
+        if is_notable or self._log.is_enabled_for(logging.DEBUG):
+            log_request = self._log.info if is_notable else self._log.debug
+            log_request(
                 "request_answered", id=request.id, user=request.principal.name, verb=verb, resource=resource,
                 namespace=target.namespace, name=target.name, code=code, seconds=round(seconds, 6),
                 lane=lane_of(request.principal), agent=request.headers.get("user-agent", "")[:80],
@@ -339,7 +341,7 @@ def _verb(request: Request, route: Route, target: Target) -> str:
 
 
 def _label(route: Route | None) -> str:
-    """A bounded name for metrics: the first words of the route's pattern, never the path itself."""
+    """A bounded name for metrics: the first word of the route's pattern, never the path itself."""
     return "unknown" if route is None else route.pattern.strip("/").partition("/")[0]
 
 
@@ -351,26 +353,30 @@ def _trace_id(traceparent: str) -> str:
 def _refusal(request: Request | None, fault: Fault) -> Response:
     target = request.target if request is not None else Target()
     kind = target.resource.kind if target.resource else None
-    said = status.status_dict(fault, kind=kind, name=target.name)
+    status_object = status.status_dict(fault, kind=kind, name=target.name)
     if target.resource is NAMESPACES:
-        said = _as_namespace(said)
-    response = Response(status.encode(said), fault.code)
+        status_object = _reword_for_namespace(status_object)
+    response = Response(status.encode(status_object), fault.code)
     if isinstance(fault, Overloaded) and fault.retry_after_s > 0:
         response.headers.append((b"retry-after", str(max(1, round(fault.retry_after_s))).encode()))
     return response
 
 
-def _as_namespace(said: dict[str, Any]) -> dict[str, Any]:
-    """What the gate says about a tenant, in the words of whoever asked about a namespace."""
-    text = said["message"].replace("tenants.holdfast.dev", "namespaces").replace("Tenant.holdfast.dev", "Namespace")
-    details = said.get("details", {})
+def _reword_for_namespace(status_object: dict[str, Any]) -> dict[str, Any]:
+    """The gate's message about a Tenant, reworded for a client that asked about a Namespace."""
+    text = (
+        status_object["message"]
+        .replace("tenants.holdfast.dev", "namespaces")
+        .replace("Tenant.holdfast.dev", "Namespace")
+    )
+    details = status_object.get("details", {})
     if details.get("kind") in ("tenants", "Tenant"):
         kind = "namespaces" if details["kind"] == "tenants" else "Namespace"
         details = {key: value for key, value in details.items() if key != "group"} | {"kind": kind}
-    return {**said, "message": text, "details": details}
+    return {**status_object, "message": text, "details": details}
 
 
-async def _send_whole(request: Request | None, answer: Response, send: Send) -> None:
+async def _send_response(request: Request | None, answer: Response, send: Send) -> None:
     headers = [
         (b"content-type", answer.content_type.encode()),
         (b"content-length", b"%d" % len(answer.body)),
@@ -380,7 +386,7 @@ async def _send_whole(request: Request | None, answer: Response, send: Send) -> 
         if request.warnings:
             headers += _warnings(request)
         headers.append((b"audit-id", request.id.encode()))
-        unread = request.unread  # nobody will read the rest of that body
+        unread = request.unread  # the rest of the body stays unread, so the connection must close
         if request.exchange is not None:
             await request.exchange.answer(answer.code, headers, answer.body, last=unread)
             return

@@ -1,7 +1,7 @@
-"""Server-side apply: a manager says what it wants set, and the server knows what it wanted before.
+"""Server-side apply: merges a manager's configuration, using the fields it owned before. Pure.
 
-Fields it no longer mentions go away, unless someone else owns them too. A field another manager owns with another value
-is a conflict, unless forced. Pure: plain data in, plain data and new owners out.
+Fields that the manager no longer sets are removed, unless another manager owns them too. A field that another manager
+owns with another value is a conflict, unless forced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def apply(
     schema: Schema, live: dict[str, Any] | None, config: dict[str, Any], owners: Owners, owner: Owner, *,
     force: bool, now: str, api_version: str, normalize: Normalize,
 ) -> Applied:  # fmt: skip
-    """The object after the apply. `normalize` gives data the form it has when stored, so that `1000m` equals `1`."""
+    """The object after the apply. `normalize` converts data to its stored form, so that `1000m` equals `1`."""
     only_status = owner.subresource == "status"
     wanted = owned_paths(schema, config, only_status=only_status)
     if live is None:
@@ -54,15 +54,15 @@ def apply(
     before = owners[owner].paths if owner in owners else frozenset()
     others = {other: entry for other, entry in owners.items() if other != owner}
     theirs: Paths = frozenset().union(*(entry.paths for entry in others.values()))
-    data = _without(schema, live, before - wanted - theirs, theirs)
+    data = _remove_paths(schema, live, before - wanted - theirs, theirs)
     data = merged(schema, data, config)
     result = normalize(data)
-    contested = _contested(schema, live, result, wanted, others)
+    contested = _find_conflicts(schema, live, result, wanted, others)
     if contested and not force:
         raise _conflict(contested)
     taken = frozenset(path for _, path in contested)
     kept = {
-        other: msgspec.structs.replace(entry, paths=_present(schema, result, entry.paths - taken))
+        other: msgspec.structs.replace(entry, paths=_existing(schema, result, entry.paths - taken))
         for other, entry in others.items()
     }  # fmt: skip
     unchanged = owner in owners and owners[owner].paths == wanted and result == normalize(live)
@@ -70,27 +70,29 @@ def apply(
     return Applied(data, {other: entry for other, entry in kept.items() if entry.paths or other == owner})
 
 
-def _contested(
+def _find_conflicts(
     schema: Schema, live: dict[str, Any], result: dict[str, Any], wanted: Paths, others: Owners
 ) -> list[tuple[Owner, Path]]:
-    """Fields that this apply would change and someone else owns."""
+    """Fields that this apply would change and another manager owns."""
     found: list[tuple[Owner, Path]] = []
     for other, entry in sorted(others.items(), key=lambda row: row[0]):
         for path in sorted(wanted & entry.paths):
             held = value_at(schema, live, path)
             if path[-1].startswith(("k:", "v:")) or isinstance(held, dict):
-                continue  # that something is there is never contested, only what it says
+                continue  # the presence of an item is never contested, only its fields
             if held is not MISSING and held != value_at(schema, result, path):
                 found.append((other, path))
     return found
 
 
 def _conflict(contested: list[tuple[Owner, Path]]) -> Refusal:
-    causes = tuple(Cause(path_text(path), "FieldManagerConflict", f'conflict with "{other.manager}"{_using(other)}')
-                   for other, path in contested)  # fmt: skip
+    causes = tuple(
+        Cause(path_text(path), "FieldManagerConflict", f'conflict with "{other.manager}"{_manager_suffix(other)}')
+        for other, path in contested
+    )
     by_owner: dict[str, list[str]] = {}
     for other, path in contested:
-        by_owner.setdefault(f'"{other.manager}"{_using(other)}', []).append(path_text(path))
+        by_owner.setdefault(f'"{other.manager}"{_manager_suffix(other)}', []).append(path_text(path))
     count = len(contested)
     noun = "conflict" if count == 1 else "conflicts"
     if count == 1:
@@ -105,7 +107,7 @@ def _conflict(contested: list[tuple[Owner, Path]]) -> Refusal:
     return Refusal(409, "Conflict", message, causes)
 
 
-def _using(owner: Owner) -> str:
+def _manager_suffix(owner: Owner) -> str:
     if owner.operation == APPLY and not owner.subresource:
         return ""
     how = f' with subresource "{owner.subresource}"' if owner.subresource else ""
@@ -113,7 +115,7 @@ def _using(owner: Owner) -> str:
 
 
 def path_text(path: Path) -> str:
-    """A path the way people write it: `.spec.template.ports[name="http"].port`."""
+    """A path in readable form: `.spec.template.ports[name="http"].port`."""
     text = ""
     for element in path:
         kind, rest = element[:2], element[2:]
@@ -127,15 +129,15 @@ def path_text(path: Path) -> str:
     return text
 
 
-def _present(schema: Schema, data: dict[str, Any], paths: Paths) -> Paths:
+def _existing(schema: Schema, data: dict[str, Any], paths: Paths) -> Paths:
     return frozenset(path for path in paths if value_at(schema, data, path) is not MISSING)
 
 
-# Merging and removing -------------------------------------------------------------------------------------------
+# Merge and removal ----------------------------------------------------------------------------------------------
 
 
 def merged(schema: Schema, live: Any, config: Any) -> Any:
-    """Maps by key, keyed lists by their keys, sets by union; everything else is replaced."""
+    """Merges maps by key, keyed lists by their keys, sets by union; replaces everything else."""
     if isinstance(config, dict) and isinstance(live, dict) and (schema.fields or schema.values is not None):
         made = dict(live)
         for key, value in config.items():
@@ -157,20 +159,22 @@ def merged(schema: Schema, live: Any, config: Any) -> Any:
     return config
 
 
-def _without(schema: Schema, live: dict[str, Any], gone: Paths, theirs: Paths) -> dict[str, Any]:
-    """`live` without the paths nobody wants any more, shortest first, so that whole items go at once."""
+def _remove_paths(schema: Schema, live: dict[str, Any], gone: Paths, theirs: Paths) -> dict[str, Any]:
+    """`live` without the paths that have no owner left, shortest path first, so that whole items are removed at
+    once.
+    """
     if not gone:
         return live
     data = copy.deepcopy(live)
     for path in sorted(gone, key=lambda p: (len(p), p)):
         if any(other[: len(path)] == path for other in theirs):
-            continue  # someone else owns something below it
-        _drop(schema, data, path)
+            continue  # another manager owns a field below it
+        _remove_path(schema, data, path)
     return data
 
 
-def _drop(schema: Schema, data: Any, path: Path) -> None:
-    """Removes one path, and the containers that become empty by it."""
+def _remove_path(schema: Schema, data: Any, path: Path) -> None:
+    """Removes one path, and containers that become empty by it."""
     element, rest = path[0], path[1:]
     if element.startswith("f:"):
         name = element[2:]
@@ -180,7 +184,7 @@ def _drop(schema: Schema, data: Any, path: Path) -> None:
             del data[name]
             return
         field = schema.fields.get(name) or schema.values or Schema()
-        _drop(field, data[name], rest)
+        _remove_path(field, data[name], rest)
         if data[name] in ({}, []) and name not in ("metadata", "spec", "status"):
             del data[name]
         return
@@ -192,7 +196,7 @@ def _drop(schema: Schema, data: Any, path: Path) -> None:
         )  # fmt: skip
         if same:
             if rest:
-                _drop(schema.items or Schema(), item, rest)
+                _remove_path(schema.items or Schema(), item, rest)
             else:
                 del data[index]
             return

@@ -1,7 +1,7 @@
-"""Request bodies to plain data: JSON, YAML, and the protobuf of stock clients for built-in kinds.
+"""Request bodies to plain data: JSON, YAML, and the protobuf that stock clients send for built-in kinds.
 
-Nothing that comes in can make this raise anything but BadRequest or an unsupported media type. Keys written twice are
-kept as `RepeatedKeys`, for strict decoding to report.
+No input raises anything but BadRequest or an unsupported media type. Duplicate keys are kept as `RepeatedKeys`, for
+strict validation to report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BRACKETS = (b"{", b"[")
 
 
 def decode_body(content_type: str, body: bytes) -> Any:
-    """A POST or PUT body of any accepted type; no type at all means JSON."""
+    """A POST or PUT body of any accepted type. A missing type means JSON."""
     if content_type in JSON_TYPES or content_type.endswith("+json"):
         return decode_json(body)
     if content_type in YAML_TYPES:
@@ -39,25 +39,25 @@ def decode_body(content_type: str, body: bytes) -> Any:
 def decode_object_body(content_type: str, body: bytes) -> dict[str, Any]:
     found = decode_body(content_type, body)
     if not isinstance(found, dict):
-        raise BadRequest("the body of the request must be an object: {apiVersion, kind, metadata, …}")
+        raise BadRequest("request body: must be an object with apiVersion, kind and metadata")
     return found
 
 
 def decode_json(body: bytes) -> Any:
     text = body.strip()
     if not text:
-        raise BadRequest("the body of the request is empty")
+        raise BadRequest("request body: empty")
     _check_depth_of_text(body)
     try:
-        # msgspec is the strict one (encoding, surrogates, numbers).
+        # msgspec is the stricter decoder (encoding, surrogates, numbers).
         found = msgspec.json.decode(body)
-        # What reads back the same repeats no key; anything else gets the second pass, which sees keys written twice.
-        return found if msgspec.json.encode(found) == text else json.loads(body, object_pairs_hook=_object)
+        # If it encodes to the same text, it has no duplicate key; otherwise a second pass finds duplicate keys.
+        return found if msgspec.json.encode(found) == text else json.loads(body, object_pairs_hook=_object_from_pairs)
     except (msgspec.MsgspecError, ValueError, RecursionError) as wrong:
-        raise BadRequest(f"the body of the request is not valid JSON: {wrong}") from wrong
+        raise BadRequest(f"request body: invalid JSON ({wrong})") from wrong
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
@@ -91,7 +91,7 @@ def _check_depth_of_text(body: bytes) -> None:
         elif char in (0x7B, 0x5B):
             depth += 1
             if depth > limits.MAX_NESTING:
-                raise BadRequest(f"the body of the request is nested deeper than {limits.MAX_NESTING} levels")
+                raise BadRequest(f"request body: nested too deeply (limit {limits.MAX_NESTING} levels)")
         elif char in (0x7D, 0x5D):
             depth -= 1
 
@@ -103,7 +103,7 @@ _MAX_YAML_EVENTS = 200_000
 
 
 class _Loader(yaml.CSafeLoader):
-    """Builds only what JSON has: no aliases, no tags of other types."""
+    """Builds only JSON types: no aliases, no custom tags."""
 
 
 def _yaml_int(loader: Any, node: Any) -> int:
@@ -118,9 +118,9 @@ def _yaml_object(loader: Any, node: Any) -> dict[str, Any]:
         if isinstance(key, bool | int | float):
             key = json.dumps(key)
         if not isinstance(key, str):
-            raise yaml.YAMLError("keys must be text")
+            raise yaml.YAMLError("keys must be strings")
         pairs.append((key, loader.construct_object(value_node, deep=True)))
-    return _object(pairs)
+    return _object_from_pairs(pairs)
 
 
 def _yaml_list(loader: Any, node: Any) -> list[Any]:
@@ -146,21 +146,21 @@ _Loader.add_constructor(_TAG + "seq", _yaml_list)
 
 
 def decode_yaml(body: bytes) -> Any:
-    """JSON first, as most "YAML" bodies are JSON and its rules are the stricter ones."""
+    """Tries JSON first: most "YAML" bodies are JSON, and JSON decoding is stricter."""
     if body.lstrip()[:1] in _BRACKETS:
         try:
             return decode_json(body)
         except BadRequest:
-            pass  # a flow mapping of YAML looks the same; the YAML parser has the last word
+            pass  # it may be a YAML flow mapping
     try:
         text = body.decode("utf-8")
         _check_yaml_events(text)
         found = yaml.load(text, Loader=_Loader)
-        # What JSON cannot say (such as half a surrogate pair) is refused here and not when it is stored.
+        # Values that JSON cannot express, such as a lone surrogate, are refused here rather than on storing.
         msgspec.json.encode(found)
         return found
     except (yaml.YAMLError, ValueError, RecursionError, msgspec.MsgspecError) as wrong:
-        raise BadRequest(f"the body of the request is not valid YAML: {wrong}") from wrong
+        raise BadRequest(f"request body: invalid YAML ({wrong})") from wrong
 
 
 def _check_yaml_events(text: str) -> None:
@@ -168,10 +168,10 @@ def _check_yaml_events(text: str) -> None:
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=yaml.CSafeLoader)):
         if isinstance(event, yaml.AliasEvent):
-            raise BadRequest("the body of the request uses aliases (*name); write the values out")
+            raise BadRequest("request body: YAML aliases (*name) are not accepted; next: write the values out")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > limits.MAX_NESTING or count > _MAX_YAML_EVENTS:
-            raise BadRequest(f"the body of the request is too large or nested deeper than {limits.MAX_NESTING} levels")
+            raise BadRequest(f"request body: too large or nested too deeply (limit {limits.MAX_NESTING} levels)")

@@ -1,4 +1,6 @@
-"""The calls of Holdfast's own parts: placement, atomic commits, and notices. Answers are the model's own types."""
+"""Calls of Holdfast's own components: placement, atomic commits and event notices. Responses are the model's own
+types.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,14 @@ async def placement(app: Application, request: Request) -> Response:
     try:
         asked = CALLS[call].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise BadRequest(f"the {call} request cannot be decoded: {wrong}") from wrong
+        raise BadRequest(f"{call}: cannot decode the request ({wrong})") from wrong
     nodes = [item.node for item in asked.items] if call == "renew" else []
     told = request.headers.get(HEADER, "")
     if told:
         request.principal = forwarded(request.principal, told, app.cell)
     allow(app, request, call, nodes)
     if app.placement is None:
-        raise BadRequest(f"the {app.cell} cell places nothing: ask the cell of a region")
+        raise BadRequest(f"{call}: the {app.cell} cell does not place replicas; next: call the region's cell")
     if call == "release":
         token = wire.decode_token(request.headers.get(wire.TOKEN_HEADER, ""))
         answers = await app.placement.release(request.principal, asked, token=token)
@@ -51,7 +53,7 @@ async def placement(app: Application, request: Request) -> Response:
 
 
 async def commit(app: Application, request: Request) -> Response:
-    """`POST /commit/v1`: all writes or none. The gate judges every one of them."""
+    """`POST /commit/v1`: all writes or none. The gate checks each of them."""
     allow(app, request, "commit")
     asked = wire.decode_commit(await request.body())
     what = f"{request.id} POST {wire.COMMIT_PATH}"
@@ -64,7 +66,9 @@ async def commit(app: Application, request: Request) -> Response:
 
 
 async def notify(app: Application, request: Request) -> Response:
-    """`POST /notify/v1`: events about objects that exist; notices about others are dropped, as they are best effort."""
+    """`POST /notify/v1`: Events about existing objects. Notices about missing objects are dropped: they are best
+    effort.
+    """
     allow(app, request, "commit")
     asked = wire.decode_notify(await request.body())
     notices = []

@@ -1,4 +1,6 @@
-"""Delete one object, or all that match. What has finalizers is only marked; the answer says which it was."""
+"""Deletes one object, or all that match. An object with finalizers is only marked; the response shows which
+happened.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Options(msgspec.Struct, frozen=True):
 
 async def delete(app: Application, request: Request) -> Response:
     resource = target_resource(request)
-    shape = shaper(app, request)  # what cannot be answered is refused before it is done
+    shape = shaper(app, request)  # an unsupported response form is refused before anything is deleted
     options = await _options(request)
     name = request.target.name
     for attempt in range(limits.WRITE_ATTEMPTS):
@@ -59,7 +61,7 @@ async def delete(app: Application, request: Request) -> Response:
 
 
 async def delete_collection(app: Application, request: Request) -> Response:
-    """All that match now, a batch at a time; what vanishes meanwhile is none of our business."""
+    """Deletes all that match now, in batches. Objects that vanish in the meantime are skipped."""
     resource = target_resource(request)
     shape = shaper(app, request)
     options = await _options(request)
@@ -73,7 +75,7 @@ async def delete_collection(app: Application, request: Request) -> Response:
         try:
             await _commit(app, request, options, batch)
         except (NotFound, Conflict):
-            for item in batch:  # one of them changed under us: take them one by one
+            for item in batch:  # one of them changed concurrently: delete them one by one
                 try:
                     await _commit(app, request, options, [item])
                 except (NotFound, Conflict):
@@ -92,19 +94,19 @@ async def _commit(
         )
         for item in items
     ]  # fmt: skip
-    said: list[str] = []
+    warnings: list[str] = []
     what = f"{request.id} {request.method} {request.path}"
-    done = await app.gate.commit(request.principal, writes, dry_run=options.dry_run, request=what, warnings=said)
-    request.warnings += said
+    done = await app.gate.commit(request.principal, writes, dry_run=options.dry_run, request=what, warnings=warnings)
+    request.warnings += warnings
     return done.objects
 
 
 async def _options(request: Request) -> Options:
-    """DeleteOptions from the body, or from query parameters, or none."""
+    """DeleteOptions from the body or the query parameters, or defaults."""
     body = await request.body()
     data: Any = decode_body(request.content_type, body) if body.strip() else {}
     if not isinstance(data, dict):
-        raise BadRequest("the body of a deletion is a DeleteOptions object")
+        raise BadRequest("request body: must be a DeleteOptions object")
     propagation = data.get("propagationPolicy") or request.query.get("propagationPolicy", "")
     if not propagation and "orphanDependents" in data:
         propagation = "Orphan" if data["orphanDependents"] else "Background"
@@ -114,13 +116,13 @@ async def _options(request: Request) -> Options:
         raise status.Refusal(422, "Invalid", f"DeleteOptions is invalid: propagationPolicy: {cause.message}", (cause,))
     preconditions = data.get("preconditions") or {}
     if not isinstance(preconditions, dict):
-        raise BadRequest("preconditions of a deletion are an object with uid and resourceVersion")
+        raise BadRequest("DeleteOptions.preconditions: must be an object with uid and resourceVersion")
     uid, revision = preconditions.get("uid") or "", preconditions.get("resourceVersion") or ""
     if not isinstance(uid, str) or not isinstance(revision, str):
-        raise BadRequest("preconditions of a deletion are text: uid and resourceVersion")
+        raise BadRequest("DeleteOptions.preconditions: uid and resourceVersion must be strings")
     dry_run = data.get("dryRun") or []
     if not isinstance(dry_run, list) or any(value != "All" for value in dry_run):
-        raise BadRequest('dryRun of a deletion is a list that holds "All", or nothing')
+        raise BadRequest('DeleteOptions.dryRun: must be ["All"] or empty')
     return Options(
         propagation=propagation, uid=uid, revision=parse_revision(revision, "preconditions.resourceVersion"),
         dry_run=bool(dry_run) or admit.dry_run(request),

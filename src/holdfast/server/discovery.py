@@ -1,6 +1,6 @@
-"""Discovery: what is served, in the legacy documents and in the aggregated form. All made from the table of resources.
+"""API discovery, in the legacy and the aggregated form, generated from the table of resources.
 
-A group that is listed is served: a failing one costs an error line on every kubectl command.
+Every listed group is served: a group that fails to respond costs an error line on every kubectl command.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def group_version(group: str) -> str:
 
 
 def visible(cell: str, group: str) -> list[Resource]:
-    """What a cell shows of a group: its own kinds and the mirrors it holds, nothing internal."""
+    """The resources of a group that a cell shows: its own kinds and its mirrors, without internal kinds."""
     return [r for r in RESOURCES if r.kind.group == group and not r.kind.internal and homes(r.stored, cell)]
 
 
 async def version(app: Application, request: Request) -> Response:
-    """Clients pick their behaviour by it: the API is that of Kubernetes 1.32."""
+    """Clients choose their behaviour by it: the API is that of Kubernetes 1.32."""
     return json_response({
         "major": MAJOR, "minor": MINOR, "gitVersion": f"v{MAJOR}.{MINOR}.0+holdfast-{__version__}",
         "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none",
@@ -47,7 +47,9 @@ async def core(app: Application, request: Request) -> Response:
     form = discovery_form(request.headers.get("accept", ""))
     if form.shape is Shape.DISCOVERY:
         return _aggregated(app, form, ("",))
-    return _varying(json_response({"kind": "APIVersions", "versions": [VERSION], "serverAddressByClientCIDRs": []}))
+    return _vary_by_accept(
+        json_response({"kind": "APIVersions", "versions": [VERSION], "serverAddressByClientCIDRs": []})
+    )
 
 
 async def groups(app: Application, request: Request) -> Response:
@@ -57,7 +59,7 @@ async def groups(app: Application, request: Request) -> Response:
     if form.shape is Shape.DISCOVERY:
         return _aggregated(app, form, named)
     listed = [_group(group) for group in named]
-    return _varying(json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}))
+    return _vary_by_accept(json_response({"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}))
 
 
 async def group(app: Application, request: Request) -> Response:
@@ -132,7 +134,7 @@ def _aggregated(app: Application, form: Form, names: tuple[str, ...]) -> Respons
         "items": items,
     }  # fmt: skip
     kind = f"application/json;g=apidiscovery.k8s.io;v={form.version};as=APIGroupDiscoveryList"
-    return _varying(Response(status.encode(body), content_type=kind))
+    return _vary_by_accept(Response(status.encode(body), content_type=kind))
 
 
 def _aggregated_rows(cell: str, group: str) -> list[dict[str, Any]]:
@@ -173,6 +175,6 @@ def _aggregated_row(resource: Resource) -> dict[str, Any]:
     return row
 
 
-def _varying(response: Response) -> Response:
+def _vary_by_accept(response: Response) -> Response:
     response.headers.append(_VARY)
     return response

@@ -1,7 +1,7 @@
-"""`GET /endpoints/TENANT[/WORKLOAD]`: who may receive traffic, for load balancers that speak plain JSON.
+"""`GET /endpoints/TENANT[/WORKLOAD]`: addresses that may receive traffic, as plain JSON for load balancers.
 
-In the global cell, entries of a region that was not heard of within their time to live are left out: a cut-off region's
-addresses age out by themselves. A region's own cell lists what it knows first hand.
+The global cell omits entries of a region that has not reported within their TTL, so the addresses of a partitioned
+region age out. A region's own cell lists its own endpoints.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def endpoints(app: Application, request: Request) -> Response:
 
 
 def expired(app: Application, item: Endpoint) -> bool:
-    """Whether the region has been silent for longer than its entries may be used, on this cell's own clock."""
+    """Whether the region's last report is older than the entry's TTL, on this cell's clock."""
     region = app.objects.get(_REGION, "", item.spec.region)
     heard_at = region.status.health.heard_at if isinstance(region, Region) else ""
     return bool(heard_at) and app.ports.clock.now() - parse_time(heard_at) > item.spec.ttl_seconds

@@ -1,8 +1,8 @@
-"""`POST /api/v1/namespaces/{namespace}/pods/{name}/eviction`: how `kubectl drain` asks a replica to leave its node.
+"""`POST /api/v1/namespaces/{namespace}/pods/{name}/eviction`: the eviction API that `kubectl drain` uses.
 
-An eviction is a wish to drain the node: that is recorded on the Node, and from then on `release` lets its replicas go
-as their disruption budgets allow. Who waits for a budget is answered 429 with the reason, which clients show and ask
-again; when the replica has left, its pod is gone and the answer is 404.
+An eviction requests a drain of the node: it sets `spec.drain` of the Node, and the release controller then releases its
+replicas as their disruption budgets allow. A replica whose budget blocks it gets 429 with the reason; clients show it
+and retry. Once the replica has left, its pod is gone and the response is 404.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ if TYPE_CHECKING:
 
 _NODE, _REPLICA, _ASSIGNMENT = BY_NAME["Node"], BY_NAME["Replica"], BY_NAME["Assignment"]
 ASK_WHEN_YOU_LIKE_S = 0.0
-"""No Retry-After: clients of Kubernetes would wait and ask ten times within one request, past their own deadline."""
+"""No Retry-After: Kubernetes clients would retry ten times within one request and exceed their own deadline."""
 
 
 async def evict(app: Application, request: Request) -> Response:
     binding = find(app, request)
-    assert isinstance(binding, Binding)  # what is stored of a pod
+    assert isinstance(binding, Binding)  # pods are stored as Bindings
     body: dict[str, Any] = decode_object_body(request.content_type, await request.body())
-    meant = ((body.get("deleteOptions") or {}).get("preconditions") or {}).get("uid", "")
-    if meant and meant != binding.uid:
-        raise Conflict(f"pod {request.target.name} is another one now: its uid is {binding.uid}, not {meant}")
+    expected_uid = ((body.get("deleteOptions") or {}).get("preconditions") or {}).get("uid", "")
+    if expected_uid and expected_uid != binding.uid:
+        raise Conflict(f"pod {request.target.name}: wrong uid (expected {expected_uid}, found {binding.uid})")
     dry = bool((body.get("deleteOptions") or {}).get("dryRun") or request.query.get("dryRun"))
     if not dry:
-        await _drain(app, request, binding.spec.node)
-    why = _why_it_stays(app, binding)
+        await _set_drain(app, request, binding.spec.node)
+    why = _blocked_reason(app, binding)
     if why:
-        said = f"Cannot evict pod as it would violate the pod's disruption budget: {why}"
-        raise Overloaded(said, retry_after_s=ASK_WHEN_YOU_LIKE_S)
+        message = f"Cannot evict pod as it would violate the pod's disruption budget: {why}"
+        raise Overloaded(message, retry_after_s=ASK_WHEN_YOU_LIKE_S)
     return _accepted()
 
 
-def _why_it_stays(app: Application, binding: Binding) -> str:
+def _blocked_reason(app: Application, binding: Binding) -> str:
     namespace, name = binding.metadata.namespace, binding.spec.replica
     replica = app.objects.get(_REPLICA, namespace, name)
     if not isinstance(replica, Replica) or replica.status.placement.binding != binding.metadata.name:
         return ""
     assignment = app.objects.get(_ASSIGNMENT, namespace, replica.spec.assignment)
-    mates = app.objects.list(_REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
-    why = why_among(replica, cast("Assignment | None", assignment), cast("list[Replica]", mates))
+    siblings = app.objects.list(_REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
+    why = why_among(replica, cast("Assignment | None", assignment), cast("list[Replica]", siblings))
     return f"{namespace}/{name}: {why}" if why else ""
 
 
-async def _drain(app: Application, request: Request, name: str) -> None:
-    """Records the wish. The evictions of one drain come all at once, and one of them is the first."""
+async def _set_drain(app: Application, request: Request, name: str) -> None:
+    """Sets `spec.drain` of the node. The evictions of one drain arrive together, and the first one sets it."""
     for attempt in range(limits.WRITE_ATTEMPTS):
         node = app.objects.get(_NODE, "", name)
         if not isinstance(node, Node):
-            raise NotFound(f"node {name} of pod {request.target.name} is gone")
+            raise NotFound(f"node {name} of pod {request.target.name}: not found")
         if node.spec.drain:
             return
         spec = msgspec.structs.replace(node.spec, drain=True, unschedulable=True)
@@ -80,5 +80,5 @@ async def _drain(app: Application, request: Request, name: str) -> None:
 
 
 def _accepted() -> Response:
-    said = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
-    return Response(status.encode(said), 201)
+    success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+    return Response(status.encode(success), 201)

@@ -1,7 +1,7 @@
-"""Who waits when there is too much: lanes for kinds of clients, and fairness between tenants inside a lane.
+"""Flow control: a priority level per kind of client, and fairness between tenants within a level.
 
-Leases and agents, controllers, and operators have lanes of their own, so that no crowd of users can delay a heartbeat,
-a repair or a break-glass. A full lane answers 429 with Retry-After at once: nothing waits without a bound.
+Agents, controllers and operators have levels of their own, so that user requests cannot delay a heartbeat, a repair or
+a break-glass override. A full level responds 429 with Retry-After at once: no request waits without a bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.runtime import metrics
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """How many requests run at once, how many may wait and for how long, and how many watches one client may hold."""
+    """One priority level: concurrent requests, queue length, queue timeout, and watches per client."""
 
     name: str
     running: int
@@ -38,7 +38,7 @@ LANES: dict[str, Lane] = {
 }
 ALL_WATCHES = 20_000
 FLOW_SHARE = 4
-"""One flow may take up to a quarter of a lane's queue: the rest is for others."""
+"""One flow may fill at most 1/FLOW_QUEUE_DIVISOR of a level's queue, so that other flows find room."""
 
 
 def lane_of(who: Principal) -> str:
@@ -52,14 +52,14 @@ def lane_of(who: Principal) -> str:
 
 
 def flow_of(who: Principal, namespace: str) -> str:
-    """Whose turn it is: tenants take turns, whatever the number of their people and requests."""
+    """The flow of a request: one per tenant, however many users and requests it has."""
     if namespace and namespace in who.tenants:
         return f"tenant:{namespace}"
     return next((f"tenant:{t}" for t in sorted(who.tenants)), who.name)
 
 
 class _Queue:
-    """One lane at work. Flows that wait are served in turn, one request each."""
+    """One priority level at run time. Queued flows are served round-robin, one request each."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
@@ -71,10 +71,12 @@ class _Queue:
 
     async def enter(self, flow: str) -> None:
         if self.running < self.lane.running and not self.waiting:
-            self._started()
+            self._occupy()
             return
-        mine = self._flows.get(flow)
-        if self.waiting >= self.lane.waiting or (mine is not None and len(mine) >= self.lane.waiting // FLOW_SHARE):
+        own_queue = self._flows.get(flow)
+        if self.waiting >= self.lane.waiting or (
+            own_queue is not None and len(own_queue) >= self.lane.waiting // FLOW_SHARE
+        ):
             raise self._overloaded()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flows.setdefault(flow, deque()).append(turn)
@@ -85,7 +87,7 @@ class _Queue:
         except TimeoutError:
             if self._withdraw(flow, turn):
                 raise self._overloaded() from None
-            self.leave()  # the turn came in the same moment
+            self.leave()  # it was admitted at the same moment
             raise self._overloaded() from None
         except asyncio.CancelledError:
             if not self._withdraw(flow, turn):
@@ -103,14 +105,14 @@ class _Queue:
             else:
                 del self._flows[flow]
             if not turn.done():
-                self._started()
+                self._occupy()
                 turn.set_result(None)
 
-    def _started(self) -> None:
+    def _occupy(self) -> None:
         self.running += 1
 
     def _withdraw(self, flow: str, turn: asyncio.Future[None]) -> bool:
-        """Gives up waiting; False when the turn had already come."""
+        """Removes a queued request. Returns False if it was already admitted."""
         turns = self._flows.get(flow)
         if turns is None or turn not in turns:
             return False
@@ -122,12 +124,12 @@ class _Queue:
 
     def _overloaded(self) -> Overloaded:
         self._refused.inc()
-        message = f"too many requests of {self.lane.name} at once; try again later"
+        message = f"too many requests at priority level {self.lane.name}; next: retry later"
         return Overloaded(message, retry_after_s=1.0)
 
 
-class _Turn:
-    """One request's place in a lane, from the moment it may run until it has been answered."""
+class _Seat:
+    """One request's seat in a priority level, from admission until the response."""
 
     __slots__ = ("_flow", "_queue")
 
@@ -148,19 +150,19 @@ class FlowControl:
         self._watches: dict[str, int] = {}
         self._all_watches = 0
 
-    def turn(self, who: Principal, namespace: str) -> _Turn:
-        """To be entered: waits until the request may run, or refuses it."""
-        return _Turn(self._queues[lane_of(who)], flow_of(who, namespace))
+    def turn(self, who: Principal, namespace: str) -> _Seat:
+        """A context manager: entering it waits until the request may run, or raises Overloaded."""
+        return _Seat(self._queues[lane_of(who)], flow_of(who, namespace))
 
     def open_watch(self, who: Principal) -> None:
-        """Counts a watch in, or refuses it. Watches hold no turn: they wait for events, not for the server."""
+        """Counts a new watch or refuses it. Watches hold no seat: they wait for events, not for the server."""
         lane = LANES[lane_of(who)]
         held = self._watches.get(who.name, 0)
-        # A hollow host speaks for thousands of nodes, each with its own watches.
+        # A hollow host represents thousands of nodes, each with its own watches.
         most = ALL_WATCHES if who.node.endswith("*") else lane.watches
         if held >= most or (self._all_watches >= ALL_WATCHES and lane.name == "users"):
             metrics.SERVER_REFUSED.labels(lane.name).inc()
-            message = f"{who.name!r} has {held} watches open, and at most {most} are served; close some first"
+            message = f"user {who.name}: too many open watches (limit {most}, found {held}); next: close some of them"
             raise Overloaded(message, retry_after_s=5.0)
         self._watches[who.name] = held + 1
         self._all_watches += 1

@@ -1,4 +1,4 @@
-"""Objects in the form a client asked for: plain JSON, metadata only, or rows of a Table."""
+"""Encodes objects in the form a client requested: full JSON, metadata only, or rows of a Table."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def partial(item: Object, version: str = "v1") -> bytes:
 
 
 class Shaper:
-    """Encodes objects of one resource in one form. Made per request; knows the clock for ages."""
+    """Encodes objects of one resource in one form. Created per request; `now_s` is for ages."""
 
     def __init__(
         self, resource: Resource, form: Form, *, now_s: float, include: str = "", objects: Objects | None = None
     ) -> None:
         if include not in INCLUDES:
-            raise BadRequest(f"includeObject is one of Metadata, Object or None, not {include[:40]!r}")
+            raise BadRequest(f'includeObject: unsupported value "{include[:40]}" (expected Metadata, Object or None)')
         self.resource = resource
         self.form = form
         self._now_s = now_s
@@ -48,7 +48,7 @@ class Shaper:
         self._beside = objects
 
     def one(self, item: Object) -> bytes:
-        """A single object, as the answer to get, create and the like."""
+        """A single object, as the response to get, create and similar requests."""
         match self.form.shape:
             case Shape.TABLE:
                 return self.table([item], ListMeta(item.metadata.resource_version))
@@ -57,7 +57,7 @@ class Shaper:
         return self.resource.encoded(item, self._beside)
 
     def _encoded(self, item: Object) -> bytes:
-        """The bytes as they are stored, where the object is the stored one: cheaper than encoding it again."""
+        """The stored bytes if the object is the stored one, which is cheaper than encoding it again."""
         kind = self.resource.kind
         entry = (
             self._objects.entry(kind, item.metadata.namespace, item.metadata.name)
@@ -69,7 +69,7 @@ class Shaper:
         return codec.wire(kind, entry.value, entry.revision)
 
     async def many(self, items: Sequence[Object], meta: ListMeta) -> bytes:
-        """A list. Long ones are encoded in slices, so that other requests get their turn."""
+        """A list. Long lists are encoded in slices, so that other requests are not delayed."""
         if self.form.shape is Shape.TABLE:
             rows = await self._sliced(items, self.row)
             return self._table_of(rows, meta, with_columns=True)
@@ -83,7 +83,7 @@ class Shaper:
         return b"".join((head.encode(), _encoder.encode(meta), b',"items":[', b",".join(encoded), b"]}"))
 
     def watched(self, item: Object, *, first: bool) -> bytes:
-        """The object of one watch event; only the first Table of a stream carries the columns."""
+        """The object of one watch event. Only the first Table of a stream carries the columns."""
         if self.form.shape is Shape.TABLE:
             return self._table_of([self.row(item)], ListMeta(item.metadata.resource_version), with_columns=first)
         return self.one(item)

@@ -1,9 +1,8 @@
-"""Placement calls of a server that is not the region's authority, passed on to the one that is.
+"""Forwards placement calls to the region's elected authority, if another server holds that role.
 
-The elected authority's lease names its address. A call is passed on once, under the caller's own name: the receiving
-server believes that name only from a server of its own cell, shown by certificate, and judges the call anew. An answer
-that does not come is `Ambiguous`, as it would be from the authority itself; items name what they are about, so asking
-again is safe.
+The authority's election lease names its address. A call is forwarded once, under the caller's own name. The receiving
+server accepts that name only from a server of its own cell, proven by certificate, and authorizes the call again. A
+missing response is `Ambiguous`, as from the authority itself; items carry their identity, so a retry is safe.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LEASE = kind_of(Lease)
 
 
 class Who(msgspec.Struct, frozen=True):
-    """A principal on its way from one server to another."""
+    """A principal as forwarded from one server to another."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -51,7 +50,7 @@ class Leading(Placement, Protocol):
 
 
 def identity_of(cell: str, url: str) -> str:
-    """How a process is called in elections: its address is part of it, so that others can find the winner."""
+    """A process's identity in elections. It contains the address, so that others can find the leader."""
     return f"{cell}@{url}"
 
 
@@ -60,20 +59,20 @@ def address_of(identity: str) -> str:
 
 
 def forwarded(by: Principal, header: str, cell: str) -> Principal:
-    """The principal that another server of this cell speaks for."""
+    """The principal on whose behalf another server of this cell calls."""
     if SERVERS not in by.groups or by.name != f"holdfast:server:{cell}":
-        raise Forbidden(f'User "{by.name}" cannot speak for others: only a server of the cell {cell} can')
+        raise Forbidden(f'User "{by.name}" cannot forward calls of other users (expected a server of cell {cell})')
     try:
         who = msgspec.json.decode(base64.b64decode(header), type=Who)
     except (ValueError, msgspec.MsgspecError) as wrong:
-        raise Forbidden("the forwarded principal cannot be read") from wrong
+        raise Forbidden("forwarded call: cannot decode the principal") from wrong
     if CONTROLLERS in who.groups:
         return controller(who.name.rpartition(":")[2], cell=cell)
     return from_identity(who.name, who.groups, credential=f"forwarded by {by.credential}")
 
 
 class Forwarding:
-    """Implements `Placement`: by the local authority while it leads, else by the one that does."""
+    """Implements `PlacementService`: through the local authority while it leads, else through the leader's server."""
 
     def __init__(
         self, objects: Objects, local: Leading | None, url: str, dial: Callable[[str], Dialled] | None
@@ -86,7 +85,7 @@ class Forwarding:
 
     @property
     def known(self) -> bool:
-        """Whether placement calls can be answered, here or elsewhere."""
+        """Whether placement calls can be served, here or by the leader."""
         if self._local is not None and self._local.leading:
             return True
         return self._dial is not None and bool(self._leader())
@@ -124,13 +123,13 @@ class Forwarding:
         client = self._clients.get(url)
         if client is None:
             client = self._clients[url] = self._dial(url)
-        told = base64.b64encode(msgspec.json.encode(Who(who.name, who.groups))).decode()
+        encoded = base64.b64encode(msgspec.json.encode(Who(who.name, who.groups))).decode()
         try:
-            answers = await client.place(verb, request, token=token, headers={HEADER: told})
+            answers = await client.place(verb, request, token=token, headers={HEADER: encoded})
         except Unavailable as fault:
             metrics.SERVER_FORWARDED.labels(verb, "unavailable").inc()
             raise Unavailable(
-                f"the region's authority at {url} cannot be asked: {fault.message}", facts=fault.facts
+                f"authority of the region at {url}: unreachable ({fault.message})", facts=fault.facts
             ) from fault
         metrics.SERVER_FORWARDED.labels(verb, "answered").inc()
         return answers

@@ -1,4 +1,4 @@
-"""`/healthz`, `/livez`, `/readyz`: each a list of named checks, in all, with `?verbose`, or one by one."""
+"""`/healthz`, `/livez`, `/readyz`: named checks, all together, with `?verbose`, or one by one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from holdfast.server.app import Application
 
 Check = Callable[[], str]
-"""Empty when all is well, else what is wrong."""
+"""Returns what is wrong; empty if healthy."""
 
 
 class Health:
-    """The checks of one server. `ready` ones also say whether to send it traffic."""
+    """The checks of one server. `ready` checks also decide whether it receives traffic."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -47,7 +47,8 @@ async def health(app: Application, request: Request) -> Response:
     named = request.target.parameters.get("check", "")
     if named:
         if named not in checks:
-            raise status.Refusal(404, "NotFound", f"there is no check {named[:80]!r}; there are {', '.join(checks)}")
+            known = ", ".join(checks)
+            raise status.Refusal(404, "NotFound", f"check {named[:80]}: not found (expected one of {known})")
         checks = {named: checks[named]}
     excluded = request.query.get("exclude", "")
     results = {name: check() for name, check in checks.items() if name != excluded}

@@ -1,7 +1,7 @@
-"""When a node's agent was last heard, for views of the node: read from the leases when somebody looks.
+"""Last heartbeat of a node's agent, read from the leases when a client reads the Node.
 
-A lease is renewed every few seconds and is no part of the Node, so that a heartbeat writes no node and wakes no watch.
-What is shown is the newest renewal that is on record; of a node that has no lease, when its agent registered it.
+Leases are not part of the Node, so a renewal every few seconds writes no Node and wakes no watch. The value is the
+newest committed renewal; for a node without a lease, the creation time of the Node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`POST /join/v1` and `POST /join/v1/renew`: how agents come by their certificates. The rules are `gate/joining.py`."""
+"""`POST /join/v1` and `POST /join/v1/renew`: how agents get their certificates. The rules are in
+`identity/joining.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,18 @@ T = TypeVar("T")
 
 
 async def join(app: Application, request: Request) -> Response:
-    """Open: the token in the body is the credential. Strangers wait for their turn together, in the users' lane."""
-    asked = _decoded(await request.body(), JoinRequest)
+    """Open to everyone: the token in the body is the credential. Unauthenticated callers share the `users` priority
+    level.
+    """
+    join_request = _decoded(await request.body(), JoinRequest)
     async with app.flow.turn(request.principal, ""):
-        made = await app.joining.join(asked, request=f"{request.id} POST {JOIN_PATH}")
+        made = await app.joining.join(join_request, request=f"{request.id} POST {JOIN_PATH}")
     return Response(_encoder.encode(made))
 
 
 async def renew(app: Application, request: Request) -> Response:
-    asked = _decoded(await request.body(), RenewalRequest)
-    made = await app.joining.renew(request.principal, asked, request=f"{request.id} POST {RENEW_PATH}")
+    join_request = _decoded(await request.body(), RenewalRequest)
+    made = await app.joining.renew(request.principal, join_request, request=f"{request.id} POST {RENEW_PATH}")
     return Response(_encoder.encode(made))
 
 
@@ -37,4 +41,4 @@ def _decoded(body: bytes, wanted: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=wanted)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise BadRequest(f"the request cannot be decoded: {wrong}") from None
+        raise BadRequest(f"join: cannot decode the request ({wrong})") from None

@@ -1,7 +1,7 @@
-"""Who set which field: the managedFields of an object as sets of paths, and how a plain write changes them.
+"""Field ownership: the managedFields of an object as sets of paths, and how a plain write changes them.
 
-A path is a tuple of FieldsV1 elements (`f:spec`, `k:{"name":"http"}`, `v:"x"`). Identity and bookkeeping are never
-owned.
+A path is a tuple of FieldsV1 elements (`f:spec`, `k:{"name":"http"}`, `v:"x"`). Identity and bookkeeping fields have no
+owner.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Owners = dict[Owner, Entry]
 
 
 def parse(entries: Iterable[ManagedFields]) -> Owners:
-    """Entries nobody can read (another fieldsType) are left out; they own nothing here."""
+    """Entries of an unknown fieldsType are skipped; they own nothing here."""
     owners: Owners = {}
     for entry in entries:
         if entry.fields_type not in ("", "FieldsV1") or not entry.operation:
@@ -59,7 +59,7 @@ def parse(entries: Iterable[ManagedFields]) -> Owners:
 
 
 def render(owners: Owners) -> tuple[ManagedFields, ...]:
-    """Oldest first, Apply entries before Update ones of the same time, empty ones left out."""
+    """Oldest first; of equal times Apply entries before Update entries. Empty entries are omitted."""
     rows = sorted(owners.items(), key=lambda row: (row[1].time, row[0].operation, row[0].manager, row[0].subresource))
     return tuple(
         ManagedFields(
@@ -83,28 +83,28 @@ def _unfold(fields: Any, at: Path = ()) -> Iterator[Path]:
 
 @lru_cache(limits.OWNED_FIELDS_SHARED)
 def _fold(paths: Paths) -> dict[str, Any]:
-    """Shared by all who own the same fields; nobody changes it."""
+    """Cached and shared by all owners of the same fields. Must not be modified."""
     tree: dict[str, Any] = {}
     for path in sorted(paths):
         node = tree
         for element in path:
             node = node.setdefault(element, {})
         node["."] = {}
-    _tidy(tree)
+    _simplify(tree)
     return tree
 
 
-def _tidy(tree: dict[str, Any]) -> None:
-    """A leaf is `{}`; only a node with children says `.` about itself."""
+def _simplify(tree: dict[str, Any]) -> None:
+    """A leaf is `{}`; only a node with children has a `.` entry for itself."""
     for child in tree.values():
         if list(child) == ["."]:
             child.clear()
         else:
-            _tidy({key: value for key, value in child.items() if key != "."})
+            _simplify({key: value for key, value in child.items() if key != "."})
 
 
 def owned_paths(schema: Schema, data: dict[str, Any], *, only_status: bool = False) -> Paths:
-    """Every path that whoever wrote all of `data` would own."""
+    """Every path that a manager who wrote all of `data` would own."""
     found: list[Path] = []
     for key, value in data.items():
         if key in _UNOWNED_TOP or (key == "status") is not only_status:
@@ -150,7 +150,7 @@ def set_key(item: Any) -> str:
 
 
 def value_at(schema: Schema, data: Any, path: Path) -> Any:
-    """What `data` holds at a path, or MISSING."""
+    """The value at a path, or MISSING."""
     for element in path:
         if element.startswith("f:"):
             if not isinstance(data, dict) or element[2:] not in data:
@@ -175,7 +175,9 @@ def after_update(
     schema: Schema, owners: Owners, old: dict[str, Any] | None, new: dict[str, Any], owner: Owner, *,
     now: str, api_version: str, only_status: bool = False,
 ) -> Owners:  # fmt: skip
-    """A plain write: what changed now belongs to its writer, what vanished to nobody. No change keeps every entry."""
+    """Ownership after a plain write: changed fields belong to the writer, removed fields to nobody. Without a change
+    every entry stays.
+    """
     paths = owned_paths(schema, new, only_status=only_status)
     if old is None and not owners:
         return {owner: Entry(paths, now, api_version)} if paths else {}
@@ -187,7 +189,7 @@ def after_update(
         )
     gone = frozenset(
         path for entry in owners.values() for path in entry.paths
-        if path not in paths and _concerns(path, only_status) and value_at(schema, new, path) is MISSING
+        if path not in paths and _is_in_scope(path, only_status) and value_at(schema, new, path) is MISSING
     )  # fmt: skip
     if not changed and not gone:
         return owners
@@ -203,18 +205,18 @@ def after_update(
     return capped({other: entry for other, entry in made.items() if entry.paths})
 
 
-def _concerns(path: Path, only_status: bool) -> bool:
+def _is_in_scope(path: Path, only_status: bool) -> bool:
     return (path[0] == "f:status") is only_status
 
 
 def _differs(old: Any, new: Any, path: Path) -> bool:
     if path[-1].startswith("k:") or (isinstance(old, dict) and isinstance(new, dict)):
-        return old is MISSING  # its being there is owned by whoever made it; its fields speak for themselves
+        return old is MISSING  # the creator owns the item's presence; its fields are compared separately
     return bool(old is MISSING or old != new)
 
 
 def capped(owners: Owners) -> Owners:
-    """Only so many Update entries are kept; older ones are merged into one, or every visitor would leave one behind."""
+    """Keeps a bounded number of Update entries and merges older ones into one, so that they do not accumulate."""
     updates = sorted((entry.time, owner) for owner, entry in owners.items() if owner.operation == UPDATE)
     if len(updates) <= limits.UPDATE_ENTRIES_KEPT:
         return owners

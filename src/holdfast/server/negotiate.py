@@ -1,4 +1,4 @@
-"""What form of an answer a client asked for. Clause by clause, and the first that can be served wins."""
+"""Content negotiation: the response form a client requested. The first Accept clause that can be served wins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Shape(enum.Enum):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """`version` is that of the shape's own group: v1 or v1beta1 for tables, v2 or v2beta1 for discovery."""
+    """`version` is that of the form's own API group: v1 or v1beta1 for tables, v2 or v2beta1 for discovery."""
 
     shape: Shape
     version: str = ""

@@ -1,7 +1,7 @@
-"""OpenAPI v3 documents, made once from the schema tree; kubectl validates, explains and applies by them.
+"""OpenAPI v3 documents, generated once from the schema tree. kubectl validates, explains and applies with them.
 
-The root names each document with a hash of its content, so that clients may keep it for ever. OpenAPI v2 is answered
-with an empty protobuf document: enough for `kind: List` files, and nothing else asks for it.
+The root names each document with a hash of its content, so that clients can cache it forever. OpenAPI v2 is an empty
+protobuf document: kubectl needs it only for `kind: List` files.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ V2_TYPE = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _FOREVER = [(b"cache-control", b"public, immutable"), (b"expires", b"Thu, 31 Dec 2099 23:59:59 GMT")]
 _META_NAME = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _QUERY = {
-    "dryRun": "With All nothing is stored, and the answer is what would have been.",
-    "fieldManager": "The name of whoever makes this change.",
-    "fieldValidation": "What to do about unknown or duplicate fields: Ignore, Warn or Strict.",
+    "dryRun": "All: nothing is stored, and the response shows the result that would be stored.",
+    "fieldManager": "Name of the actor that makes this change.",
+    "fieldValidation": "How to treat unknown or duplicate fields: Ignore, Warn or Strict.",
 }
-_PATCH_QUERY = {**_QUERY, "force": "Takes over contested fields."}
+_PATCH_QUERY = {**_QUERY, "force": "Takes ownership of conflicting fields."}
 _LIST_QUERY = {
     "labelSelector": "Restricts the list by labels.",
     "fieldSelector": "Restricts the list by fields.",
-    "limit": "The largest number of objects in one answer.",
-    "continue": "Where the previous answer ended.",
-    "resourceVersion": "Which state is asked for.",
-    "watch": "Answers with a stream of changes.",
+    "limit": "Maximum number of objects in one response.",
+    "continue": "Token of the previous page.",
+    "resourceVersion": "Revision to read, or to watch from.",
+    "watch": "Returns a stream of changes.",
 }
 
 
@@ -69,7 +69,7 @@ async def one(app: Application, request: Request) -> Response:
     path = f"apis/{parameters['group']}/{parameters['version']}" if "group" in parameters else "api/v1"
     body = app.documents.by_path.get(path)
     if body is None:
-        raise status.Refusal(404, "NotFound", "there is no OpenAPI document of this group and version")
+        raise status.Refusal(404, "NotFound", "OpenAPI document of this group and version: not found")
     digest = app.documents.hashes[path]
     etag = f'"{digest}"'
     headers = [(b"etag", etag.encode()), (b"vary", b"Accept")]
@@ -119,7 +119,7 @@ def _define_kind(resource: Resource, components: dict[str, Any]) -> str:
     schema = object_schema(kind.type)
     name = _define(schema, _prefix(kind.group), components)
     components[name]["x-kubernetes-group-version-kind"] = [_gvk(resource)]
-    # Reads well in `kubectl explain`, where the types' own docstrings speak of the inside.
+    # For `kubectl explain`: the docstrings of these fields are for developers.
     components[name]["properties"]["apiVersion"]["description"] = f"Always {kind.api_version}."
     components[name]["properties"]["kind"]["description"] = f"Always {kind.name}."
     listed = f"{name}List"
@@ -136,7 +136,7 @@ def _define_kind(resource: Resource, components: dict[str, Any]) -> str:
 
 
 def _define(schema: Schema, prefix: str, components: dict[str, Any]) -> str:
-    """Adds an object's schema to the components; gives its name there."""
+    """Adds an object's schema to the components and returns its name there."""
     name = _META_NAME if schema.title == ObjectMeta.__name__ else prefix + schema.title
     if name in components:
         return name
@@ -238,14 +238,14 @@ def _path_parameters(namespaced: bool, *, named: bool) -> list[dict[str, Any]]:
 def _operation(
     resource: Resource, verb: str, answer: str, query: dict[str, str], *, body: str = "", patch: bool = False
 ) -> dict[str, Any]:
-    """One operation. kubectl finds the kind of a path by the extension, and asks PATCH for the query parameters."""
+    """One operation. kubectl finds the kind of a path by the extension, and reads the query parameters from PATCH."""
     scaled = answer.endswith(".Scale")
     made: dict[str, Any] = {
         "operationId": f"{verb}{resource.kind.name}",
         "parameters": [_query_parameter(key, says) for key, says in query.items()],
         "responses": {
             "200": {"description": "OK", "content": {"application/json": {"schema": _ref(answer)}}},
-            "default": {"description": "A Status object that says what is wrong."},
+            "default": {"description": "A Status object with the error."},
         },
         "x-kubernetes-action": verb,
         "x-kubernetes-group-version-kind":

@@ -1,6 +1,6 @@
-"""Patches on plain data: JSON merge patch (RFC 7386), JSON patch (RFC 6902), and the needed bit of strategic merge.
+"""Patches on plain data: JSON merge patch (RFC 7386), JSON patch (RFC 6902) and a subset of strategic merge patch.
 
-The input is never changed. Anything malformed raises BadRequest; a failed `test`, or a path that is not there, Invalid.
+The input is never modified. A malformed patch raises BadRequest; a failed `test` or a missing path raises Invalid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def strategic_patch(target: Any, patch: Any) -> Any:
-    """A merge patch without the `$…` directives: enough for kinds without keyed lists, as Namespace and Event."""
+    """A merge patch without the `$…` directives: sufficient for kinds without keyed lists, such as Namespace and
+    Event.
+    """
     return merge_patch(target, _without_directives(patch))
 
 
@@ -41,13 +43,13 @@ def _without_directives(patch: Any) -> Any:
 def json_patch(target: Any, operations: Any) -> Any:
     """RFC 6902, all operations or none."""
     if not isinstance(operations, list):
-        raise BadRequest("a JSON patch is a list of operations")
+        raise BadRequest("JSON patch: must be a list of operations")
     if len(operations) > limits.MAX_PATCH_OPERATIONS:
-        raise BadRequest(f"a JSON patch has at most {limits.MAX_PATCH_OPERATIONS} operations")
+        raise BadRequest(f"JSON patch: too many operations (limit {limits.MAX_PATCH_OPERATIONS})")
     made = copy.deepcopy(target)
     for index, operation in enumerate(operations):
         if not isinstance(operation, dict) or operation.get("op") not in OPERATIONS:
-            raise BadRequest(f"operation {index} of the JSON patch needs an op, one of {', '.join(OPERATIONS)}")
+            raise BadRequest(f"JSON patch operation {index}: invalid op (expected one of {', '.join(OPERATIONS)})")
         made = _apply(made, operation, index)
     return made
 
@@ -56,7 +58,7 @@ def _apply(document: Any, operation: dict[str, Any], index: int) -> Any:
     op = operation["op"]
     path = _pointer(operation.get("path"), index)
     if op in ("add", "replace", "test") and "value" not in operation:
-        raise BadRequest(f"operation {index} of the JSON patch ({op}) needs a value")
+        raise BadRequest(f"JSON patch operation {index} ({op}): value is missing")
     match op:
         case "add":
             return _add(document, path, copy.deepcopy(operation["value"]), index)
@@ -71,28 +73,28 @@ def _apply(document: Any, operation: dict[str, Any], index: int) -> Any:
             return document
         case "test":
             if _get(document, path, index) != operation["value"]:
-                raise Invalid(f"testing path {operation['path']!r} failed: the value is another one")
+                raise Invalid(f"JSON patch operation {index}: test of {operation['path']} failed (the value differs)")
             return document
     source = _pointer(operation.get("from"), index)
     if op == "copy":
         return _add(document, path, copy.deepcopy(_get(document, source, index)), index)
     if path[: len(source)] == source and path != source:
-        raise BadRequest(f"operation {index} of the JSON patch moves a value into itself")
+        raise BadRequest(f"JSON patch operation {index}: cannot move a value into itself")
     document, value = _remove(document, source, index)
     return _add(document, path, value, index)
 
 
 def _pointer(text: Any, index: int) -> list[str]:
     if not isinstance(text, str) or (text and not text.startswith("/")):
-        raise BadRequest(f"operation {index} of the JSON patch needs a path such as /metadata/labels")
+        raise BadRequest(f"JSON patch operation {index}: invalid path (expected a path such as /metadata/labels)")
     parts = [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
     if len(parts) > limits.MAX_NESTING:
-        raise BadRequest(f"operation {index} of the JSON patch has a path deeper than {limits.MAX_NESTING}")
+        raise BadRequest(f"JSON patch operation {index}: path too deep (limit {limits.MAX_NESTING})")
     return parts
 
 
 def _missing(index: int, part: str) -> Invalid:
-    return Invalid(f"operation {index} of the JSON patch: there is nothing at {part[:80]!r}")
+    return Invalid(f"JSON patch operation {index}: {part[:80]} does not exist")
 
 
 def _key(parent: Any, part: str, index: int) -> Any:
@@ -133,6 +135,6 @@ def _add(document: Any, path: list[str], value: Any, index: int) -> Any:
 
 def _remove(document: Any, path: list[str], index: int) -> tuple[Any, Any]:
     if not path:
-        raise BadRequest(f"operation {index} of the JSON patch would remove the whole object")
+        raise BadRequest(f"JSON patch operation {index}: cannot remove the whole object")
     parent = _get(document, path[:-1], index)
     return document, parent.pop(_key(parent, path[-1], index))

@@ -1,7 +1,7 @@
-"""`GET /api/v1/namespaces/{namespace}/pods/{name}/log`: `kubectl logs` of a replica, answered by its node's agent.
+"""`GET /api/v1/namespaces/{namespace}/pods/{name}/log`: `kubectl logs` of a replica, served by its node's agent.
 
-The question is the same that `POST /ask/v1/replicas/…` asks, and whoever may read the replica may ask it; only the
-answer is plain text. A pod that was released is gone, and what it wrote with it: the agent tells of the newest place.
+The same agent call as `POST /agent/v1/replicas/…`, for principals that may read the replica, with plain text as the
+response. A released pod is gone, and so is its log: the agent returns the log of the newest attempt.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class Row(LogLine, frozen=True):
-    """What an agent posts: a line, or why there is none."""
+    """What an agent posts: a log line, or an error."""
 
     error: str = ""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How the lines are wanted: not older than `oldest`, at most `most_bytes` (0: all), with their times."""
+    """Requested format: lines not older than `oldest_s`, at most `max_bytes` (0: all), with or without timestamps."""
 
     oldest: float
     most_bytes: int
@@ -51,11 +51,11 @@ _decoder = msgspec.json.Decoder(Row)
 
 async def log(app: Application, request: Request) -> StreamResponse:
     binding = find(app, request)
-    assert isinstance(binding, Binding)  # what is stored of a pod
+    assert isinstance(binding, Binding)  # pods are stored as Bindings
     if request.flag("previous"):
         raise BadRequest(
             f"previous terminated container of {request.target.name} not found: "
-            "what earlier runs of a place wrote is in the same log, before the newest lines"
+            "output of earlier runs is in the same log, before the newest lines"
         )
     since_s = _number(request, "sinceSeconds", 0)
     oldest = app.ports.clock.now() - since_s if since_s else 0.0
@@ -76,12 +76,12 @@ def _number(request: Request, name: str, default: int) -> int:
     if not given:
         return default
     if not given.isascii() or not given.isdigit() or len(given) > 12:
-        raise BadRequest(f"{name} must be a whole number, not {given[:40]!r}")
+        raise BadRequest(f"{name}: must be a whole number, found {given[:40]}")
     return min(int(given), limits.LOG_TAIL_LINES_MAX) if name == "tailLines" else int(given)
 
 
 async def _rows(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[Row]:
-    """The agent posts whole lines only."""
+    """The agent posts complete lines only."""
     async with aclosing(chunks):
         async for chunk in chunks:
             for line in chunk.splitlines():
@@ -90,14 +90,14 @@ async def _rows(chunks: AsyncGenerator[bytes]) -> AsyncGenerator[Row]:
 
 
 async def _text(first: Row | None, rows: AsyncGenerator[Row], shape: Shape) -> AsyncIterator[bytes]:
-    """Lines as text, at most as many bytes as were asked for. Closing it closes the question."""
+    """Lines as text, up to `max_bytes`. Closing the generator ends the agent call."""
     left = shape.most_bytes
     async with aclosing(rows):
         row = first
         while row is not None:
             piece = shape.line(row)[: left if shape.most_bytes else None]
             left -= len(piece)
-            if piece:  # an empty chunk would end the answer
+            if piece:  # an empty chunk would end the response
                 yield piece
             if shape.most_bytes and left <= 0:
                 return

@@ -1,7 +1,7 @@
-"""Decodes the protobuf that stock clients insist on sending for built-in kinds. Answers stay JSON.
+"""Decodes the protobuf bodies that stock Kubernetes clients send for built-in kinds. Responses stay JSON.
 
-A body is `k8s\\0`, then `runtime.Unknown{1: TypeMeta{1: apiVersion, 2: kind}, 2: raw}`. Clients write zero values out;
-they are dropped here, as JSON clients never send them. Only the messages in the table are known.
+A body is `k8s\\0`, then `runtime.Unknown{1: TypeMeta{1: apiVersion, 2: kind}, 2: raw}`. Clients encode zero values;
+they are dropped here, because JSON clients never send them. Only the messages in the table are known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_DEPTH = 16
 
 Fields = dict[int, tuple[str, str]]
 
-# message → field number → (name, type). `[x]` repeats, `{}` is a map of strings, a capital letter names a message.
+# message → field number → (name, type). `[x]` is repeated, `{}` is a map of strings, a capitalized type is a message.
 MESSAGES: dict[str, Fields] = {
     "Unknown": {1: ("typeMeta", "TypeMeta"), 2: ("raw", "bytes")},
     "TypeMeta": {1: ("apiVersion", "string"), 2: ("kind", "string")},
@@ -67,8 +67,8 @@ MESSAGES: dict[str, Fields] = {
     "MapEntry": {1: ("key", "string"), 2: ("value", "string")},
 }  # fmt: skip
 
-# In these a zero says something: `gracePeriodSeconds: 0` asks for haste.
-_ZERO_COUNTS = frozenset({"gracePeriodSeconds"})
+# Fields in which zero has a meaning: `gracePeriodSeconds: 0` requests immediate deletion.
+_KEEP_ZERO = frozenset({"gracePeriodSeconds"})
 TOP_LEVEL = frozenset({
     "Namespace", "Lease", "SelfSubjectAccessReview", "SubjectAccessReview", "SelfSubjectRulesReview",
     "SelfSubjectReview", "TokenReview", "DeleteOptions",
@@ -78,19 +78,19 @@ TOP_LEVEL = frozenset({
 def decode(body: bytes) -> dict[str, Any]:
     """The object in `body` as plain data, with its apiVersion and kind."""
     if not body.startswith(MAGIC):
-        raise BadRequest("the body of the request is not Kubernetes protobuf: it does not start with k8s\\0")
+        raise BadRequest("request body: not Kubernetes protobuf (expected it to start with k8s\\0)")
     envelope = _message("Unknown", body[len(MAGIC) :], MAX_DEPTH)
     meta = envelope.get("typeMeta", {})
     kind = meta.get("kind", "")
     if kind not in TOP_LEVEL:
-        raise BadRequest(f"{kind or 'this kind'} is not accepted as protobuf; send application/json")
+        raise BadRequest(f"{kind or 'this kind'}: not accepted as protobuf; next: send application/json")
     found = _message(kind, envelope.get("raw", b""), MAX_DEPTH)
     return {**meta, **found}
 
 
 def _message(name: str, data: bytes, depth: int) -> dict[str, Any]:
     if depth == 0:
-        raise BadRequest("the protobuf body is nested too deeply")
+        raise BadRequest("protobuf body: nested too deeply")
     known = MESSAGES[name]
     made: dict[str, Any] = {}
     for number, raw in _fields(data):
@@ -105,7 +105,7 @@ def _message(name: str, data: bytes, depth: int) -> dict[str, Any]:
             made.setdefault(field, {})[entry.get("key", "")] = entry.get("value", "")
             continue
         value = _value(type_, raw, depth)
-        if value or field in _ZERO_COUNTS:
+        if value or field in _KEEP_ZERO:
             made[field] = value
     return made
 
@@ -116,12 +116,12 @@ def _value(type_: str, raw: int | bytes, depth: int) -> Any:
             try:
                 return _bytes(raw).decode("utf-8")
             except UnicodeDecodeError as wrong:
-                raise BadRequest("the protobuf body holds text that is not UTF-8") from wrong
+                raise BadRequest("protobuf body: text is not UTF-8") from wrong
         case "bytes":
             return _bytes(raw)
         case "int" | "bool":
             if isinstance(raw, bytes):
-                raise BadRequest("the protobuf body has text where a number should be")
+                raise BadRequest("protobuf body: expected a number, found bytes")
             signed = raw - 2**64 if raw >= 2**63 else raw
             return bool(raw) if type_ == "bool" else signed
         case "time" | "microtime":
@@ -137,12 +137,12 @@ def _time(type_: str, raw: int | bytes, depth: int) -> str:
     try:
         return micro_text(at_s) if type_ == "microtime" else seconds_text(at_s)
     except (ValueError, OverflowError, OSError) as wrong:
-        raise BadRequest("the protobuf body holds a time that no calendar has") from wrong
+        raise BadRequest("protobuf body: time out of range") from wrong
 
 
 def _bytes(raw: int | bytes) -> bytes:
     if isinstance(raw, int):
-        raise BadRequest("the protobuf body has a number where text or a message should be")
+        raise BadRequest("protobuf body: expected bytes, found a number")
     return raw
 
 
@@ -160,9 +160,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif wire_type in (1, 5):
             size = 8 if wire_type == 1 else 4
         else:
-            raise BadRequest(f"the protobuf body has an unknown wire type {wire_type}")
+            raise BadRequest(f"protobuf body: unknown wire type {wire_type}")
         if at + size > len(data):
-            raise BadRequest("the protobuf body is cut short")
+            raise BadRequest("protobuf body: truncated")
         yield number, data[at : at + size]
         at += size
 
@@ -171,10 +171,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise BadRequest("the protobuf body is cut short")
+            raise BadRequest("protobuf body: truncated")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & (2**64 - 1), at
-    raise BadRequest("the protobuf body has a number longer than 64 bits")
+    raise BadRequest("protobuf body: number longer than 64 bits")

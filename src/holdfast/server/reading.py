@@ -1,4 +1,4 @@
-"""Get and list. A list is of one revision; long ones are paged, and every page shows the state of the first."""
+"""Get and list. A list shows one revision. Long lists are paged, and every page shows the revision of the first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_REVISION = 2**62
 
 
 class Continue(msgspec.Struct, frozen=True):
-    """What a continue token says: the revision of the first page, and the last key that was looked at."""
+    """Content of a continue token: the revision of the first page and the last key that was examined."""
 
     revision: int
     after: str
@@ -34,7 +34,7 @@ class Continue(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Which state a read wants: the newest, at least some revision, or exactly one."""
+    """Which state a read wants: the newest, at least a revision, or exactly one."""
 
     revision: int = 0
     exact: bool = False
@@ -42,21 +42,21 @@ class Asked(msgspec.Struct, frozen=True):
 
 async def get(app: Application, request: Request) -> Response:
     resource = target_resource(request)
-    asked = asked_revision(request)
+    options = asked_revision(request)
     await newest(app, request)
-    await reach(app, resource, asked.revision)
+    await reach(app, resource, options.revision)
     item = find(app, request)
     return Response(shaper(app, request).one(item))
 
 
 def target_resource(request: Request) -> Resource:
     resource = request.target.resource
-    assert resource is not None  # only resource routes lead to the handlers that call this
+    assert resource is not None  # only handlers of resource routes call this
     return resource
 
 
 def find(app: Application, request: Request) -> Object:
-    """The object the request names, or NotFound."""
+    """The object that the request names. Raises NotFound."""
     resource = target_resource(request)
     item = app.objects.get(resource.stored, request.target.namespace, request.target.name)
     if item is None:
@@ -74,17 +74,17 @@ def selection(request: Request) -> Selection:
     kind = target_resource(request).kind
     fields = request.query.get("fieldSelector", "")
     if request.target.name:
-        # A watch of one object by its path means what a selector by its name means.
+        # A watch of one object by its path equals a watch with a selector for its name.
         fields = f"metadata.name={request.target.name}" + (f",{fields}" if fields else "")
     return selectors.parse(kind, request.query.get("labelSelector", ""), fields)
 
 
 def parse_revision(text: str, field: str = "resourceVersion") -> int:
-    """A revision as clients write it; empty and "0" both mean "whatever is there"."""
+    """A revision as clients send it; empty and "0" both mean any revision."""
     if not text:
         return 0
     if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > MAX_REVISION:
-        raise BadRequest(f"{field}: Invalid value: {text[:40]!r}: must be a whole number as the server gave it")
+        raise BadRequest(f'{field}: Invalid value: "{text[:40]}": must be a resourceVersion returned by the server')
     return int(text)
 
 
@@ -112,13 +112,13 @@ def _invalid(field: str, reason: str, message: str) -> Invalid:
 
 
 async def newest(app: Application, request: Request) -> None:
-    """A read that names no revision sees every acknowledged write, whichever server of the cell took it."""
+    """A read without a revision sees every acknowledged write, whichever server of the cell committed it."""
     if not request.query.get("resourceVersion"):
         await app.objects.newest(target_resource(request).stored)
 
 
 async def reach(app: Application, resource: Resource, revision: int) -> None:
-    """Waits a moment for a revision that this server has not seen yet."""
+    """Waits briefly for a revision that this server has not seen yet."""
     head = app.objects.head(resource.stored)
     if revision <= head:
         return
@@ -129,16 +129,16 @@ async def reach(app: Application, resource: Resource, revision: int) -> None:
 async def list_objects(app: Application, request: Request) -> Response:
     resource = target_resource(request)
     wanted = selection(request)
-    asked = asked_revision(request)
+    options = asked_revision(request)
     limit = _limit(request)
     token = request.query.get("continue", "")
     if token:
         page = await _next_page(app, request, wanted, limit, token)
     else:
-        if not asked.exact:
+        if not options.exact:
             await newest(app, request)
-            await reach(app, resource, asked.revision)
-        page = await _first_page(app, request, wanted, limit, asked)
+            await reach(app, resource, options.revision)
+        page = await _first_page(app, request, wanted, limit, options)
     items, meta = page
     return Response(await shaper(app, request).many(items, meta))
 
@@ -148,21 +148,21 @@ def _limit(request: Request) -> int:
     if not text:
         return 0
     if not text.isascii() or not text.lstrip("-").isdigit() or len(text) > 19:
-        raise BadRequest(f"limit: Invalid value: {text[:40]!r}: must be a whole number")
+        raise BadRequest(f'limit: Invalid value: "{text[:40]}": must be a whole number')
     return max(0, int(text))
 
 
 Page = tuple[Sequence[Object], ListMeta]
 
 
-async def _first_page(app: Application, request: Request, wanted: Selection, limit: int, asked: Asked) -> Page:
+async def _first_page(app: Application, request: Request, wanted: Selection, limit: int, options: Asked) -> Page:
     resource, namespace = target_resource(request), request.target.namespace
-    if asked.exact and asked.revision != app.objects.head(resource.stored):
-        if asked.revision > app.objects.head(resource.stored):
-            raise status.future_revision(asked.revision, app.objects.head(resource.stored))
-        return await _collect(app, request, wanted, limit, at=asked.revision, after="")
+    if options.exact and options.revision != app.objects.head(resource.stored):
+        if options.revision > app.objects.head(resource.stored):
+            raise status.future_revision(options.revision, app.objects.head(resource.stored))
+        return await _collect(app, request, wanted, limit, at=options.revision, after="")
     if limit and wanted.everything:
-        # A page costs what it holds, not what there is.
+        # The cost of a page depends on its size, not on the number of objects.
         page = await app.objects.page(resource.stored, namespace, at=None, after="", limit=limit)
         if not page.more:
             return page.items, ListMeta(str(page.revision))
@@ -186,9 +186,9 @@ async def _next_page(app: Application, request: Request, wanted: Selection, limi
     resource, namespace = target_resource(request), request.target.namespace
     place = _decode_continue(token)
     if place.resource != resource.kind.resource or place.namespace != namespace:
-        raise BadRequest("continue key is not valid: it belongs to another list")
+        raise BadRequest("continue: the token belongs to another list; next: start the list again")
     if place.revision > app.objects.head(resource.stored):
-        raise Expired("The provided continue parameter is of another incarnation of the store; start the list again")
+        raise Expired("continue: the token is from before a restore of the store; next: start the list again")
     try:
         return await _collect(app, request, wanted, limit, at=place.revision, after=place.after)
     except Expired as old:
@@ -197,7 +197,7 @@ async def _next_page(app: Application, request: Request, wanted: Selection, limi
 
 
 async def _collect(app: Application, request: Request, wanted: Selection, limit: int, *, at: int, after: str) -> Page:
-    """Up to `limit` matching objects of one past state; a page of the store at a time."""
+    """Up to `limit` matching objects of one past revision, read from the store page by page."""
     resource, namespace = target_resource(request), request.target.namespace
     kept: list[Object] = []
     more = True
@@ -230,7 +230,7 @@ def _decode_continue(token: str) -> Continue:
         raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         place = msgspec.json.decode(raw, type=Continue)
     except (ValueError, msgspec.MsgspecError) as wrong:
-        raise BadRequest("continue key is not valid: use the one that the previous page gave") from wrong
+        raise BadRequest("continue: invalid token; next: use the token of the previous page") from wrong
     if place.revision < 1 or place.revision > MAX_REVISION or not place.after.startswith("/"):
-        raise BadRequest("continue key is not valid: use the one that the previous page gave")
+        raise BadRequest("continue: invalid token; next: use the token of the previous page")
     return place

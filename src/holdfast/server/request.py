@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, as handlers see them. Reads bodies within their limits of size and time."""
+"""One HTTP request and its response, as handlers see them. Reads bodies within limits of size and time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_QUERY_FIELDS = 64
 
 
 class Disconnected(Exception):
-    """The client went away before it had sent its request."""
+    """The client disconnected before it had sent its request."""
 
 
 class Response(msgspec.Struct):
-    """A whole answer."""
+    """A complete response."""
 
     body: bytes
     code: int = 200
@@ -37,7 +37,7 @@ class Response(msgspec.Struct):
 
 
 class StreamResponse(msgspec.Struct):
-    """An answer that goes on: chunks are sent as they come, and the client is dropped if it stops reading."""
+    """A streaming response: chunks are sent as they come. A client that stops reading is disconnected."""
 
     chunks: AsyncIterator[bytes]
     content_type: str = JSON
@@ -48,7 +48,7 @@ Answer = Response | StreamResponse
 
 
 class Exchange(Protocol):
-    """What `serve.Exchange` is."""
+    """Interface of `listener.ConnectionExchange`."""
 
     @property
     def arrived(self) -> bool: ...
@@ -59,7 +59,7 @@ class Exchange(Protocol):
 
 
 class Request:
-    """What a handler is given. `warnings` become Warning headers of the answer."""
+    """Passed to handlers. `warnings` become Warning headers of the response."""
 
     def __init__(self, scope: Scope, receive: Receive, *, request_id: str) -> None:
         self.method: str = scope["method"]
@@ -75,25 +75,25 @@ class Request:
         self.target = Target()
         self.warnings: list[str] = []
         self.abort: Callable[[], None] = scope.get("holdfast.abort", lambda: None)
-        """Cuts the connection at once, for a client that no longer reads."""
+        """Closes the connection at once, for a client that no longer reads."""
         self.exchange: Exchange | None = scope.get("holdfast.exchange")
-        """The server's own way to answer at once, where there is one; other servers have `send`."""
+        """Sends a complete response in one write, if our own listener serves the request; else None."""
         self._receive = receive
         self._body: bytes | None = None
 
     def flag(self, name: str) -> bool:
-        """A boolean query parameter, as clients write it: `true`, `1`, or the bare name."""
+        """A boolean query parameter as clients write it: `true`, `1`, or the bare name."""
         value = self.query.get(name)
         return value is not None and value.lower() in ("", "1", "t", "true")
 
     def all_headers(self, name: str) -> list[str]:
-        """Every value of a header that may come several times."""
+        """Every value of a repeated header."""
         wanted = name.encode()
         return [value.decode("latin-1") for key, value in self._raw_headers if key == wanted]
 
     @property
     def unread(self) -> bool:
-        """Whether the client announced a body that nobody has read."""
+        """Whether the client announced a body that was not read."""
         return self._body is None and (
             self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
         )
@@ -104,14 +104,14 @@ class Request:
 
     @property
     def field_manager(self) -> str:
-        """Who writes, for managedFields: named by the client, or the first word of its User-Agent."""
+        """The writer's name for managedFields: set by the client, or the first word of its User-Agent."""
         named = self.query.get("fieldManager", "")
         if len(named) > 128 or not named.isprintable():
-            raise BadRequest("fieldManager is at most 128 printable characters")
+            raise BadRequest("fieldManager: must be at most 128 printable characters")
         return named or self.headers.get("user-agent", "").split("/", 1)[0].strip()[:128] or "unknown"
 
     async def body(self) -> bytes:
-        """The whole body; refuses one that is too large, or comes too slowly."""
+        """The whole body. Refuses a body that is too large or arrives too slowly."""
         if self._body is None:
             declared = self.headers.get("content-length", "0")
             if declared.isdigit() and len(declared) < 20 and int(declared) > limits.MAX_BODY_BYTES:
@@ -123,7 +123,7 @@ class Request:
                 async with asyncio.timeout(limits.BODY_TIMEOUT_S):
                     self._body = await self._read()
             except TimeoutError as slow:
-                message = f"the body of the request did not arrive within {limits.BODY_TIMEOUT_S:g} s"
+                message = f"request body: did not arrive within {limits.BODY_TIMEOUT_S:g} s"
                 raise status.request_timeout(message) from slow
         return self._body
 
@@ -143,18 +143,18 @@ class Request:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def disconnected(self) -> None:
-        """Returns when the client has gone away."""
+        """Returns when the client has disconnected."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
 def _query(raw: bytes) -> dict[str, str]:
-    """The first value of every parameter; unknown ones are the handlers' to ignore."""
+    """The first value of every parameter. Handlers ignore unknown ones."""
     found: dict[str, str] = {}
     try:
         pairs = parse_qsl(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
     except ValueError as many:
-        raise BadRequest(f"the query has more than {MAX_QUERY_FIELDS} parameters") from many
+        raise BadRequest(f"query: too many parameters (limit {MAX_QUERY_FIELDS})") from many
     for name, value in pairs:
         found.setdefault(name, value)
     return found

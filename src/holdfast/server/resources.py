@@ -1,7 +1,7 @@
-"""What the resource API serves: every kind of the table, and views for stock clients: Namespace, core Node and Pod.
+"""The resources of the API: every kind of the kind table, and views for stock clients (Namespace, core Node, Pod).
 
-A `Resource` says how stored objects look to clients and how what clients write is stored. Internal kinds are served too
-(operators and controllers may read them) but hidden from discovery.
+A `Resource` defines how a stored object looks to clients and how a client's write is stored. Internal kinds are served
+too, for operators and controllers, but hidden from discovery.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _READ = ("get", "list", "watch")
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is what clients see, `stored` what the store holds; they differ for views."""
+    """`kind` is what clients see, `stored` what the store holds. They differ for views."""
 
     kind: Kind
     stored: Kind
@@ -55,11 +55,11 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     show: Callable[[Any], Object] | None = None
     store: Callable[[Any, Any], Object] | None = None
     complete: Callable[[Any, Objects], Object] | None = None
-    """What a view shows of other records besides, at the moment it is read: no part of what is patched or stored."""
+    """Adds data of other records to a view when it is read. It is neither patched nor stored."""
     tracked: bool = True
-    """Whether managedFields are kept; not for kinds that only programs write, and often."""
+    """Whether managedFields are kept; not for kinds that only components write, and often."""
     strategic: bool = False
-    """Whether strategic merge patches are taken: only for kinds that stock clients have compiled in."""
+    """Whether strategic merge patches are accepted: only for kinds built into stock clients."""
     subresources: tuple[str, ...] = ()
     verbs: tuple[str, ...] = ALL_VERBS
 
@@ -67,14 +67,14 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
         return item if self.show is None else self.show(item)
 
     def encoded(self, item: Object, objects: Objects | None = None) -> bytes:
-        """The JSON a client sees of a stored object; `objects` are the records that complete it."""
+        """The JSON that a client sees of a stored object. `objects` are the records that complete a view."""
         shown = self.shown(item)
         if self.complete is not None and objects is not None:
             shown = self.complete(shown, objects)
         return self.head + _encoder.encode(shown)[1:]
 
     def plain(self, item: Object) -> dict[str, Any]:
-        """The same as plain data, as JSON has it, for patches."""
+        """The same as plain JSON data, for patches."""
         found: dict[str, Any] = msgspec.json.decode(self.encoded(item))
         return found
 
@@ -83,7 +83,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _tenant_of(namespace: core.Namespace, before: Tenant | None) -> Tenant:
-    """Writes to a namespace never take the platform's own finalizers from its tenant: clients do not know them."""
+    """A write to a Namespace never removes the platform's finalizers from its Tenant: clients do not know them."""
     labels = {key: value for key, value in namespace.metadata.labels.items() if key != NAME_LABEL}
     meta = msgspec.structs.replace(namespace.metadata, labels=labels)
     if before is None:

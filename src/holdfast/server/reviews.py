@@ -1,4 +1,4 @@
-"""Who am I, and what may I do: the review kinds of Kubernetes. Nothing of them is stored."""
+"""The review kinds of Kubernetes: who am I, and what may I do. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -29,55 +29,55 @@ async def review(app: Application, request: Request) -> Response:
     kind = REVIEWS[group, plural]
     data = decode_object_body(request.content_type, await request.body())
     if data.get("kind") not in (None, "", kind):
-        raise BadRequest(f"the kind in the data does not match the expected one ({kind})")
+        raise BadRequest(f"kind does not match the URL (expected {kind})")
     spec = data.get("spec") or {}
     if not isinstance(spec, dict):
         raise BadRequest("spec must be an object")
-    answer = _ANSWERS[kind](app, request.principal, spec)
+    answer = _REVIEWERS[kind](app, request.principal, spec)
     meta = data.get("metadata") if isinstance(data.get("metadata"), dict) else {}
     return json_response(
         {"kind": kind, "apiVersion": f"{group}/v1", "metadata": meta, "spec": spec, "status": answer}, 201
     )
 
 
-def _self_access(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
-    return _access(app, who, spec)
+def _review_own_access(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
+    return _review_access(app, who, spec)
 
 
-def _subject_access(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
+def _review_subject_access(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
     user, groups = spec.get("user") or "", spec.get("groups") or []
     if not isinstance(user, str) or not isinstance(groups, list) or not all(isinstance(g, str) for g in groups):
-        raise BadRequest("spec.user is text and spec.groups a list of text")
-    return _access(app, from_identity(user, tuple(groups), credential="review"), spec)
+        raise BadRequest("spec.user must be a string and spec.groups a list of strings")
+    return _review_access(app, from_identity(user, tuple(groups), credential="review"), spec)
 
 
-def _access(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
-    asked = spec.get("resourceAttributes")
+def _review_access(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
+    attributes = spec.get("resourceAttributes")
     path = spec.get("nonResourceAttributes")
-    if isinstance(asked, dict):
-        text = {key: value for key, value in asked.items() if isinstance(value, str)}
+    if isinstance(attributes, dict):
+        text = {key: value for key, value in attributes.items() if isinstance(value, str)}
         refused = _resource_access(app, who, text)
     elif isinstance(path, dict):
         refused = authorize_path(who, str(path.get("path", "")), str(path.get("verb", "get")))
     else:
-        raise BadRequest("exactly one of spec.resourceAttributes and spec.nonResourceAttributes must be given")
+        raise BadRequest("exactly one of spec.resourceAttributes and spec.nonResourceAttributes must be set")
     if refused is None:
         return {"allowed": True, "reason": "allowed by the role table of Holdfast"}
     return {"allowed": False, "reason": refused.message}
 
 
-def _resource_access(app: Application, who: Principal, asked: dict[str, str]) -> Refused | None:
-    resource = asked.get("resource", "")
+def _resource_access(app: Application, who: Principal, attributes: dict[str, str]) -> Refused | None:
+    resource = attributes.get("resource", "")
     return authorize(
-        who, asked.get("verb", ""), resource, asked.get("subresource", ""), asked.get("namespace", ""),
-        asked.get("name", ""), cell=app.cell,
+        who, attributes.get("verb", ""), resource, attributes.get("subresource", ""), attributes.get("namespace", ""),
+        attributes.get("name", ""), cell=app.cell,
     )  # fmt: skip
 
 
-def _rules(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
+def _review_rules(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
     namespace = spec.get("namespace") or ""
     if not isinstance(namespace, str) or not namespace:
-        raise BadRequest("no namespace on request: spec.namespace says where the rules are asked for")
+        raise BadRequest("spec.namespace: required")
     return rules_for(who, namespace, cell=app.cell)
 
 
@@ -90,25 +90,25 @@ def _user_info(who: Principal) -> dict[str, Any]:
     return info
 
 
-def _self(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
+def _review_self(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
     return {"userInfo": _user_info(who)}
 
 
-def _token(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
+def _review_token(app: Application, who: Principal, spec: dict[str, Any]) -> dict[str, Any]:
     token = spec.get("token")
     if not isinstance(token, str) or not token:
-        raise BadRequest("spec.token is missing")
+        raise BadRequest("spec.token: required")
     try:
         found = app.authenticator.from_token(token)
     except Unauthorized:
-        return {"authenticated": False, "error": "the token is not known, or no longer valid"}
+        return {"authenticated": False, "error": "the token is unknown or expired"}
     return {"authenticated": AUTHENTICATED in found.groups, "user": _user_info(found)}
 
 
-_ANSWERS = {
-    "SelfSubjectAccessReview": _self_access,
-    "SubjectAccessReview": _subject_access,
-    "SelfSubjectRulesReview": _rules,
-    "SelfSubjectReview": _self,
-    "TokenReview": _token,
+_REVIEWERS = {
+    "SelfSubjectAccessReview": _review_own_access,
+    "SubjectAccessReview": _review_subject_access,
+    "SelfSubjectRulesReview": _review_rules,
+    "SelfSubjectReview": _review_self,
+    "TokenReview": _review_token,
 }

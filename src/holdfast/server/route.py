@@ -1,4 +1,4 @@
-"""How a path becomes a target: the pattern matcher behind the route table, and what a request turns out to be about."""
+"""Router: matches paths against the route table and resolves the target of a request."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ MAX_PATH = 2048
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One row: methods, a pattern with `{names}`, and who answers. What `access` means is said with the table.
+    """One row: methods, a pattern with `{names}`, and the handler. The values of `access` are documented with the
+    table.
 
-    `label` tells apart what authorization is asked about: resources, reviews, or the path alone.
+    `label` selects what is authorized: resources, reviews, or the path alone.
     """
 
     methods: tuple[str, ...]
     pattern: str
     handler: Callable[..., Any]
-    access: str = "rules"
+    access: str = "authorized"
     label: str = ""
 
 
 class Target(msgspec.Struct):
-    """What a request is about. Resource requests have a `resource`; the others only their path."""
+    """What a request addresses. Resource requests have a `resource`, others only their path."""
 
     resource: Resource | None = None
     namespace: str = ""
@@ -38,7 +39,7 @@ class Target(msgspec.Struct):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """A pattern taken apart: which words it fixes after the first, and what the others are called."""
+    """A parsed pattern: its fixed segments after the first, and the positions of its names."""
 
     fixed: tuple[tuple[int, str], ...]
     named: tuple[tuple[int, str], ...]
@@ -46,35 +47,35 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class Router:
-    """Finds the row for a path. Rows are tried in order among those with the same length and first word."""
+    """Finds the routes of a path. Routes are tried in order among those with the same length and first segment."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._rows: dict[tuple[int, str], list[_Row]] = {}
         for route in routes:
-            words = tuple(route.pattern.strip("/").split("/"))
-            fixed = tuple((at, word) for at, word in enumerate(words) if at and not word.startswith("{"))
-            named = tuple((at, word[1:-1]) for at, word in enumerate(words) if word.startswith("{"))
-            self._rows.setdefault((len(words), words[0]), []).append(_Row(fixed, named, route))
+            segments = tuple(route.pattern.strip("/").split("/"))
+            fixed = tuple((at, segment) for at, segment in enumerate(segments) if at and not segment.startswith("{"))
+            named = tuple((at, segment[1:-1]) for at, segment in enumerate(segments) if segment.startswith("{"))
+            self._rows.setdefault((len(segments), segments[0]), []).append(_Row(fixed, named, route))
 
     def find(self, path: str) -> list[tuple[Route, dict[str, str]]]:
-        """All rows whose pattern fits, with what their names stand for; the method picks among them."""
+        """All routes whose pattern matches, with their parameters. The caller selects by method."""
         if len(path) > MAX_PATH:
             return []
-        words = path.strip("/").split("/")
+        segments = path.strip("/").split("/")
         found = []
-        for row in self._rows.get((len(words), words[0]), ()):
-            for at, word in row.fixed:
-                if words[at] != word:
+        for row in self._rows.get((len(segments), segments[0]), ()):
+            for at, segment in row.fixed:
+                if segments[at] != segment:
                     break
             else:
-                parameters = {name: words[at] for at, name in row.named}
+                parameters = {name: segments[at] for at, name in row.named}
                 if all(parameters.values()):
                     found.append((row.route, parameters))
         return found
 
 
 def resource_target(parameters: dict[str, str]) -> Target | None:
-    """The target of a resource route; None where the server has no such resource."""
+    """The target of a resource route; None if there is no such resource."""
     group = parameters.get("group", "")
     plural = parameters.get("plural", "namespaces")
     resource = SERVED.get((group, plural))

@@ -1,7 +1,7 @@
-"""Every path the server answers, in one table. Nothing is served that is not here.
+"""The route table: every path the server serves. Nothing else is served.
 
-`access` says who may come in: `open` everyone; `known` everyone authenticated; `rules` whom authorization allows on the
-resource; `metrics` and `endpoints` whom it allows on those; `own` where the handler asks it about the call.
+`access`: `open` everyone; `authenticated` every authenticated principal; `authorized` principals that may use the
+resource; `metrics`, `endpoints` principals that may read these; `handler` the handler authorizes the call itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _item(pattern: str) -> tuple[Route, ...]:
 
 
 def _parts(pattern: str) -> tuple[Route, ...]:
-    """Subresources: scale has a shape of its own, the others are the object seen through one of its parts."""
+    """Subresources: scale has its own type, the others are parts of the object."""
     return (
         Route(_GET, f"{pattern}/scale", scale.get_scale, label="resource"),
         Route(("PUT",), f"{pattern}/scale", scale.update_scale, label="resource"),
@@ -94,31 +94,31 @@ ROUTES: tuple[Route, ...] = (
     Route(_GET, "/readyz", health.health, access="open"),
     Route(_GET, "/readyz/{check}", health.health, access="open"),
     Route(_GET, "/metrics", metrics, access="metrics"),
-    Route(_GET, "/openapi/v2", openapi.version_2, access="known"),
-    Route(_GET, "/openapi/v3", openapi.root, access="known"),
-    Route(_GET, "/openapi/v3/api/v1", openapi.one, access="known"),
-    Route(_GET, "/openapi/v3/apis/{group}/{version}", openapi.one, access="known"),
-    Route(_GET, "/api", discovery.core, access="known"),
-    Route(_GET, "/apis", discovery.groups, access="known"),
-    Route(_GET, "/apis/{group}", discovery.group, access="known"),
-    Route(_GET, "/api/v1", discovery.resources, access="known"),
-    Route(_GET, _GROUPED, discovery.resources, access="known"),
+    Route(_GET, "/openapi/v2", openapi.version_2, access="authenticated"),
+    Route(_GET, "/openapi/v3", openapi.root, access="authenticated"),
+    Route(_GET, "/openapi/v3/api/v1", openapi.one, access="authenticated"),
+    Route(_GET, "/openapi/v3/apis/{group}/{version}", openapi.one, access="authenticated"),
+    Route(_GET, "/api", discovery.core, access="authenticated"),
+    Route(_GET, "/apis", discovery.groups, access="authenticated"),
+    Route(_GET, "/apis/{group}", discovery.group, access="authenticated"),
+    Route(_GET, "/api/v1", discovery.resources, access="authenticated"),
+    Route(_GET, _GROUPED, discovery.resources, access="authenticated"),
     *(
-        Route(("POST",), f"/apis/{group}/v1/{plural}", reviews.review, access="rules", label="review")
+        Route(("POST",), f"/apis/{group}/v1/{plural}", reviews.review, access="authorized", label="review")
         for group, plural in reviews.REVIEWS
     ),
-    *(Route(("POST",), f"/placement/v1/{call}", control.placement, access="own") for call in control.CALLS),
+    *(Route(("POST",), f"/placement/v1/{call}", control.placement, access="handler") for call in control.CALLS),
     Route(("POST",), "/join/v1", joining.join, access="open"),
-    Route(("POST",), "/join/v1/renew", joining.renew, access="own"),
-    Route(("POST",), "/commit/v1", control.commit, access="own"),
-    Route(("POST",), "/notify/v1", control.notify, access="own"),
-    Route(("GET",), "/node/v1/{node}/asks", asks.listen, access="own"),
-    Route(("POST",), "/node/v1/{node}/answers/{id}", asks.answer, access="own"),
-    Route(("POST",), "/ask/v1/replicas/{tenant}/{replica}", asks.ask_replica, access="own"),
-    Route(("POST",), "/ask/v1/nodes/{node}", asks.ask_node, access="own"),
+    Route(("POST",), "/join/v1/renew", joining.renew, access="handler"),
+    Route(("POST",), "/commit/v1", control.commit, access="handler"),
+    Route(("POST",), "/notify/v1", control.notify, access="handler"),
+    Route(("GET",), "/node/v1/{node}/asks", asks.listen, access="handler"),
+    Route(("POST",), "/node/v1/{node}/answers/{id}", asks.answer, access="handler"),
+    Route(("POST",), "/ask/v1/replicas/{tenant}/{replica}", asks.ask_replica, access="handler"),
+    Route(("POST",), "/ask/v1/nodes/{node}", asks.ask_node, access="handler"),
     Route(_GET, "/endpoints/{tenant}", endpoints.endpoints, access="endpoints"),
     Route(_GET, "/endpoints/{tenant}/{workload}", endpoints.endpoints, access="endpoints"),
-    # Namespaces first: `/api/v1/namespaces/x/status` is a part of a namespace and not an object called status.
+    # Namespaces first: `/api/v1/namespaces/x/status` is a subresource of a namespace, not an object called status.
     *_parts("/api/v1/namespaces/{name}"),
     *_item("/api/v1/namespaces/{name}"),
     *_collection("/api/v1/namespaces"),

@@ -36,17 +36,17 @@ def scale_of(workload: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shown(workload: Object) -> bytes:
+def _encode_scale(workload: Object) -> bytes:
     return status.encode(scale_of(workload))
 
 
 async def get_scale(app: Application, request: Request) -> Response:
-    return Response(_shown(find(app, request)))
+    return Response(_encode_scale(find(app, request)))
 
 
 async def update_scale(app: Application, request: Request) -> Response:
     data = decode_object_body(request.content_type, await request.body())
-    return await _scaled(app, request, lambda current: data)
+    return await _change_scale(app, request, lambda current: data)
 
 
 async def patch_scale(app: Application, request: Request) -> Response:
@@ -58,24 +58,24 @@ async def patch_scale(app: Application, request: Request) -> Response:
             document, how = decode_json(await request.body()), patches.json_patch
         case other:
             raise status.unsupported_media_type(other or "no type", f"{MERGE}, {JSON_PATCH}")
-    return await _scaled(app, request, lambda current: how(current, document))
+    return await _change_scale(app, request, lambda current: how(current, document))
 
 
-async def _scaled(app: Application, request: Request, wanted: Any) -> Response:
+async def _change_scale(app: Application, request: Request, wanted: Any) -> Response:
     resource = target_resource(request)
 
     def change(before: Object, current: dict[str, Any]) -> Changed:
         scale = wanted(scale_of(before))
         if not isinstance(scale, dict) or not isinstance(scale.get("spec", {}), dict):
-            raise BadRequest("a Scale is an object with spec.replicas")
+            raise BadRequest("Scale: must be an object with spec.replicas")
         replicas = scale.get("spec", {}).get("replicas", 0)
         if isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas < 2**31:
-            rule = f"Invalid value: {str(replicas)[:40]}: must be a whole number that is not negative"
+            rule = f"Invalid value: {str(replicas)[:40]}: must be a non-negative integer"
             cause = Cause("spec.replicas", "FieldValueInvalid", rule)
             raise status.invalid(resource.kind, request.target.name, (cause,))
         meta = scale.get("metadata") or {}
         if not isinstance(meta, dict) or meta.get("name") not in (None, "", request.target.name):
-            raise BadRequest(f"the name of the Scale does not match the name on the URL ({request.target.name})")
+            raise BadRequest(f"metadata.name does not match the URL (expected {request.target.name})")
         given = meta.get("resourceVersion") or current["metadata"]["resourceVersion"]
         data = {
             **current,
@@ -86,15 +86,15 @@ async def _scaled(app: Application, request: Request, wanted: Any) -> Response:
             data["metadata"]["uid"] = meta["uid"]
         return Changed(data, managed_fields.parse(before.metadata.managed_fields))
 
-    return await change_object(app, request, change, shown=_shown)
+    return await change_object(app, request, change, shown=_encode_scale)
 
 
 def scale_schema() -> dict[str, Any]:
-    """What OpenAPI says of a Scale."""
+    """The OpenAPI schema of Scale."""
     count = {"type": "integer", "format": "int32", "default": 0}
     return {
         "type": "object",
-        "description": "Scale says how many replicas a workload should have, and how many it has.",
+        "description": "Desired and actual number of replicas of a workload.",
         "properties": {
             "apiVersion": {"type": "string"}, "kind": {"type": "string"},
             "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},

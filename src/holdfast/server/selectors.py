@@ -1,7 +1,7 @@
-"""Label and field selectors: parsing, and matching objects against them.
+"""Label and field selectors: parsing and matching.
 
-Which fields a kind can be selected by is one table, made from `model.indexes` and the rows below. An unknown field is
-refused, never ignored: clients rely on a selector meaning what it says.
+The selectable fields of a kind come from one table, built from `model.indexes` and the rows below. An unknown field is
+refused, never ignored: clients rely on a selector doing what it says.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _path(dotted: str) -> Getter:
     return get
 
 
-# kind → field label → how to read it, besides metadata.name, metadata.namespace and the indexes of the kind.
+# kind → field label → getter, in addition to metadata.name, metadata.namespace and the indexes of the kind.
 FIELD_LABELS: dict[type[Any], dict[str, Getter]] = {
     Event: {
         "involvedObject.kind": _path("involved_object.kind"),
@@ -61,7 +61,7 @@ _SPEC_INDEXES = {"workload": "workload", "assignment": "assignment", "node": "no
 
 
 def field_labels(type_: type[Any]) -> dict[str, Getter]:
-    """Every field label of a kind. Index names (`node`, `workload`) are labels too, with the index's own values."""
+    """Every field label of a kind. Index names (`node`, `workload`) are labels too, with the values of the index."""
     found: dict[str, Getter] = {
         "metadata.name": lambda item: str(item.metadata.name),
         "metadata.namespace": lambda item: str(item.metadata.namespace),
@@ -77,7 +77,7 @@ def field_labels(type_: type[Any]) -> dict[str, Getter]:
 
 
 class FieldTerm(msgspec.Struct, frozen=True):
-    """`begins`: the value ends with `*` and stands for all that begin so. Only fields with an index know that."""
+    """`is_prefix`: the value ends with `*` and matches every value with that prefix. Only for indexed fields."""
 
     label: str
     value: str
@@ -111,7 +111,7 @@ class LabelTerm(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What a list or watch asked for. `owner` selects by an owner's uid, as garbage collection does."""
+    """The selection of a list or watch. `owner` selects by the owner's uid, for garbage collection."""
 
     labels: tuple[LabelTerm, ...] = ()
     fields: tuple[FieldTerm, ...] = ()
@@ -128,7 +128,7 @@ class Selection(msgspec.Struct, frozen=True):
         return all(t.matches(labels) for t in self.labels) and all(t.matches(item) for t in self.fields)
 
     def indexed(self, type_: type[Any]) -> dict[str, str]:
-        """The terms that the store's own indexes answer; the rest is filtered afterwards."""
+        """The terms that the store's indexes can answer. The others are filtered afterwards."""
         known = INDEXES.get(type_, {})
         found = {"owner": self.owner} if self.owner else {}
         for term in self.fields:
@@ -144,7 +144,7 @@ def parse(kind: Kind, label_selector: str, field_selector: str) -> Selection:
     if not label_selector and not field_selector:
         return ALL_OBJECTS
     if max(len(label_selector), len(field_selector)) > limits.MAX_SELECTOR_BYTES:
-        raise BadRequest(f"a selector is at most {limits.MAX_SELECTOR_BYTES} bytes long")
+        raise BadRequest(f"selector: too long (limit {limits.MAX_SELECTOR_BYTES} bytes)")
     fields, owner = _fields(kind, field_selector)
     return Selection(labels=parse_labels(label_selector), fields=fields, owner=owner)
 
@@ -156,7 +156,7 @@ def _fields(kind: Kind, text: str) -> tuple[tuple[FieldTerm, ...], str]:
     for part in filter(None, (p.strip() for p in re.split(r"(?<!\\),", text))):
         match = re.fullmatch(r"([^=!]+?)\s*(==|!=|=)\s*(.*)", part, re.DOTALL)
         if match is None:
-            raise BadRequest(f"invalid field selector {part!r}: write field=value or field!=value")
+            raise BadRequest(f'invalid field selector "{part}" (expected field=value or field!=value)')
         label, operator, value = match.groups()
         value = re.sub(r"\\([\\,=])", r"\1", value)
         if label == "owner" and operator != "!=":
@@ -167,7 +167,7 @@ def _fields(kind: Kind, text: str) -> tuple[tuple[FieldTerm, ...], str]:
             begins = value.endswith("*") and label in INDEXES.get(kind.type, {})
             terms.append(FieldTerm(label, value, operator != "!=", known[label], begins))
     if len(terms) > limits.MAX_SELECTOR_TERMS:
-        raise BadRequest(f"a field selector has at most {limits.MAX_SELECTOR_TERMS} terms")
+        raise BadRequest(f"field selector: too many terms (limit {limits.MAX_SELECTOR_TERMS}, found {len(terms)})")
     return tuple(terms), owner
 
 
@@ -188,7 +188,7 @@ def parse_labels(text: str) -> tuple[LabelTerm, ...]:
         if at < len(tokens) and tokens[at] != ",":
             raise _bad(text, f"found {tokens[at]!r}, expected ','")
     if len(terms) > limits.MAX_SELECTOR_TERMS:
-        raise BadRequest(f"a label selector has at most {limits.MAX_SELECTOR_TERMS} terms")
+        raise BadRequest(f"label selector: too many terms (limit {limits.MAX_SELECTOR_TERMS}, found {len(terms)})")
     return tuple(terms)
 
 
@@ -209,7 +209,7 @@ def _term(tokens: list[str], at: int, text: str) -> tuple[LabelTerm, int]:
     negated = tokens[at] == "!"
     at += negated
     if at >= len(tokens):
-        raise _bad(text, "a key is missing at the end")
+        raise _bad(text, "the key is missing at the end")
     key = tokens[at]
     for cause in check_label_key("key", key):
         raise _bad(text, f"{key!r}: {cause.message}")
@@ -220,7 +220,7 @@ def _term(tokens: list[str], at: int, text: str) -> tuple[LabelTerm, int]:
     if following in ("=", "==", "!="):
         value = tokens[at + 1] if at + 1 < len(tokens) and tokens[at + 1] != "," else ""
         if value in ("(", ")", "!", "=", "==", "!="):
-            raise _bad(text, f"found {value!r} where a value should be")
+            raise _bad(text, f"found {value!r}, expected a value")
         at += 2 if value else 1
         return LabelTerm(key, "notin" if following == "!=" else "in", frozenset({value})), at
     if following in ("in", "notin"):
@@ -231,7 +231,7 @@ def _term(tokens: list[str], at: int, text: str) -> tuple[LabelTerm, int]:
 def _set_term(tokens: list[str], at: int, key: str, text: str) -> tuple[LabelTerm, int]:
     operator = tokens[at]
     if at + 1 >= len(tokens) or tokens[at + 1] != "(":
-        raise _bad(text, f"{operator!r} needs a list in brackets")
+        raise _bad(text, f"{operator!r} needs a list in parentheses")
     end = at + 2
     values: set[str] = set()
     last = ","

@@ -1,7 +1,7 @@
-"""Listens for one application: TLS with optional client certificates, limits on what a connection may do, a quiet end.
+"""Listener of one application: TLS with optional client certificates, connection limits, graceful shutdown.
 
-uvicorn's HTTP protocol does the parsing. Added here: the peer's certificate for the application, a deadline and a size
-for request headers, a bound on connections, and Status objects for what is not even HTTP.
+uvicorn's HTTP protocol parses requests. This module adds the peer's certificate, a timeout and size limit for request
+headers, a connection limit, and Status objects for input that is not valid HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BACKLOG = 4096
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """The server's own certificate, and the authorities whose client certificates it believes."""
+    """The server's certificate, and the authorities whose client certificates it accepts."""
 
     certificate: Path
     key: Path
@@ -38,13 +38,13 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class HeadersTooLarge(Exception):
-    """The headers of a request exceed their limit."""
+    """The request headers exceed their size limit."""
 
 
 class Exchange:
-    """One request and its answer on the wire, for an application that has the whole answer in its hands.
+    """One request and its response on the connection, for a complete response in one write.
 
-    uvicorn writes head and body apart; under TLS that is two records and two system calls for every small answer.
+    uvicorn writes head and body separately; under TLS that is two records and two system calls per small response.
     """
 
     __slots__ = ("_cycle",)
@@ -54,13 +54,15 @@ class Exchange:
 
     @property
     def arrived(self) -> bool:
-        """Whether the whole body is here, so that reading it cannot wait."""
+        """Whether the whole body has arrived, so that reading it does not block."""
         return not self._cycle.more_body
 
     async def answer(
         self, code: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False
     ) -> None:
-        """Sends an answer with one write, and leaves the exchange as uvicorn would. After the `last` one it closes."""
+        """Sends the response in one write and leaves the exchange as uvicorn would. If `last`, closes the
+        connection.
+        """
         cycle = self._cycle
         if cycle.flow.write_paused and not cycle.disconnected:
             await cycle.flow.drain()
@@ -83,7 +85,7 @@ class Exchange:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. Whoever does not finish its headers in time, or sends too many, is let go."""
+    """One connection. A client that is too slow with its headers, or sends too many, is disconnected."""
 
     _deadline: asyncio.TimerHandle | None = None
     _certificate: dict[str, Any] | None = None
@@ -96,24 +98,26 @@ class Connection(HttpToolsProtocol):
         self._certificate = secured.getpeercert() or None if secured is not None else None
         self._expect_headers()
         if len(self.connections) > MAX_CONNECTIONS:
-            self._refuse(503, "ServiceUnavailable", "this server has too many connections; try again later")
+            message = f"too many connections (limit {MAX_CONNECTIONS}); next: retry later"
+            self._refuse(503, "ServiceUnavailable", message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_deadline()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        # What began within a piece is not counted with it: its front may be the end of the body before.
-        begun = self._in_headers
+        # A request that begins inside this chunk is not charged for it: the front may belong to the previous body.
+        was_in_headers = self._in_headers
         super().data_received(data)
         if not self._in_headers or self.transport.is_closing():
             return
-        if not begun:
-            self._expect_headers()  # most headers come in one piece, and need no clock
+        if not was_in_headers:
+            self._expect_headers()  # most headers arrive in one chunk and need no timer
             return
         self._header_bytes += len(data)
         if self._header_bytes > limits.MAX_HEADER_BYTES:
-            self._refuse(431, "RequestHeaderFieldsTooLarge", f"headers take at most {limits.MAX_HEADER_BYTES} bytes")
+            message = f"request headers: too large (limit {limits.MAX_HEADER_BYTES} bytes)"
+            self._refuse(431, "RequestHeaderFieldsTooLarge", message)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -131,7 +135,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        self._forget_deadline()
+        self._cancel_deadline()
         super().on_headers_complete()
         scope: Any = self.scope
         scope["holdfast.exchange"] = Exchange(self.cycle)
@@ -140,22 +144,22 @@ class Connection(HttpToolsProtocol):
         self._refuse(400, "BadRequest", msg)
 
     def _expect_headers(self) -> None:
-        self._forget_deadline()
-        self._deadline = self.loop.call_later(limits.HEADER_TIMEOUT_S, self._too_slow)
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(limits.HEADER_TIMEOUT_S, self._headers_timed_out)
 
-    def _too_slow(self) -> None:
+    def _headers_timed_out(self) -> None:
         self._deadline = None
         if not self.transport.is_closing():
-            self._refuse(408, "Timeout", f"the request's headers did not arrive within {limits.HEADER_TIMEOUT_S:g} s")
+            self._refuse(408, "Timeout", f"request headers: did not arrive within {limits.HEADER_TIMEOUT_S:g} s")
 
-    def _forget_deadline(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _refuse(self, code: int, reason: str, message: str) -> None:
-        """An answer from the connection itself, for what never became a request."""
-        self._forget_deadline()
+        """Responds from the connection itself, for input that never became a request."""
+        self._cancel_deadline()
         if self.cycle is None or self.cycle.response_complete:
             body = status.encode(status.status_dict(status.Refusal(code, reason, message)))
             head = f"HTTP/1.1 {code} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -164,7 +168,9 @@ class Connection(HttpToolsProtocol):
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Client certificates are optional: who has none may show a token. One of another authority ends the handshake."""
+    """Client certificates are optional: clients without one may use a token. A certificate of another CA ends the
+    handshake.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(tls.certificate, tls.key)
@@ -177,7 +183,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 class Listener:
-    """A listening server. `port` is the real one, also where 0 was asked for."""
+    """A listening server. `port` is the actual port, also if 0 was requested."""
 
     def __init__(self, app: Application, server: asyncio.Server, state: ServerState) -> None:
         self._app = app
@@ -186,7 +192,7 @@ class Listener:
         self.port: int = server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Not ready any more, no new connections, watches ended, requests finished; what is left then is cut."""
+        """Graceful shutdown: not ready, no new connections, watches ended, requests finished; then aborts the rest."""
         await self._app.drain()
         self._server.close()
         for connection in list(self._state.connections):
@@ -205,8 +211,8 @@ class Listener:
 
 
 async def listen(app: Application, host: str, port: int, tls: Tls | None = None) -> Listener:
-    """Starts to serve; raises OSError when the address cannot be had."""
-    # What uvicorn would log is answered, counted or logged here already.
+    """Starts serving. Raises OSError if the address cannot be bound."""
+    # Everything uvicorn would log is already answered, counted or logged here.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     config = uvicorn.Config(
         app, http=Connection, ws="none", loop="none", lifespan="off", log_config=None, access_log=False,
@@ -231,7 +237,7 @@ async def listen(app: Application, host: str, port: int, tls: Tls | None = None)
 async def serve(
     app: Application, host: str, port: int, tls: Tls | None = None, *, stop: asyncio.Event, started: Any = None
 ) -> None:  # fmt: skip
-    """Listens until `stop` is set, then ends in good order. `started` is called with the listener."""
+    """Serves until `stop` is set, then shuts down gracefully. `started` is called with the listener."""
     listener = await listen(app, host, port, tls)
     if started is not None:
         started(listener)

@@ -1,4 +1,4 @@
-"""Faults as the Status objects that Kubernetes clients understand: codes, reasons, wording and details."""
+"""Faults as Kubernetes Status objects: codes, reasons, messages and details."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Refusal(errors.Final):
-    """A fault of the HTTP layer that no other part knows: a code and reason of its own."""
+    """A fault of the HTTP layer with its own code and reason."""
 
     def __init__(self, code: int, reason: str, message: str, causes: tuple[Cause, ...] = ()) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ def unsupported_media_type(found: str, accepted: str) -> Refusal:
 
 
 def too_large(limit: int) -> Refusal:
-    return Refusal(413, "RequestEntityTooLarge", f"limit is {limit} bytes: the body of the request is larger")
+    return Refusal(413, "RequestEntityTooLarge", f"request body: too large (limit {limit} bytes)")
 
 
 def request_timeout(what: str) -> Refusal:
@@ -65,7 +65,7 @@ def conflict(kind: Kind, name: str, why: str = "") -> errors.Conflict:
 
 
 def invalid(kind: Kind, name: str, causes: tuple[Cause, ...]) -> errors.Invalid:
-    """All causes in one answer: kubectl prints them from `details.causes`."""
+    """All causes in one response: kubectl prints them from `details.causes`."""
     return faults.invalid(kind, name, causes)
 
 
@@ -74,10 +74,12 @@ def _about(kind: Kind, name: str) -> dict[str, Any]:
 
 
 def status_dict(fault: errors.Fault, *, kind: Kind | None = None, name: str = "") -> dict[str, Any]:
-    """The Status of a fault. `kind` and `name` are those of the request; a fault that names its own object wins."""
+    """The Status of a fault. `kind` and `name` are those of the request; an object named by the fault takes
+    precedence.
+    """
     about = fault.facts if "kind" in fault.facts else {}
-    mine = {} if kind is None else _about(kind, name)
-    details: dict[str, Any] = {key: about.get(key, mine.get(key, "")) for key in ("name", "group", "kind", "uid")}
+    requested = {} if kind is None else _about(kind, name)
+    details: dict[str, Any] = {key: about.get(key, requested.get(key, "")) for key in ("name", "group", "kind", "uid")}
     details = {key: str(value) for key, value in details.items() if value}
     causes: tuple[Cause, ...] = getattr(fault, "causes", ()) or tuple(fault.facts.get("causes", ()))
     if causes:
@@ -99,7 +101,7 @@ def _cause(cause: Cause) -> dict[str, str]:
 
 
 def success(kind: Kind, name: str, uid: str) -> bytes:
-    """What a deletion answers when nothing is left of the object. kubectl waits for this uid to go."""
+    """The response to a deletion that removed the object. kubectl waits for this uid to disappear."""
     details = {"name": name, "group": kind.group, "kind": kind.plural, "uid": uid}
     return _encoder.encode({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",

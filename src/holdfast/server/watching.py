@@ -1,8 +1,8 @@
 """Watch: changes as they happen, one JSON line each.
 
-Every change after the starting revision is sent once and in order, or the stream ends with an ERROR event that says
-`Expired`. Plain JSON lines are made once per change and shared by all watchers; a client that stops reading is dropped
-by the sender, so nothing is kept for it.
+Every change after the starting revision is sent once and in order, or the stream ends with an ERROR event of reason
+`Expired`. Plain JSON lines are encoded once per change and shared by all watchers. A client that stops reading is
+disconnected, so nothing is buffered for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _END = b"}\n"
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What one watch was asked to do."""
+    """The options of one watch."""
 
     after: int
     initial: bool
@@ -53,8 +53,8 @@ async def watch(app: Application, request: Request) -> StreamResponse:
     if plan.after > app.objects.head(resource.stored) and not await app.objects.wait_for(
         resource.stored, plan.after, timeout_s=limits.FUTURE_REVISION_WAIT_S
     ):
-        # A revision from another incarnation of the store: only a new list helps.
-        raise Expired(f"resourceVersion {plan.after} is in the future of this server; list again")
+        # A revision from before a restore of the store: the client must list again.
+        raise Expired(f"resourceVersion {plan.after}: newer than this server's state; next: list again")
     stream = _Watch(app, request, plan)
     return StreamResponse(stream.chunks())
 
@@ -68,7 +68,7 @@ def _plan(request: Request) -> Plan:
             f"ListOptions is invalid: resourceVersionMatch: {message}",
             (Cause("resourceVersionMatch", "FieldValueForbidden", message),),
         )
-    # With initial events the match needs no revision beside it: "not older than whatever" is a fair wish.
+    # With initial events, NotOlderThan is valid without a resourceVersion and means any state.
     after = (
         parse_revision(request.query.get("resourceVersion", "")) if wants_initial else asked_revision(request).revision
     )
@@ -119,7 +119,7 @@ class _Watch:
                         changes = await anext(stream)
                 except TimeoutError:
                     changes = ()
-                lines = [line for change in changes if (line := self._line(change)) is not None]
+                lines = [line for change in changes if (line := self._event_line(change)) is not None]
                 if changes:
                     self._position = changes[-1].revision
                 for chunk in _chunked(lines):
@@ -135,13 +135,13 @@ class _Watch:
             await stream.aclose()
 
     def _safe_position(self, stream: ObjectStream) -> int:
-        """The newest revision whose changes were all sent; where nothing is outstanding, that is the head itself."""
+        """The newest revision up to which everything was sent. If nothing is outstanding, that is the head."""
         if stream.caught_up:
             self._position = max(self._position, self._app.objects.head(self._resource.stored))
         return self._position
 
     async def _initial(self) -> AsyncIterator[bytes]:
-        """ADDED for everything that is there; the stream then goes on from the very revision of this list."""
+        """ADDED for every existing object. The stream then continues from exactly the revision of this list."""
         if self._plan.after:
             await self._app.objects.wait_for(
                 self._resource.stored, self._plan.after, timeout_s=limits.FUTURE_REVISION_WAIT_S
@@ -163,8 +163,8 @@ class _Watch:
         if self._plan.announce_end:
             yield self._bookmark(revision, ended=True)
 
-    def _line(self, change: ObjectChange) -> bytes | None:
-        """The event of one change for this watcher, or None where it is none of its business."""
+    def _event_line(self, change: ObjectChange) -> bytes | None:
+        """The event of one change for this watcher; None if the change does not concern it."""
         new, old = change.new, change.old
         if self._wanted.everything:
             if self._shared:
@@ -178,7 +178,7 @@ class _Watch:
         if now and new is not None:
             return self._event(_MODIFIED if before else _ADDED, new)
         if before and old is not None:
-            return self._event(_DELETED, _at(old, change.revision))
+            return self._event(_DELETED, _with_revision(old, change.revision))
         return None
 
     def _event(self, head: bytes, item: Object) -> bytes:
@@ -210,14 +210,14 @@ def _shared_line(change: ObjectChange) -> bytes:
     return change.line
 
 
-def _at(item: Object, revision: int) -> Object:
-    """The last state of an object, with the revision of the change that took it away."""
+def _with_revision(item: Object, revision: int) -> Object:
+    """The last state of an object, with the revision of its removal."""
     meta = msgspec.structs.replace(item.metadata, resource_version=str(revision))
     return msgspec.structs.replace(item, metadata=meta)
 
 
 def _chunked(lines: list[bytes]) -> list[bytes]:
-    """Lines in pieces of a size that a connection can take at once."""
+    """Lines joined into chunks of a size that a connection can send at once."""
     chunks: list[bytes] = []
     part: list[bytes] = []
     size = 0

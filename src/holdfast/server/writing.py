@@ -1,7 +1,7 @@
-"""Create, update, patch and delete. Every one of them ends in one commit through the gate.
+"""Create, update and patch. Each ends in one commit through the gate.
 
-A patch is a read, a change and a compare-and-swap; it is tried again while others write in between, unless the caller
-named the revision it meant. A write that changes nothing is answered with the object as it was.
+A patch reads, modifies and compare-and-swaps. It is retried on concurrent writes, unless the caller named a revision. A
+write that changes nothing returns the object unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def create(app: Application, request: Request) -> Response:
     item = admit.typed(resource, data)
     if item.metadata.resource_version:
         raise BadRequest("resourceVersion should not be set on objects to be created")
-    owners = _tracked(app, request, {}, None, data)
+    owners = _updated_owners(app, request, {}, None, data)
     item = _with_owners(item, owners)
     stored = await commit_one(app, request, Create(resource.to_store(item, None)))
     return Response(shape.one(stored), 201)
@@ -64,13 +64,15 @@ async def update(app: Application, request: Request) -> Response:
         raise status.invalid(resource.kind, request.target.name, (cause,))
 
     def change(before: Object, current: dict[str, Any]) -> Changed:
-        return Changed(data, _given_owners(before, data))
+        return Changed(data, _initial_owners(before, data))
 
     return await change_object(app, request, change)
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """What an object should become. `owners` are those to start from; `final` ones are not worked out any further."""
+    """The intended object. `owners` are the field owners to start from; if `final`, they are not computed any
+    further.
+    """
 
     data: dict[str, Any]
     owners: Owners
@@ -97,22 +99,22 @@ async def patch(app: Application, request: Request) -> Response:
             accepted = f"{JSON_PATCH}, {MERGE}, {APPLY_TYPE}" + (f", {STRATEGIC}" if resource.strategic else "")
             raise status.unsupported_media_type(other or "no type", accepted)
     if how is not patches.json_patch and not isinstance(document, dict):
-        raise BadRequest("a merge patch must be an object")
+        raise BadRequest("merge patch: must be an object")
 
     def change(before: Object, current: dict[str, Any]) -> Changed:
         patched = how(current, document)
         if not isinstance(patched, dict):
-            raise BadRequest("the patch leaves no object")
+            raise BadRequest("patch: the result is not an object")
         data = admit.identify(request, resource, patched, name=request.target.name)
         _keep_identity(data, current)
         checked = admit.checked(request, resource, data)
-        return Changed(checked, _given_owners(before, checked))
+        return Changed(checked, _initial_owners(before, checked))
 
     return await change_object(app, request, change)
 
 
 def _keep_identity(data: dict[str, Any], current: dict[str, Any]) -> None:
-    """What a patch leaves out by accident: the identity of the object cannot be patched away."""
+    """Restores identity fields that the patch left out: they cannot be removed."""
     meta, was = data["metadata"], current["metadata"]
     for name in ("uid", "resourceVersion", "creationTimestamp"):
         if not meta.get(name) and was.get(name):
@@ -120,30 +122,30 @@ def _keep_identity(data: dict[str, Any], current: dict[str, Any]) -> None:
 
 
 async def change_object(app: Application, request: Request, change: Any, *, shown: Any = None) -> Response:
-    """Reads, changes and commits, again while others come first and the caller did not name a revision."""
+    """Reads, modifies and commits. Retries on a conflict, unless the caller named a revision."""
     resource = target_resource(request)
-    encode = shown or shaper(app, request).one  # what cannot be answered is refused before it is done
+    encode = shown or shaper(app, request).one  # an unsupported response form is refused before anything is written
     for attempt in range(limits.WRITE_ATTEMPTS):
         request.warnings.clear()
         before = find(app, request)
         current = resource.plain(before)
         changed: Changed = change(before, current)
         write = _write(app, request, before, current, changed)
-        meant = changed.data["metadata"].get("resourceVersion", "")
-        named = bool(meant) and meant != before.metadata.resource_version
+        expected = changed.data["metadata"].get("resourceVersion", "")
+        named = bool(expected) and expected != before.metadata.resource_version
         if named:
             raise status.conflict(resource.kind, request.target.name)
         try:
             stored = await commit_one(app, request, write)
         except Conflict:
-            if attempt == limits.WRITE_ATTEMPTS - 1 or _names_revision(request, changed, before):
+            if attempt == limits.WRITE_ATTEMPTS - 1 or _has_revision(request, changed, before):
                 raise
             continue
         return Response(encode(stored))
     raise status.conflict(resource.kind, request.target.name)
 
 
-def _names_revision(request: Request, changed: Changed, before: Object) -> bool:
+def _has_revision(request: Request, changed: Changed, before: Object) -> bool:
     return request.method == "PUT" and bool(changed.data["metadata"].get("resourceVersion"))
 
 
@@ -162,7 +164,7 @@ def _write(app: Application, request: Request, before: Object, current: dict[str
     item = admit.typed(resource, data)
     owners = changed.owners
     if not changed.final:
-        owners = _tracked(app, request, owners, current, data)
+        owners = _updated_owners(app, request, owners, current, data)
     meta = msgspec.structs.replace(item.metadata, resource_version=before.metadata.resource_version)
     if resource.tracked:
         meta = msgspec.structs.replace(meta, managed_fields=managed_fields.render(owners))
@@ -172,32 +174,34 @@ def _write(app: Application, request: Request, before: Object, current: dict[str
 
 
 async def commit_one(app: Application, request: Request, write: Write) -> Object:
-    """One write through the gate. What a write took away for good is shown as it was last."""
-    said: list[str] = []
+    """One write through the gate. If the write removed the object, returns its last state."""
+    warnings: list[str] = []
     what = f"{request.id} {request.method} {request.path}"
     done = await app.gate.commit(
-        request.principal, (write,), dry_run=admit.dry_run(request), request=what, warnings=said
+        request.principal, (write,), dry_run=admit.dry_run(request), request=what, warnings=warnings
     )  # fmt: skip
-    request.warnings += said
+    request.warnings += warnings
     stored = done.objects[0]
     if stored is not None:
         return stored
-    assert isinstance(write, Update)  # the removal of the last finalizer takes an object away
+    assert isinstance(write, Update)  # removing the last finalizer removes the object
     return write.object
 
 
 # managedFields ----------------------------------------------------------------------------------------------------
 
 
-def _given_owners(before: Object, data: dict[str, Any]) -> Owners:
-    """The owners a plain write starts from: those it sets itself, or those there are. `[]` and `[{}]` clear them."""
+def _initial_owners(before: Object, data: dict[str, Any]) -> Owners:
+    """The owners that a plain write starts from: those in its data, else the stored ones. `[]` and `[{}]` clear
+    them.
+    """
     given = data["metadata"].get("managedFields")
     if given is None:
         return managed_fields.parse(before.metadata.managed_fields)
     return managed_fields.parse(msgspec.convert(given, tuple[ManagedFields, ...]))
 
 
-def _tracked(
+def _updated_owners(
     app: Application, request: Request, owners: Owners, old: dict[str, Any] | None, new: dict[str, Any]
 ) -> Owners:
     resource = target_resource(request)
@@ -222,7 +226,7 @@ def _with_owners(item: Object, owners: Owners) -> Object:
 async def _apply(app: Application, request: Request, document: Any) -> Response:
     resource = target_resource(request)
     if not isinstance(document, dict):
-        raise BadRequest("the applied configuration must be an object")
+        raise BadRequest("applied configuration: must be an object")
     if not request.query.get("fieldManager"):
         cause = Cause("fieldManager", "FieldValueRequired", "Required value: is required for apply patch")
         raise Invalid("PatchOptions.meta.k8s.io is invalid: fieldManager: Required value", (cause,))
@@ -250,9 +254,9 @@ async def _apply(app: Application, request: Request, document: Any) -> Response:
         done = apply(
             schema, current, config, managed_fields.parse(before.metadata.managed_fields), manager,
             force=request.flag("force"), now=now, api_version=resource.kind.api_version,
-            normalize=lambda data: _normal(resource, data),
+            normalize=lambda data: _normalized(resource, data),
         )  # fmt: skip
-        return Changed(_refreshed_annotation(request, done.data, config), done.owners, final=True)
+        return Changed(_update_last_applied(request, done.data, config), done.owners, final=True)
 
     return await change_object(app, request, change)
 
@@ -263,7 +267,7 @@ async def _apply_new(
     resource = target_resource(request)
     shape = shaper(app, request)
     if config["metadata"].get("uid"):
-        raise status.conflict(resource.kind, request.target.name, "uid was given, and there is no such object")
+        raise status.conflict(resource.kind, request.target.name, "uid is set, but the object does not exist")
     schema = object_schema(resource.kind.type)
     done = apply(
         schema, None, config, {}, manager, force=False, now=now, api_version=resource.kind.api_version,
@@ -277,8 +281,8 @@ async def _apply_new(
     return Response(shape.one(stored), 201)
 
 
-def _normal(resource: Resource, data: dict[str, Any]) -> dict[str, Any]:
-    """The data as it reads once stored: defaults filled in, quantities in canonical text."""
+def _normalized(resource: Resource, data: dict[str, Any]) -> dict[str, Any]:
+    """The data in its stored form: defaults filled in, quantities canonical."""
     item = admit.typed(resource, data)
     if resource.kind.default is not None:
         item = resource.kind.default(item)
@@ -286,10 +290,10 @@ def _normal(resource: Resource, data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _refreshed_annotation(request: Request, data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """kubectl's own record of the last client-side apply is kept true, so that going back to it stays possible.
+def _update_last_applied(request: Request, data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Keeps kubectl's last-applied annotation up to date, so that client-side apply can be used again later.
 
-    It belongs to nobody new by that: it is the server's doing, not the applied configuration's.
+    The update changes no field owner: the server writes it, not the applied configuration.
     """
     annotations = data["metadata"].get("annotations", {})
     if request.field_manager != "kubectl" or LAST_APPLIED not in annotations:

@@ -1,4 +1,4 @@
-"""The world in a box: production code on virtual time, from one seed, faults at the ports, checkers on every commit.
+"""Deterministic simulation: production code on virtual time, driven by one seed, with faults, checked at every commit.
 
-The simulation supplies time, chance, network, disk and process execution, and nothing else.
+Only time, randomness, network, disk and process execution are simulated.
 """

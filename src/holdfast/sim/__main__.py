@@ -1,4 +1,4 @@
-"""Runs simulated worlds: `python -m holdfast.sim --seed 7` for one and its story, `--seeds 200` for many."""
+"""Runs simulations: `python -m holdfast.sim --seed 7` runs one and reports it, `--seeds 200` runs many."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from holdfast.sim.remembered import recall, remember
 from holdfast.sim.world import World
 
 STATE = Path(".sim/hours.json")
-"""Where a run of hours keeps what it has done, to go on there."""
-PLANTED = Path(".sim/planted.jsonl")
-"""Where a search for planted bugs keeps what worlds have said."""
+"""Totals of `--hours`, so that a later run continues."""
+PLANTED = Path(".sim/mutations.jsonl")
+"""Results of mutation testing, so that an interrupted run continues."""
 PROGRESS_EVERY_S = 60.0
 
 
@@ -34,18 +34,18 @@ def main() -> int:
     runs.quiet()
     if options.check:
         return _check(options.check)
-    if options.plant and options.seed is None and not options.scenario:
+    if options.mutation and options.seed is None and not options.scenario:
         from holdfast.sim.garden import Wish, plant
 
         wish = Wish(
-            options.plant, options.seeds, options.first, options.workers, kept=PLANTED, page=options.page
+            options.mutation, options.seeds, options.first, options.workers, kept=PLANTED, page=options.page
         )  # fmt: skip
         return plant(wish, _say)
     if options.scenario:
         from holdfast.sim import scenario
 
         asked = scenario.Asked(
-            options.scenario, options.first, options.plant or "", every=options.every,
+            options.scenario, options.first, options.mutation or "", every=options.every,
             shrink_s=0.0 if options.whole else options.minutes * 60,
         )  # fmt: skip
         return scenario.run_scenarios(asked, _say)
@@ -80,7 +80,7 @@ def _one(options: argparse.Namespace) -> int:
 
     shrink_s = 0.0 if options.whole else options.minutes * 60
     asked = Asked(
-        options.seed, only=tuple(options.only), about=tuple(options.about), bug=options.plant or "",
+        options.seed, only=tuple(options.only), about=tuple(options.about), bug=options.mutation or "",
         twice=options.twice, shrink_s=shrink_s,
     )  # fmt: skip
     return tell(asked, _say)
@@ -91,7 +91,7 @@ def _many(options: argparse.Namespace) -> int:
     hours = options.hours
     total = recall(STATE) if hours else runs.Total(next_seed=options.first)
     if hours and total.seeds:
-        print(f"going on at seed {total.next_seed} after {total.summary()}; remove {STATE} to begin anew", flush=True)
+        print(f"continuing at seed {total.next_seed} after {total.summary()}; delete {STATE} to restart", flush=True)
     seeds = total.left() if hours else iter(range(options.first, options.first + options.seeds))
     told_s = began_s
 
@@ -117,12 +117,12 @@ def _many(options: argparse.Namespace) -> int:
     if os.isatty(sys.stdout.fileno()):
         print("\r", end="")
     if interrupted:
-        print(f"stopped; {'the same command goes on at' if hours else 'not run: seeds from'} {total.next_seed} on")
+        print(f"interrupted; {'the same command continues at' if hours else 'not run: seeds from'} {total.next_seed}")
     if options.coverage or hours or total.seeds >= 100:
         for line in total.coverage.lines():
             print(line)
     if total.failed:
-        print(f"failed: {' '.join(map(str, sorted(total.failed)))}; see one: make sim SEED={min(total.failed)}")
+        print(f"failed: {' '.join(map(str, sorted(total.failed)))}; next: make sim SEED={min(total.failed)}")
     for line in total.lines(time.monotonic() - began_s):
         print(line)
     if total.violations:
@@ -141,32 +141,32 @@ def _tell(done: runs.Done, total: runs.Total) -> None:
         print(f"  {line}")
     if done.unseed:
         print(f"  {done.unseed}")
-    print(f"  run it again: make sim SEED={outcome.seed}", flush=True)
+    print(f"  next: make sim SEED={outcome.seed}", flush=True)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="holdfast.sim", description=__doc__)
-    parser.add_argument("--seed", type=int, help="run this one world and tell its story")
-    parser.add_argument("--seeds", type=int, default=10, help="run this many worlds")
-    parser.add_argument("--first", "--from", type=int, default=1, help="the first seed of many")
-    parser.add_argument("--hours", type=float, default=0.0, help="run worlds for so long; a later run goes on there")
-    parser.add_argument("--workers", type=int, default=2, help="how many processes run worlds")
-    parser.add_argument("--twice", action="store_true", help="with --seed: again in a process with another hash seed")
+    parser.add_argument("--seed", type=int, help="run one simulation and report it")
+    parser.add_argument("--seeds", type=int, default=10, help="number of simulations")
+    parser.add_argument("--from", dest="first", type=int, default=1, metavar="SEED", help="first seed")
+    parser.add_argument("--hours", type=float, default=0.0, help="run for this long; a later run continues")
+    parser.add_argument("--workers", type=int, default=2, help="number of worker processes")
+    parser.add_argument("--twice", action="store_true", help="with --seed: repeat with another hash seed and compare")
     parser.add_argument("--digest", action="store_true", help="with --seed: print only the digest of the run")
-    parser.add_argument("--digests", action="store_true", help="read seeds from the input and print their digests")
-    parser.add_argument("--minutes", type=float, default=2.0, help="for how long a failing world is made smaller")
-    parser.add_argument("--whole", action="store_true", help="with --seed: tell everything, and shrink nothing")
+    parser.add_argument("--digests", action="store_true", help="read seeds from stdin and print their digests")
+    parser.add_argument("--minutes", type=float, default=2.0, help="time limit for shrinking a failing run")
+    parser.add_argument("--whole", action="store_true", help="with --seed: print the whole history, without shrinking")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="FAULT", help="with --seed: only this fault or act of a user"
+        "--only", action="append", default=[], metavar="FAULT", help="with --seed: only this fault or user action"
     )
-    parser.add_argument("--about", action="append", default=[], metavar="TEXT", help="tell of objects named like this")
-    parser.add_argument("--coverage", action="store_true", help="list what was exercised, and what never was")
-    parser.add_argument("--plant", metavar="NAME", help="plant a bug, or 'all'; with --seed or --scenario: there")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="with --plant: write the table there as a page")
-    parser.add_argument("--scenario", metavar="NAME", help="run a declared scenario ('all' for every one)")
-    parser.add_argument("--every", action="store_true", help="with --scenario: every value it sweeps in long runs too")
-    parser.add_argument("--check", type=Path, metavar="DIR", help="judge the recorded history of a platform or a cell")
-    parser.add_argument("--verbose", action="store_true", help="show the parts' own logs")
+    parser.add_argument("--about", action="append", default=[], metavar="TEXT", help="print the history of objects")
+    parser.add_argument("--coverage", action="store_true", help="print what was exercised and what was not")
+    parser.add_argument("--mutation", metavar="NAME", help="apply a mutation; alone, or 'all': find the catching seed")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="with --mutation: write the table to this file")
+    parser.add_argument("--scenario", metavar="NAME", help="run a scenario, or 'all'")
+    parser.add_argument("--every", action="store_true", help="with --scenario: also the values reserved for long runs")
+    parser.add_argument("--check", type=Path, metavar="DIR", help="check the recorded history of a platform or cell")
+    parser.add_argument("--verbose", action="store_true", help="print the logs of the simulated components")
     return parser.parse_args()
 
 

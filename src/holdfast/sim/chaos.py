@@ -1,10 +1,10 @@
-"""Which faults a run has: each an entry with a name, drawn from the seed, and asked for at the seams.
+"""Fault injection: the faults of a run, drawn from the seed.
 
-Some ride on what happens anyway (a commit, a call, a batch of a watch): each place where they can strike has a stream
-of its own, so that one more or one less leaves the others where they were. Others come by themselves at drawn times
-(`sim/troubles.py`). Every fault that struck is kept by name with its time; `only` lets a run have just some of
-them, which is how a failing run is shrunk. Each run enables a random part of the kinds (swarm style). After `heal`
-nothing goes wrong any more, which is when the world must converge.
+- Operation faults happen with a rate per commit, call or watch batch. Each site has its own random stream, so that
+  removing one fault does not change the others.
+- Scheduled faults happen at drawn times (`sim/troubles.py`).
+- Every injected fault is recorded by name and time. `only` restricts a run to named faults; shrinking uses it.
+- Each run enables a random subset of the fault kinds (swarm testing). After `heal` no fault happens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.sim.ports import stream
 
 
 class Kind(enum.StrEnum):
-    # Riding on commits of a cell's store
+    # Per commit of a cell's store
     TIMEOUT_BEFORE = "timeout before commit"
     TIMEOUT_AFTER = "timeout after commit"
     LATE_COMMIT = "late commit"
@@ -32,13 +32,13 @@ class Kind(enum.StrEnum):
     CRASH_LATE = "crash with a commit on its way"
     PAUSE_BEFORE = "pause before commit"
     PAUSE_AFTER = "pause after commit"
-    # Riding on watches
+    # Per watch batch
     WATCH_DROP = "watch dropped"
     WATCH_DELAY = "watch delayed"
     WATCH_DUPLICATE = "watch duplicated"
     WATCH_STALL = "watch stalled"
     WATCH_EXPIRED = "watch expired"
-    # Riding on calls over the network, and on work
+    # Per network call, and per task
     CALL_LOST = "call lost"
     REPLY_LOST = "reply lost"
     REPLY_SLOW = "reply slow"
@@ -48,7 +48,7 @@ class Kind(enum.StrEnum):
     START_SLOW = "slow start"
     START_FAILS = "start fails"
     PROBE_FAILS = "probe fails"
-    # By themselves
+    # Scheduled
     CELL_CRASH = "cell crash"
     CELL_PAUSE = "cell pause"
     ROLLING_RESTART = "rolling restart"
@@ -75,7 +75,7 @@ class Kind(enum.StrEnum):
     NODE_SHRINKS = "node shrinks"
     NODE_BROKEN = "node starts nothing"
     BURST = "burst of load"
-    # People doing the wrong thing at the wrong time
+    # Scheduled actions of operators
     CORDON = "cordon"
     DRAIN = "drain"
     REPLICA_DELETED = "replica deleted"
@@ -87,7 +87,7 @@ class Kind(enum.StrEnum):
     BREAK_GLASS = "override given in a region"
     OVERRIDE_GIVEN = "override given"
     NODE_TAINTED = "node tainted"
-    # Two releases side by side
+    # Scheduled: another release
     NEXT_RELEASE = "next release"
     FORMER_RELEASE = "former release"
 
@@ -118,22 +118,23 @@ RATES: dict[Kind, float] = {
     Kind.START_FAILS: 0.05,
     Kind.PROBE_FAILS: 0.01,
 }
-"""The chance per occasion, for faults that ride on something. All others come by themselves."""
+"""Rate per operation. All other kinds are scheduled."""
 
 RIDING = frozenset(RATES)
 COMING = tuple(kind for kind in Kind if kind not in RATES)
 MENDED_BY_RESYNC = frozenset({Kind.WATCH_STALL, Kind.CACHES_STALE})
-"""What leaves a part without news for long, unless it compares everything from time to time."""
+"""Faults that leave a cache stale until a resync. They are disabled in runs without resync."""
 SHARE_ENABLED = 0.4
-"""How many of the kinds a run has, about."""
+"""Share of the fault kinds that a run enables."""
 LATER = frozenset({Kind.NEXT_RELEASE, Kind.FORMER_RELEASE})
 SHARE_LATER = 0.08
-"""Kinds that came later, each with a draw of its own: seeds that do not draw them stay the worlds they were."""
+"""Kinds added later. Each has its own draw, so that all other seeds keep their histories."""
+# Maximum recorded faults, and recorded user actions, of a run. Later ones happen but are not recorded.
 STRIKES_KEPT = 10_000
 
 
 class Struck(msgspec.Struct, frozen=True):
-    """One fault that really happened."""
+    """One fault that was injected, or one action of a user."""
 
     at_s: float
     name: str
@@ -144,7 +145,7 @@ class Struck(msgspec.Struct, frozen=True):
 
 
 class _Occasions:
-    """The occasions of one kind at one place, counted; `next` is the one that strikes."""
+    """Operations of one site and fault kind, counted. `next` is the operation that fails."""
 
     __slots__ = ("_chance", "_rate", "count", "next")
 
@@ -161,7 +162,7 @@ class _Occasions:
 
 
 class Chaos:
-    """`enabled` replaces the kinds that the seed draws, `also` adds to them; `only` names the faults that may be."""
+    """`enabled` replaces the kinds drawn from the seed, `also` adds to them, `only` restricts the faults by name."""
 
     def __init__(
         self,
@@ -178,10 +179,10 @@ class Chaos:
         self.enabled = frozenset(enabled) if enabled is not None else drawn | later | also
         self.struck: list[Struck] = []
         self.acts: list[Struck] = []
-        """What users did, by name and in order: told beside the faults, and left out like them."""
+        """Actions of users, in order. They are reported and shrunk like faults."""
         self.fired: Counter[Kind] = Counter()
         self.felt: Counter[Kind] = Counter()
-        """Those that took effect: a trap may lie where nobody steps, and what an operator asks for may be refused."""
+        """Faults that took effect, by kind. A fault has no effect if its commit never comes or a request is refused."""
         self.healed = False
         self.healed_s = 0.0
         self._only = only
@@ -189,16 +190,16 @@ class Chaos:
         self._clock = clock
         self._occasions: dict[tuple[Kind, str], _Occasions] = {}
         self.live: frozenset[Kind] = frozenset()
-        """The kinds that can strike now: none before it begins, and none once it is over."""
+        """The kinds that may happen now: none before the fault phase and none after it."""
         self._stale_until_s: dict[str, float] = {}
-        """By cell, or by cell and kind: until when the watches inside it tell nothing."""
+        """By cell, or by cell and kind: until when its watches deliver nothing."""
 
     def begin(self) -> None:
-        """From here on things go wrong; until then the world is set up in peace."""
+        """Starts the fault phase."""
         self.live = frozenset() if self.healed else self.enabled
 
     def strikes(self, kind: Kind, place: str) -> random.Random | None:
-        """The fault's own stream of chance when it happens on this occasion; None when it does not."""
+        """Draws whether the fault happens in this operation. Returns its random stream, or None."""
         if kind not in self.live:
             return None
         occasions = self._occasions.get((kind, place))
@@ -228,14 +229,14 @@ class Chaos:
         self._stale_until_s[where] = self._clock() + for_s
 
     def stale_s(self, cell: str, kind: str) -> float:
-        """For how long the watches inside a cell still tell nothing; what they hold back comes afterwards, in order."""
+        """How long the watches inside a cell still deliver nothing. Held events are delivered afterwards, in order."""
         if self.healed or not self._stale_until_s:
             return 0.0
         known = self._stale_until_s
         return max(known.get(cell, 0.0), known.get(f"{cell}/{kind}", 0.0)) - self._clock()
 
     def act(self, name: str, what: str) -> None:
-        """A user does something; whoever asks `allows` first leaves it out of a run that is being made small."""
+        """Records an action of a user. The caller checks `allows` first, so that shrinking can remove the action."""
         if len(self.acts) < STRIKES_KEPT:
             self.acts.append(Struck(self._clock(), name, what))
 

@@ -1,4 +1,4 @@
-"""The clients of simulated processes: over the network, and inside a cell. Production code sees `client.contract`."""
+"""Clients of simulated processes, over the network and inside a cell. They implement `client.contract`."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for a
 T = TypeVar("T")
 AGAIN_S = (0.05, 40.0)
 STALE_LOOK_S = 5.0
-"""How soon a watch that holds back notices that everything is well again."""
+"""Interval at which a stalled watch checks whether the stall is over."""
 
 
 class Ears(Protocol):
-    """What the checkers want to hear of every client."""
+    """Observer of all clients, implemented by the checkers."""
 
     def acknowledged(self, cell: str, items: Sequence[Object | None]) -> None:
-        """Told of every commit that a caller believes in: the cell, and the objects it was handed."""
+        """Called for every commit that a caller considers successful, with the returned objects."""
 
     def watched(self, cell: str, kind: str, after: int, batch: Sequence[Seen[Any]]) -> None:
-        """Told of every batch of a watch of a whole kind, as the cell sends it."""
+        """Called for every batch of a watch of a whole kind, as the cell sends it."""
 
     def crossed(self, cell: str, kind: str, namespace: str, others: Sequence[str]) -> None:
-        """Told when a watch of one namespace delivers objects of another."""
+        """Called when a watch of one namespace delivers objects of another."""
 
     def misunderstood(self, cell: str, what: str) -> None:
-        """Told when what one release says to another is refused, or does not arrive as it was said."""
+        """Called when a message between two releases is refused or loses a field that both know."""
 
     def said(self, reasons: Iterable[str]) -> None:
-        """Told of the reasons in events and in the authority's answers, which no disk keeps."""
+        """Called with the reasons of events and of the authority's responses, which are not stored."""
 
 
 class RemoteClient:
-    """A client of another simulated process. Without `watching` its watches are open and never say anything."""
+    """Client over the simulated network. Without `watching`, watches stay open and deliver nothing."""
 
     def __init__(
         self, network: Network, caller: str, host: Host, ports: Ports, ears: Ears, *, watching: bool = True
@@ -118,7 +118,7 @@ class RemoteClient:
 
 
 class InsideClient:
-    """The client of a part inside a cell: no network, but its watches break and its placement answers get lost."""
+    """Client of a component inside a cell: without network, but with watch faults and lost placement responses."""
 
     def __init__(self, inner: Client, chaos: Chaos, ears: Ears, *, watching: bool = True) -> None:
         self._inner = inner
@@ -181,7 +181,7 @@ class InsideClient:
         return self._maybe_lost(await self._inner.release(request, token=token))
 
     def _maybe_again(self, work: Callable[[], Coroutine[Any, Any, Answers]]) -> None:
-        """Whatever is between here and the authority may deliver a call twice, the second time long after."""
+        """May deliver the call to the authority a second time, later."""
         own = self._chaos.strikes(Kind.CALL_REPEATED, self._inner.cell)
         if own is None:
             return
@@ -202,7 +202,7 @@ class InsideClient:
     def _maybe_lost(self, answers: Answers) -> Answers:
         self._ears.said(answer.reason for answer in answers.answers if answer.reason)
         if self._chaos.strikes(Kind.ANSWER_LOST, self._inner.cell) is not None:
-            raise Ambiguous("the authority did not answer (simulated, committed)")
+            raise Ambiguous("the authority did not respond (simulated, committed)")
         return answers
 
 
@@ -216,7 +216,7 @@ async def _overheard(
 
 
 class _Ear:
-    """What the checkers hear of one watch, batch by batch."""
+    """Reports the batches of one watch to the observer."""
 
     def __init__(
         self, ears: Ears, cell: str, kind: type[Object], namespace: str, after: int, *, whole: bool
@@ -244,6 +244,6 @@ def _elsewhere(seen: Seen[Any], namespace: str) -> bool:
 
 
 async def silence() -> AsyncIterator[Sequence[Any]]:
-    """A watch that is open and never says anything."""
+    """A watch that stays open and delivers nothing."""
     await asyncio.get_running_loop().create_future()
     yield ()

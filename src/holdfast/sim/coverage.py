@@ -1,6 +1,5 @@
-"""What a run has exercised: transitions of the lifecycle table, fault kinds and reasons. What none did is listed, and
-what hardly any did: a fault that strikes in fewer than one seed of a hundred may as well not be there.
-"""
+"""Coverage of runs: lifecycle transitions, fault kinds and reasons that occurred, and those that occurred never or in
+fewer than one seed in a hundred."""
 
 from __future__ import annotations
 
@@ -22,12 +21,11 @@ REASONS = frozenset(reason.value for reason in Reason)
 
 
 SHARE_LEAST = 0.01
-"""In so many seeds each kind of fault, and each transition, must come."""
+"""Minimum share of seeds for each fault kind and transition. Rarer ones are listed."""
 
 
 class Coverage(msgspec.Struct):
-    """Counts by name; added up over many runs. `in_seeds` counts seeds, not how often something came in one: of every
-    fault kind, by its name, those where it took effect; of every transition, as it is told."""
+    """Counts over many runs. `in_seeds` counts the seeds in which a fault kind took effect or a transition occurred."""
 
     transitions: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     faults: Counter[str] = msgspec.field(default_factory=Counter)
@@ -36,7 +34,7 @@ class Coverage(msgspec.Struct):
     in_seeds: Counter[str] = msgspec.field(default_factory=Counter)
 
     def of_one_seed(self, struck: Mapping[str, int], felt: Iterable[str]) -> None:
-        """Everything of one run has been seen: the faults that struck, and those that took effect."""
+        """Ends one run: adds its injected faults and those that took effect."""
         self.faults = Counter(struck)
         self.seeds = 1
         self.in_seeds = Counter([*felt, *map(_passed, self.transitions)])
@@ -62,7 +60,7 @@ class Coverage(msgspec.Struct):
         self.in_seeds.update(other.in_seeds)
 
     def lines(self) -> Iterable[str]:
-        """What was and what was never exercised."""
+        """The coverage as text."""
         seen = {pair for pair in self.transitions if pair in TABLE}
         yield (
             f"transitions: {len(seen)} of {len(TABLE)}"
@@ -71,7 +69,9 @@ class Coverage(msgspec.Struct):
         )
         beside = sorted(pair for pair in self.transitions if pair not in TABLE)
         if beside:
-            yield "not in the table: " + ", ".join(f"{_passed(pair)} ({self.transitions[pair]})" for pair in beside)
+            yield "not in the lifecycle table: " + ", ".join(
+                f"{_passed(pair)} ({self.transitions[pair]})" for pair in beside
+            )
         kinds = {kind.value for kind in Kind}
         struck = kinds & set(self.faults)
         yield f"fault kinds: {len(struck)} of {len(kinds)}" + _never(kinds - struck) + self._rare(struck)
@@ -82,7 +82,7 @@ class Coverage(msgspec.Struct):
             yield f"  {name}: {ELSEWHERE[name]}"
 
     def _rare(self, names: Iterable[str]) -> str:
-        """Those that came, and in too few seeds, with their share."""
+        """The names that occurred in too few seeds, with their share."""
         shares = sorted((self.in_seeds[name] / max(1, self.seeds), name) for name in names)
         rare = [f"{name} ({share:.1%})" for share, name in shares if share < SHARE_LEAST]
         return f"; in fewer than {SHARE_LEAST:.0%} of {self.seeds} seeds: {', '.join(rare)}" if rare else ""

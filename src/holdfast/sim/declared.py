@@ -1,8 +1,7 @@
-"""Worlds as they are declared: how large one is, and scenarios in a few lines of TOML (`sim/scenarios/*.toml`).
+"""Simulation sizes and scenarios, read from TOML (`sim/scenarios/*.toml`).
 
-A declaration names the shape, the troubles with their times, the faults that ride along, and, where it sweeps, the
-values that one trouble's length takes in turn. The seed still decides everything else. Some seeds begin from a
-scenario too, and add what they draw (`base_of`).
+A scenario declares the size, scheduled faults, operation faults, expectations, and values to sweep for its first fault.
+The seed decides everything else. Some seeds of the ordinary run start from a scenario and add drawn faults (`base_of`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from holdfast.sim.troubles import Trouble
 
 AFTERWARDS_S = 20.0
 SHARE_BASED = 0.15
-"""How many seeds begin from a scenario."""
+"""Share of the seeds that start from a scenario."""
 FIRST = (
     "autoscaler-under-low-readiness", "cut-off", "cut-off-provisional", "drained-in-turn",
     "duplicate-reservation-race", "late-commits", "leader-dies-at-awaits", "leader-dies-at-commits", "leases-run-out",
@@ -31,16 +30,16 @@ FIRST = (
     "stale-scheduler-and-drain", "tenure", "timeout-at-every-commit", "watches-expire", "work-ends-unheard",
     "zombie-returns", "zone-lost",
 )  # fmt: skip
-"""Seeds draw from these. Any other scenario takes a share of its own of their seeds, so that one more leaves nearly all
-seeds the worlds they were: those that are kept because they failed once, too."""
+"""Scenarios that seeds draw from, by position. Any other scenario takes its own share of these seeds, so that a new
+scenario leaves nearly all seeds unchanged, including the recorded seeds of past bugs."""
 SHARES = {"failures-unheard": 0.02}
-"""Scenarios that show what hardly any other world does: so many of all seeds begin from each, by a draw of its own."""
+"""Scenarios that exercise something rare, with their share of all seeds. Each has its own draw."""
 SHARE_UNSYNCED = 0.1
-"""In how many of the others nothing is ever compared as a whole: what was not heard of stays undone, and is seen."""
+"""Share of the other seeds without resync, in which a lost wakeup is never repaired and so becomes visible."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How large the world is, for how long things go wrong in it, and how long it may take to come right."""
+    """Size of a simulation, length of its fault phase, and time limit of convergence."""
 
     regions: tuple[str, ...] = ("east", "west")
     tenants: tuple[str, ...] = ("acme", "globex")
@@ -49,18 +48,18 @@ class Shape(msgspec.Struct, frozen=True):
     settle_s: float = 600.0
     stable_s: float = 300.0
     sorts: tuple[str, ...] | None = None
-    """What users run (`sim/sorts.py`); None leaves it to the seed."""
+    """Workload profiles (`sim/sorts.py`); None draws them from the seed."""
     partition_mode: PartitionMode = PartitionMode.WAIT
     changing: bool = True
-    """Whether users keep changing what they want while things go wrong."""
+    """Whether users change workloads during the fault phase."""
     watching: bool = True
-    """Whether watches say anything; without them everything must be found by listing from time to time."""
+    """Whether watches deliver events. Without them all changes are found by periodic lists."""
     resyncing: bool = True
-    """Whether anything is compared as a whole from time to time; without it no wake-up may be missing."""
+    """Whether informers resync. Without resync no wakeup may be lost."""
 
 
 class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One trouble as it is written down."""
+    """One scheduled fault in a scenario file."""
 
     kind: Kind
     target: str
@@ -70,7 +69,7 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Serves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At `by_s`, counted since the world began, a workload must have at least so many replicas that serve."""
+    """At `by_s` after the start of the run, the workload must have at least `at_least` serving replicas."""
 
     workload: str
     at_least: int
@@ -78,10 +77,10 @@ class Serves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a run of a scenario must show beyond that all promises hold and all comes right; else it proved nothing.
+    """What a run of the scenario must exercise, in addition to all invariants and convergence.
 
-    Every declared trouble must have struck, and something of what rides along; `sees` and `never_sees` are reasons,
-    `passes` transitions of replicas ("Serving → Unknown").
+    Every declared fault must be injected, and at least one operation fault. `sees` and `never_sees` are reasons,
+    `passes` are stage transitions of replicas ("Serving → Unknown").
     """
 
     sees: tuple[str, ...] = ()
@@ -90,13 +89,12 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serves: tuple[Serves, ...] = ()
     settles_in_s: float = 300.0
     recovers_within_s: float = 0.0
-    """So long after each loss of a region the critical work it took must serve elsewhere; 0: not asked."""
+    """After each region loss, critical workloads must serve in another region within this time; 0: not checked."""
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`riding` are faults that come with calls and commits. `lasting_s`, `amounts` and `starting_s` are the lengths,
-    the amounts and the times that the first trouble takes in turn; long runs take those of `more` too, and every whole
-    amount up to `every_to`."""
+    """`riding` are operation faults. `lasting_s`, `amounts` and `starting_s` are the durations, amounts and times that
+    the first fault takes in turn. Long runs also use `more` and every whole amount up to `every_to`."""
 
     name: str
     says: str
@@ -110,10 +108,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     more: tuple[float, ...] = ()
     every_to: int = 0
     bug: str = ""
-    """The mistake (`sim/mutations`) that it shows when that is planted, in examples made for it."""
+    """The mutation (`sim/mutations`) that this scenario catches, for documented examples."""
 
     def variants(self, *, every: bool = False) -> Iterator[tuple[str, tuple[Trouble, ...]]]:
-        """Each with its title; `every` adds those that only long runs have."""
+        """Title and faults of each variant. `every` adds the variants of long runs."""
         rows = self._rows()
         if not rows:
             yield self.name, ()
@@ -131,7 +129,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield self.name, (first, *others)
 
     def shape_for(self, planned: tuple[Trouble, ...]) -> Shape:
-        """Things may go wrong for as long as the longest of its troubles lasts."""
+        """The size with a fault phase that is long enough for the longest fault."""
         needed_s = max((t.at_s + t.for_s + AFTERWARDS_S for t in planned), default=0.0)
         longer = self.lasting_s and needed_s > self.shape.faults_s
         return msgspec.structs.replace(self.shape, faults_s=needed_s) if longer else self.shape
@@ -156,7 +154,7 @@ def names() -> list[str]:
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The scenario a seed begins from: one of its variants."""
+    """The scenario variant that a seed starts from."""
 
     title: str
     shape: Shape
@@ -180,5 +178,5 @@ def _chosen(seed: int, drawn: str) -> str:
 
 
 def shape_of(seed: int) -> Shape:
-    """The shape of a world that begins from no scenario."""
+    """The size of a simulation that starts from no scenario."""
     return Shape(resyncing=stream(seed, "resyncing").random() >= SHARE_UNSYNCED)

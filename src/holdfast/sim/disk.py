@@ -1,7 +1,6 @@
-"""A cell's disk: a store that outlives the process, reached through one that can time out, lag, conflict and fail.
+"""Simulated store of a cell: `Disk` survives a crash, `Mounted` is the store of one process and injects faults.
 
-`Disk` is what survives a crash. `Mounted` is one life's way to it: when the process dies, what it was told stops, while
-a commit it had already handed over may still take effect.
+When the process crashes, its watches end, while a commit that it has sent may still take effect.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ COMMIT_S = (0.001, 0.006)
 SLOW_S = (0.2, 2.0)
 LATE_S = (0.1, 5.0)
 VERY_LATE_S = (0.6, 25.0)
-"""What a dead process had handed over may arrive when its next life is already at work."""
+"""Delay of a commit that was in flight at a crash. It may arrive after the restart."""
 PAUSE_S = (1.0, 90.0)
 TIMEOUT_S = 1.0
 SIGNS_OF_LIFE = ("/leasepages/", "/leases/")
 
 
 class Disk:
-    """What is really written. Every commit is shown to the witnesses (the checkers) at the instant it takes effect."""
+    """The durable store. Observers (the checkers) see every commit when it takes effect."""
 
     def __init__(self, cell: str) -> None:
         self.cell = cell
         self.store = MemoryStore()
         self.witnesses: list[Witness] = []
         self.asked: Callable[[str, float], None] = lambda cell, at_s: None
-        """Told of every commit that is asked for."""
+        """Called at every commit attempt."""
         self.down = False
         self.full = False
         self.trap = 0
-        """The commit, counted from here, whose answer is lost: before it takes effect when negative, else after."""
+        """Position of the next commit that gets a timeout; negative: the commit is not made. 0: none."""
         self.way_s = 0.0
-        """For how long the newest commit was on its way, as the store was slow or the process stood still in it."""
+        """Latency of the newest commit."""
         self.by = Release.PRESENT
-        """The release of the process that made the newest commit."""
+        """Release of the process that made the newest commit."""
 
     def sprung(self) -> int:
-        """-1 or 1 for the commit that the trap was set for, 0 for every other."""
+        """-1 or 1 if this commit gets the timeout, else 0."""
         if not self.trap:
             return 0
         side = 1 if self.trap > 0 else -1
@@ -66,9 +65,9 @@ class Disk:
 
 
 class Mounted:
-    """One process's store. Follows the contract; its faults are those the contract allows.
+    """The store of one process. Its faults are those that the store contract allows.
 
-    `crash` ends the process that mounted it, `pause` stops it for some seconds; both act at the next await.
+    `crash` and `pause` act on the process at the next await.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class Mounted:
         self._check()
         if disk.full and txn.writes:
             chaos.felt[Kind.DISK_FULL] += 1
-            raise self._fail(StoreFailed("the disk is full (simulated): nothing was written, and nothing more will be"))
+            raise self._fail(StoreFailed("the disk is full (simulated); the store has stopped"))
         trapped = await self._hand_over(txn) if chaos.live or disk.trap else 0
         self._check()
         committed = await disk.commit(txn, self._loop.now_s - asked_s, self._release)
@@ -140,26 +139,26 @@ class Mounted:
             await self._at_the_seam(Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
         if chaos.strikes(Kind.TIMEOUT_AFTER, disk.cell) is not None or trapped > 0:
             await asyncio.sleep(TIMEOUT_S)
-            raise Ambiguous("the store did not answer (simulated, committed)")
+            raise Ambiguous("the store did not respond (simulated, committed)")
         return committed
 
     async def _hand_over(self, txn: Txn) -> int:
-        """What can go wrong before a commit takes effect. Positive where its answer is to be lost."""
+        """Injects faults before a commit takes effect. Returns 1 if its response is to be lost."""
         strikes, cell = self._chaos.strikes, self._disk.cell
         if (own := strikes(Kind.SLOW, cell)) is not None:
             await asyncio.sleep(own.uniform(*SLOW_S))
         if txn.writes and strikes(Kind.CONFLICT, cell) is not None:
-            raise Conflict("another writer came first (simulated)")
+            raise Conflict("a concurrent write came first (simulated)")
         trapped = self._disk.sprung() if txn.writes else 0
         self._chaos.felt[Kind.TIMEOUT_AT] += trapped != 0
         if strikes(Kind.TIMEOUT_BEFORE, cell) is not None or trapped < 0:
             await asyncio.sleep(TIMEOUT_S)
-            raise Ambiguous("the store did not answer (simulated, not committed)")
+            raise Ambiguous("the store did not respond (simulated, not committed)")
         if (own := strikes(Kind.LATE_COMMIT, cell)) is not None:
-            # Handed over and on its way: not even a crash of the process takes it back.
+            # In flight: the commit takes effect even if the process crashes.
             self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*LATE_S)), name="late commit")
             await asyncio.sleep(TIMEOUT_S)
-            raise Ambiguous("the store did not answer (simulated, still on its way)")
+            raise Ambiguous("the store did not respond (simulated, in flight)")
         crashing = Kind.CRASH_LATE in self._chaos.live and _under_term(txn)
         if crashing and (own := strikes(Kind.CRASH_LATE, cell)) is not None:
             self._loop.spawn(WORLD, self._arrive_late(txn, own.uniform(*VERY_LATE_S)), name="late commit")
@@ -169,7 +168,7 @@ class Mounted:
         return trapped
 
     async def _at_the_seam(self, crash: Kind, pause: Kind) -> None:
-        """Dies, or stands still, exactly here: the places where half of something is done."""
+        """Crashes or pauses the process at this point."""
         cell = self._disk.cell
         if self._chaos.strikes(crash, cell) is not None:
             self._crash()
@@ -189,10 +188,10 @@ class Mounted:
         if self._failure is not None:
             raise self._failure
         if self._disk.down:
-            raise Unavailable("the store cannot be reached (simulated)")
+            raise Unavailable("the store is unavailable (simulated)")
 
     def _fail(self, failure: StoreFailed) -> StoreFailed:
-        """A store that failed once is over for this process, as nobody knows what it holds."""
+        """Fails the store permanently for this process, because its content is uncertain."""
         if self._failure is None:
             self._failure = failure
             for failed in self._failed:
@@ -214,7 +213,7 @@ class Mounted:
         return end
 
     def unmount(self) -> None:
-        """The process is gone: nothing is told to it any more."""
+        """Ends all subscriptions of the crashed process."""
         for end in self._ends:
             end()
         self._ends.clear()
@@ -234,7 +233,7 @@ class Mounted:
 
 
 class _Read:
-    """A watch as a process of another release sees it."""
+    """A watch as read by a process of another release."""
 
     def __init__(self, release: Release, changes: AsyncIterator[Sequence[Change]]) -> None:
         self._release = release
@@ -257,6 +256,6 @@ def _read_page(release: Release, page: Page) -> Page:
 
 
 def _under_term(txn: Txn) -> bool:
-    """Whether it is a leader's own decision, signs of life apart."""
+    """Whether the transaction is written under a leader's term and is not only a heartbeat."""
     decided = any(not write.key.startswith(SIGNS_OF_LIFE) for write in txn.writes)
     return decided and any(compare.key.startswith("/terms/") for compare in txn.compares)

@@ -1,4 +1,4 @@
-"""Whether a run of a scenario showed what it was made to show. A scenario that cannot fail proves nothing."""
+"""Checks the expectations of a scenario on a finished run."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from holdfast.sim.world import Outcome, Telling
 
 
 def missed(scenario: Scenario, planned: tuple[Trouble, ...], outcome: Outcome, telling: Telling) -> Iterator[str]:
-    """What was expected and did not come, in words."""
+    """The unmet expectations, as text."""
     expects, coverage = scenario.expects, telling.coverage
     struck = {fault.name for fault in telling.struck}
     for trouble in planned:
         if trouble.name not in struck:
-            yield f"{trouble.kind} of {trouble.target} at {trouble.at_s:g} s never struck"
+            yield f"{trouble.kind} of {trouble.target} at {trouble.at_s:g} s was not injected"
     if scenario.riding and not any(coverage.faults[kind.value] for kind in scenario.riding):
-        yield f"none of what rides along struck: {', '.join(scenario.riding)}"
+        yield f"no operation fault was injected: {', '.join(scenario.riding)}"
     for reason in expects.sees:
         if not coverage.reasons[reason]:
-            yield f"nobody gave the reason {reason}"
+            yield f"reason {reason} did not occur"
     for reason in expects.never_sees:
         if coverage.reasons[reason]:
-            yield f"the reason {reason} was given {coverage.reasons[reason]} times"
+            yield f"reason {reason} occurred {coverage.reasons[reason]} times (expected 0)"
     for step in expects.passes:
         source, _, target = step.partition(" → ")
         if not coverage.transitions[(source, target)]:
-            yield f"no replica went {step}"
+            yield f"transition {step} did not occur"
     for serves in expects.serves:
         yield from _not_serving(serves, telling)
     losses = {t.name: t.target for t in planned if t.kind is Kind.REGION_LOSS and expects.recovers_within_s}
@@ -37,7 +37,7 @@ def missed(scenario: Scenario, planned: tuple[Trouble, ...], outcome: Outcome, t
         if fault.name in losses:
             yield from not_recovered(telling.history, losses[fault.name], fault.at_s, expects.recovers_within_s)
     if outcome.settled_in_s > expects.settles_in_s:
-        yield f"it took {outcome.settled_in_s:.0f} s to come right, {expects.settles_in_s:.0f} s are allowed"
+        yield f"convergence took {outcome.settled_in_s:.0f} s (limit {expects.settles_in_s:.0f} s)"
 
 
 def _not_serving(serves: Serves, telling: Telling) -> Iterator[str]:
@@ -45,4 +45,4 @@ def _not_serving(serves: Serves, telling: Telling) -> Iterator[str]:
     new = events[-1].new if events else None
     count = new.status.summary.serving if new is not None else 0
     if count < serves.at_least:
-        yield f"{count} replicas of {serves.workload} served {serves.by_s:g} s in, at least {serves.at_least} should"
+        yield f"{serves.workload}: {count} replicas served after {serves.by_s:g} s (expected {serves.at_least})"

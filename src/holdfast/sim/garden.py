@@ -1,7 +1,7 @@
-"""The command that plants bugs: several searches at once, each world in a process of its own.
+"""Runs mutation tests in parallel, each run in its own process.
 
-Every answer is kept as it comes (`planted_kept`), so that a search that was stopped goes on where it was; a world that
-two searches ask for is run once.
+Every result is stored at once (`planted_kept`), so that an interrupted search continues. Two searches share the runs
+that both request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Search = Generator[Ask, Tried, Caught]
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What to plant: a bug, several with commas, or all; in so many seeds each, from `first` on. `kept` is the file in
-    which answers are kept, `page` where the table goes."""
+    """Mutations to test: one, several separated by commas, or `all`. `kept` is the result file, `page` the file for the
+    table."""
 
     name: str
     seeds: int
@@ -38,16 +38,16 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def plant(wish: Wish, told: Callable[[str], None]) -> int:
-    """Tells a row for each bug. 0 when each was caught and the control is clean."""
+    """Prints a row per mutation. Returns 0 if every mutation was caught and the control passed."""
     chosen = [m for m in MUTATIONS if wish.name == "all" or m.name in wish.name.split(",")]
     if not chosen:
-        told(f"there is no bug {wish.name!r}; there are: {', '.join(m.name for m in MUTATIONS)}")
+        told(f"error: mutation {wish.name}: not found (expected one of {', '.join(m.name for m in MUTATIONS)})")
         return 2
     table = Table(wish.first)
     kept = Kept(wish.kept)
     if kept.answers:
-        told(f"going on after {len(kept.answers)} worlds; remove {wish.kept} to begin anew")
-    told(f"{'bug':28} {'seed':>5} {'tried':>5}  caught by")
+        told(f"continuing after {len(kept.answers)} runs; delete {wish.kept} to restart")
+    told(f"{'mutation':32} {'seed':>5} {'runs':>5}  caught by")
     runs.quiet()
     runs.warm_up()
     garden = Garden(kept, wish.workers, table, told)
@@ -59,25 +59,25 @@ def plant(wish: Wish, told: Callable[[str], None]) -> int:
     table.in_order()
     told(table.summary())
     for seed in table.control.alarms:
-        told(f"the control fails with seed {seed} ({table.control.said[seed]}): make sim SEED={seed}")
+        told(f"the control fails with seed {seed} ({table.control.said[seed]}); next: make sim SEED={seed}")
     if wish.page is not None:
         wish.page.write_text("\n".join(lines(table)) + "\n")
     for name in table.disproven:
-        told(f"{name} was caught, and there is a proof that it cannot be: one of both is wrong")
+        told(f"{name}: marked equivalent, but caught")
     late = wish.name == "all" and table.median > MEDIAN_MAX
     if late:
-        told(f"the catalogue took {table.median:g} seeds in the median; at most {MEDIAN_MAX} is asked for")
+        told(f"median of seeds over the catalogue: {table.median:g} (limit {MEDIAN_MAX})")
     return 1 if table.missed or table.disproven or table.control.alarms or late else 0
 
 
 def _alone(seed: int) -> Search:
-    """The control of one seed; it catches nothing and is no row."""
+    """The control run of one seed. It has no row in the table."""
     yield Ask("", seed)
     return Caught("", (seed,))
 
 
 class Garden:
-    """Goes on with searches as the worlds they ask for end; `workers` worlds live at once."""
+    """Advances searches as their runs end. `workers` runs execute at once."""
 
     def __init__(self, kept: Kept, workers: int, table: Table, told: Callable[[str], None]) -> None:
         self._kept = kept
@@ -85,13 +85,13 @@ class Garden:
         self._table = table
         self._told = told
         self._asked: dict[int, Ask] = {}
-        """By the number under which its world is run."""
+        """Requests by the number of their run."""
         self._waiting: dict[Ask, list[Search]] = {}
         self._worlds = 0
         self._began_s = self._told_s = time.monotonic()
 
     def run(self, searches: list[Search]) -> None:
-        """Until all have ended."""
+        """Runs all searches to their end."""
         nursery: Nursery[Tried] = Nursery(self._live)
         left, queue = searches[::-1], list[Ask]()
         try:
@@ -105,7 +105,7 @@ class Garden:
                 for end in nursery.ended(LOOK_EVERY_S):
                     ask = self._asked.pop(end.number)
                     if end.result is None:
-                        raise RuntimeError(f"seed {ask.seed} with {ask.name or 'no bug'}: {end.why}")
+                        raise RuntimeError(f"seed {ask.seed} with {ask.name or 'no mutation'}: {end.why}")
                     self._kept.add(ask, end.result)
                     for waiting in self._waiting.pop(ask):
                         queue += self._go_on(waiting, end.result)
@@ -114,7 +114,7 @@ class Garden:
             nursery.stop()
 
     def _go_on(self, asking: Search, answer: Tried | None) -> list[Ask]:
-        """As far as it goes with what is known; what must be run for it then, unless that is on its way."""
+        """Advances a search with known results. Returns the next run to start, unless it is already in flight."""
         try:
             ask = next(asking) if answer is None else asking.send(answer)
             while ask in self._kept.answers:
@@ -129,7 +129,7 @@ class Garden:
         return [ask] if len(self._waiting[ask]) == 1 else []
 
     def _live(self, number: int) -> Tried:
-        """In a process of its own."""
+        """Runs in a worker process."""
         ask = self._asked[number]
         runs.count_nothing()
         return try_out(ask.seed, ask.name)
@@ -138,5 +138,5 @@ class Garden:
         now_s = time.monotonic()
         if now_s - self._told_s > PROGRESS_EVERY_S:
             self._told_s = now_s
-            spent = f"after {(now_s - self._began_s) / 60:.0f} min: {self._worlds} worlds"
-            self._told(f"{spent}, {len(self._table.rows)} bugs judged, {left} searches not begun")
+            spent = f"after {(now_s - self._began_s) / 60:.0f} min: {self._worlds} runs"
+            self._told(f"{spent}, {len(self._table.rows)} mutations finished, {left} not started")

@@ -1,7 +1,7 @@
-"""While a world runs, the real world is out of reach: whoever asks for its time, chance, network or threads fails.
+"""Determinism guard: during a run, the real clock, randomness, network and threads raise.
 
-The simulation is only as good as its determinism, and one forgotten `time.time()` would end it quietly. Libraries that
-merely keep statistics for people are let through; nothing they learn can reach a decision.
+One forgotten `time.time()` would make runs nondeterministic. Libraries for logs, metrics and test tools are exempt,
+because their values never reach a decision.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ REACHES_KEPT = 5
 
 
 class RealWorld(RuntimeError):
-    """Simulated code reached for something that the seed does not decide."""
+    """Simulated code used a source of nondeterminism."""
 
 
 @contextmanager
 def guarded() -> Iterator[list[str]]:
-    """Inside, every reach for the real world raises `RealWorld`, and is in the list: code that catches everything, as a
-    loop that must go on does, would hide it."""
+    """Makes every use of a nondeterministic function raise `RealWorld`. The yielded list also records it, because a
+    loop that catches all exceptions would hide it."""
     saved: list[tuple[Any, str, Any]] = []
     reached: list[str] = []
     for module, names in _FORBIDDEN:
@@ -108,7 +108,7 @@ def _refusing(what: str, real: Callable[..., Any], reached: list[str]) -> Callab
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
         if caller.startswith(EXEMPT):
             return real(*args, **options)
-        message = f"{caller} used {what}: simulated code gets time, chance and the network through its ports"
+        message = f"{caller} used {what}: simulated code gets time, randomness and network through its ports"
         raise _refused(reached, message)
 
     return refuse
@@ -117,7 +117,7 @@ def _refusing(what: str, real: Callable[..., Any], reached: list[str]) -> Callab
 def _seeding(real: Callable[..., None], reached: list[str]) -> Callable[..., None]:
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
         if a is None:
-            raise _refused(reached, "a random.Random without a seed: simulated code gets chance through its ports")
+            raise _refused(reached, "random.Random without a seed: simulated code gets randomness through its ports")
         real(self, a, version)
 
     return seed

@@ -1,7 +1,6 @@
-"""Everything that was written, key by key, and how to tell it: who changed what, when, and from what to what.
+"""History of all commits of a run by key, and its description: who changed which field, and when.
 
-Objects are kept as they are; words are made only when someone asks. Told is what changed the course of things: that a
-record was renewed or stamped with another time is left out.
+Texts are computed only on request. Changes of timestamps and renewals alone are not described.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WHEN = frozenset(
         "generation",
     }
 )  # fmt: skip
-"""Fields that only say when, or count: they change with every record of the same thing."""
+"""Timestamps and counters, which change with every write."""
 SHOWN_AT_BIRTH = (
     ("replicas", "{} replicas"), ("ordinals", "ordinals {}"), ("region", "in {}"), ("replica", "for replica {}"),
     ("node", "on node {}"), ("attempt", "attempt {}"), ("holds", "drawing {}"), ("limit", "limit {}"),
@@ -40,11 +39,11 @@ SHOWN_AT_BIRTH = (
 
 
 def author_of(txn: Txn, writer: str) -> str:
-    """Who made a commit, in short: whatever compares the authority's term was written by it, for whoever asked."""
+    """Short name of the writer. A commit that compares the authority's term is the authority's, for a caller."""
     name = _short_name(writer)
     if any(compare.key == TERM_KEY for compare in txn.compares) and name != "authority":
         return f"authority, for {name}" if name else "authority"
-    return name or "nobody"
+    return name or "unknown"
 
 
 @cache
@@ -62,7 +61,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     new: Any
 
     def what(self, most: int = FIELDS_SHOWN) -> str:
-        """What changed, with at most so many fields; empty when nothing did but times, or a status that caught up."""
+        """The changed fields, at most `most`; empty if only timestamps or the observed generation changed."""
         if self.new is None:
             return "removed"
         after = _plain(self.new)
@@ -90,7 +89,7 @@ class History:
             self._by_key.setdefault(change.key, []).append(event)
 
     def of(self, keys: Iterable[str]) -> list[Event]:
-        """What happened to these objects, in every cell, in order."""
+        """Changes of these objects in all cells, in order."""
         found = [event for key in dict.fromkeys(keys) for event in self._by_key.get(key, ())]
         return sorted(found, key=lambda event: event.at_s)
 
@@ -99,13 +98,13 @@ class History:
 
 
 def _passed(old: Any, new: Any) -> Iterator[str]:
-    """How a replica went on, in one word before all the others."""
+    """The stage transition of a replica."""
     if isinstance(old, Replica) and stage(old) is not stage(new):
         yield f"{stage(old)} → {stage(new)}"
 
 
 def _caught_up(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether a status says that it is about the newest generation now."""
+    """Whether the change only sets observedGeneration to the newest generation."""
     was, now = (tree.get("status", {}).get("observedGeneration", 0) for tree in (before, after))
     return bool(was < now == after.get("metadata", {}).get("generation"))
 
@@ -155,7 +154,7 @@ def _condition(value: Any) -> str:
 
 
 def _named(value: Any) -> dict[str, Any] | None:
-    """A list whose items have names, such as conditions, by name: what changed in it is told, not the whole of it."""
+    """A list of named items, such as conditions, as a dict by name, so that only changed items are described."""
     if not isinstance(value, list | tuple) or not value or not all(isinstance(item, dict) for item in value):
         return None
     for name in ("type", "replica", "region", "name", "reason"):
@@ -165,7 +164,7 @@ def _named(value: Any) -> dict[str, Any] | None:
 
 
 def _short(value: Any) -> str:
-    """In as few words as will do: what only says when is left out of what is told as a whole."""
+    """Short text of a value, without timestamps."""
     match value:
         case None:
             text = "none"

@@ -1,4 +1,4 @@
-"""The simulated processes: cells on their disks, agents on their machines. Each can die and come back."""
+"""Simulated processes: cells with their disks, agents with their machines. Each can crash and restart."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ REBOOT_S = (0.5, 20.0)
 BOOT_RETRY_S = 1.0
 NEVER_S = 1e9
 MACHINES = 6
-"""So many machines of a region are of a useful size; what comes after them takes one replica at most."""
+"""Number of full-size machines per region. Further machines hold at most one replica."""
 SOLO_MACHINES = (10, 11)
-"""These take the work of the tenant `SOLO` and of nobody else."""
+"""Machines dedicated to the tenant `SOLO`."""
 FEW_PORTS = (20007, 20008)
 
 
 class Setting(msgspec.Struct):
-    """What every host of a world shares."""
+    """Shared by all hosts of a simulation."""
 
     seed: int
     loop: VirtualLoop
@@ -54,12 +54,12 @@ class Setting(msgspec.Struct):
     watching: bool = True
     resync_s: float = limits.RESYNC_S
     releases: dict[str, Release] = msgspec.field(default_factory=dict)
-    """Of callers that are, or were, of another release than this one."""
+    """Releases of callers that run, or ran, another release."""
 
 
 @cache
 def principal_of(caller: str) -> Principal:
-    """`region/NAME`, `node/REGION/NAME`, or a person."""
+    """The principal of a caller: `region/NAME`, `node/REGION/NAME`, or a person's name."""
     parts = caller.split("/")
     if parts[0] == "region":
         return from_identity(f"holdfast:region:{parts[1]}", (REGIONS,), credential="certificate")
@@ -69,7 +69,7 @@ def principal_of(caller: str) -> Principal:
 
 
 class SidewaysProbe:
-    """How a simulated region looks at another one: over the same network, to the process that answers now."""
+    """Probe of another region over the simulated network."""
 
     def __init__(self, network: Network, own: str, peers: dict[str, CellHost]) -> None:
         self._network = network
@@ -84,7 +84,7 @@ class SidewaysProbe:
 
 
 class CellHost:
-    """A cell's process, life after life, on one disk."""
+    """The process of a cell across restarts, on one disk."""
 
     def __init__(self, name: str, disk: Disk, setting: Setting) -> None:
         self.name = name
@@ -98,12 +98,12 @@ class CellHost:
         self.kept_down = False
         self.release = Release.PRESENT
         self.overloaded = False
-        """Whether it turns calls away, except those that have a lane of their own."""
+        """Whether it rejects calls, except those of the exempt priority level."""
         self._setting = setting
         self._mounted: Mounted | None = None
         self._serving = False
         self._clients: dict[str, Client] = {}
-        """Of the cell that lives now, by caller."""
+        """Clients of the running cell by caller."""
 
     @property
     def alive(self) -> bool:
@@ -119,13 +119,13 @@ class CellHost:
             known = self._clients[caller] = self.cell.client(principal_of(caller))
         here = self._setting.releases.get(caller, Release.PRESENT)
         if here is self.release and here is not Release.FORMER:
-            # They know the same. Of the former release the code here says more than that knows, so it is interpreted.
+            # Equal releases need no proxy, except the previous one: this code sends fields that it does not know.
             return Foreteller(known) if here is Release.NEXT else known
         ears = self._setting.ears
         return Interpreter(known, here, self.release, lambda what: ears.misunderstood(self.name, f"{caller}: {what}"))
 
     def install(self, release: Release) -> None:
-        """Restarted as a process of this release, on the disk that the one before it left."""
+        """Restarts the cell as another release, on the same disk."""
         self.crash()
         self.release = release
         self._setting.releases[f"region/{self.name}"] = release
@@ -178,7 +178,7 @@ class CellHost:
                     if foretells:
                         await mounted.commit(Txn(writes=(Put(UNKNOWN_KIND_KEY + name, b'{"metadata":{"name":"x"}}'),)))
                     await cell.start()
-                except Fault as fault:  # the store is not there yet: whoever supervises the process starts it again
+                except Fault as fault:  # the store is unavailable; a supervisor would restart the process
                     if isinstance(fault, StoreFailed) and not self.store_failed:
                         shared.ears.misunderstood(self.name, f"the {self.release} cannot read its disk: {fault}")
                     await ports.clock.sleep(BOOT_RETRY_S)
@@ -199,13 +199,13 @@ class CellHost:
             self._mounted = None
 
     def stumble(self) -> None:
-        """Dies in the middle of something, and is started again after a while."""
+        """Crashes and restarts after a random delay."""
         self.crash()
         chance = stream(self._setting.seed, f"{self.name}.{self.lives}/reboot")
         self._setting.loop.arrive_later(chance.uniform(*REBOOT_S), self.boot)
 
     def stumble_after(self, steps: int) -> None:
-        """Dies after so many more steps: at whatever await it has then come to."""
+        """Crashes after this many event loop steps, at whatever await is reached then."""
         if self.process is not None and self.process.alive:
             self.process.fuse, self.process.blow = max(1, steps), self._stumble_here
 
@@ -214,7 +214,7 @@ class CellHost:
         self.stumble()
 
     def pause(self, for_s: float) -> None:
-        """SIGSTOP, and after a while SIGCONT."""
+        """SIGSTOP, then SIGCONT after `for_s`."""
         process = self.process
         if process is None or not process.alive or process.paused:
             return
@@ -230,7 +230,7 @@ class CellHost:
         return self._mounted is not None and self._mounted.failed
 
     def heal(self) -> None:
-        """Nothing keeps it from running any more."""
+        """Ends all faults of this cell and starts it."""
         self.kept_down = self.overloaded = False
         self.disk.down = self.disk.full = False
         self.disk.trap = 0
@@ -244,7 +244,7 @@ class CellHost:
 
 
 class AgentHost:
-    """An agent's process, life after life, on one machine."""
+    """The process of an agent across restarts, on one machine."""
 
     def __init__(self, region: CellHost, config: AgentConfig, setting: Setting) -> None:
         self.name = config.name
@@ -259,7 +259,7 @@ class AgentHost:
         self.kept_down = False
         self.release = Release.PRESENT
         self.taken_away = False
-        """Whether its provider has taken it back: whoever has power to give again then has no such machine any more."""
+        """Whether the node provider has removed the machine. It then never boots again."""
         self._config = config
         self._setting = setting
 
@@ -312,7 +312,7 @@ class AgentHost:
         self.machine.lose_power()
 
     async def shrink(self, for_s: float) -> None:
-        """Someone takes half of the processors out, and puts them back after a while; the work runs on."""
+        """Halves the CPU capacity for `for_s`. Tasks keep running."""
         whole = self._config
         half: dict[str, Any] = {**whole.capacity, "cpu": f"{amounts(whole.capacity)['cpu'] // 2}m"}
         for config in (msgspec.structs.replace(whole, capacity=half), whole):
@@ -323,11 +323,11 @@ class AgentHost:
 
     @property
     def among_former(self) -> bool:
-        """Whether it, or its cell, knows nothing of some fields."""
+        """Whether the agent or its cell runs the previous release."""
         return Release.FORMER in (self.release, self.region.release)
 
     def install(self, release: Release) -> None:
-        """Restarted as a process of this release; what ran runs on."""
+        """Restarts the agent as another release. Tasks keep running."""
         self.crash()
         self.release = release
         self._setting.releases[self.caller] = release
@@ -342,7 +342,7 @@ class AgentHost:
 
 
 def _foretold(config: AgentConfig) -> AgentConfig:
-    """What an agent of the next release registers: resources, drivers and labels that this one has never heard of."""
+    """The configuration of a next-release agent: with unknown resources, drivers and labels."""
     return msgspec.structs.replace(
         config,
         capacity={**config.capacity, "tomorrow.dev/npu": "4"},
@@ -352,8 +352,7 @@ def _foretold(config: AgentConfig) -> AgentConfig:
 
 
 def agent_config(region: str, number: int, zones: tuple[str, ...], chance: random.Random) -> AgentConfig:
-    """Machines differ: some have GPUs, few ports or something scarce, some belong to another pool or to one tenant
-    alone, many are tiny, none is large."""
+    """Configuration of one machine. Machines differ in GPUs, ports, scarce resources, pool, tenant and size."""
     gpus = number < MACHINES and number % 3 == 1
     capacity: dict[str, Any] = {"cpu": chance.choice(("1", "2", "2")), "memory": chance.choice(("4Gi", "8Gi"))}
     if number >= MACHINES:

@@ -1,9 +1,8 @@
-"""Between two releases: everything that is said is encoded by the product, made into what that release would say,
-and decoded by the product again, both ways.
+"""Version-skew proxy: encodes each message with the current release, rewrites it to another release's schema, and
+decodes it again, in both directions.
 
-Stands where a cell answers a caller of another release (`CellHost.client_for`), so what the decoding of the product
-does to what it does not know (refuse it, drop it, trip over it) happens to the caller as it would over HTTP. What both
-releases know must arrive as it was said; whatever does not is told as a misunderstanding. Never invents an answer.
+Fields known to both releases must arrive unchanged; any difference is reported as a violation. The proxy never invents
+a response. It is used where a cell serves a caller of another release (`CellHost.client_for`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 
 
 class _Around(msgspec.Struct):
-    """What objects are wrapped in: forms that the model has no type for."""
+    """Marker type of envelopes, for which the model has no type."""
 
 
 def _as_it_is(kind: type[Any], tree: Any) -> Any:
@@ -43,7 +42,7 @@ def _as_it_is(kind: type[Any], tree: Any) -> Any:
 
 
 class Interpreter:
-    """A client inside a cell of release `there`, for a caller of release `here`; `misunderstood` is told what was."""
+    """Client inside a cell of release `there` for a caller of release `here`. Calls `misunderstood` on differences."""
 
     def __init__(self, inner: Client, here: Release, there: Release, misunderstood: Callable[[str], None]) -> None:
         self._inner = inner
@@ -170,11 +169,11 @@ class Interpreter:
             raise Ambiguous(f"the answer cannot be read: {error}") from error
 
     def _asked(self, what: str, body: Callable[[Voice], bytes], decode: Callable[[bytes], T]) -> T:
-        """What the caller says, as the cell hears it."""
+        """A request of the caller, as the cell decodes it."""
         return self._heard(what, self._here, self._there, body, decode)
 
     def _answered(self, what: str, body: Callable[[Voice], bytes], decode: Callable[[bytes], T]) -> T:
-        """What the cell says, as the caller hears it."""
+        """A response of the cell, as the caller decodes it."""
         return self._heard(what, self._there, self._here, body, decode)
 
     def _heard(
@@ -189,11 +188,11 @@ class Interpreter:
             self._misunderstood(f"{what} of the {by} was refused by the {to}: {error}")
             raise
         if by is Release.NEXT and to is Release.PRESENT and found != decode(body(_as_it_is)):
-            self._misunderstood(f"{what} of the {by} reached the {to} without something that both of them know")
+            self._misunderstood(f"{what} of the {by} reached the {to} without a field that both know")
         return found
 
     async def _ask(self, work: Awaitable[T]) -> T:
-        """A fault is a message too."""
+        """Rewrites faults too."""
         try:
             return await work
         except Fault as fault:
@@ -204,13 +203,13 @@ class Interpreter:
             told = wire.fault_of(fault.code, _json.encode(tree), retry_after_s=after_s)
             if not isinstance(fault, type(told)):
                 self._misunderstood(
-                    f"a {type(fault).__name__} of the {self._there} was taken for a {type(told).__name__}"
+                    f"a {type(fault).__name__} of the {self._there} was decoded as {type(told).__name__}"
                 )
             raise told from fault
 
 
 def _decode_commit(body: bytes) -> wire.CommitRequest:
-    """Without the warnings: they are about what was left out, and the rest is what counts."""
+    """Decodes a commit without its warnings about unknown fields."""
     return msgspec.structs.replace(wire.decode_commit(body), unknown=())
 
 
@@ -224,21 +223,21 @@ def _line(seen: Seen[Any], say: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _commit_body(body: bytes, say: Voice) -> bytes:
-    """The objects and the status blocks of a commit in somebody's voice, and what is around them."""
+    """A commit request with objects, status blocks and envelope rewritten."""
     tree = _json.decode(body)
     around = say(_Around, {})
     for write in tree.get("writes", ()):
         if "object" in write:
             write["object"] = say(kind_named(write["object"]["kind"]), write["object"])
         elif "blocks" in write:
-            # As a whole object, so that what holds for objects holds for their blocks.
+            # As a whole object, so that the rules of the object apply to its status blocks.
             write["blocks"] = say(kind_named(write["kind"]), {"status": write["blocks"]})["status"]
         write.update(around)
     return _json.encode({**tree, **around})
 
 
 class _Translated:
-    """A watch whose batches were said by another release."""
+    """A watch whose batches are rewritten from another release."""
 
     def __init__(
         self, stream: AsyncIterator[Sequence[Any]], translate: Callable[[Sequence[Any]], Sequence[Any]]
@@ -254,7 +253,7 @@ class _Translated:
 
 
 class Foreteller:
-    """The client of a part inside a cell of the next release: what that writes carries its marks."""
+    """Client of a component inside a cell of the next release: adds unknown labels and conditions to its writes."""
 
     def __init__(self, inner: Client) -> None:
         self._inner = inner

@@ -1,8 +1,8 @@
 """An asyncio event loop on virtual time, for many simulated processes in one thread.
 
-Ready callbacks run in order within one simulated process, as asyncio promises; between processes a seeded draw decides
-who goes next. Time passes only when nobody is ready. A crashed process simply stops being scheduled: its `finally`
-blocks do not run, for a power cut runs none either, and what it had already sent may still arrive.
+- Within one process, ready callbacks run in order, as in asyncio. Between processes a seeded draw chooses.
+- Time advances only when no callback is ready.
+- A crashed process is no longer scheduled: its `finally` blocks do not run, and messages it has sent may still arrive.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import msgspec
 
 CLOSE_ATTEMPTS = 20
 STEPS_MAX = 1_000_000
-"""Steps of one run, many times what a long one takes; a run that needs more is going in circles."""
+"""Maximum steps of one run, far above a long run. Beyond it the run fails as a livelock."""
 RESOLUTION_S = 1e-6
 _MASK = 2**64 - 1
 
 
 class Call(msgspec.Struct):
-    """A callback that is due or will be: as much of an asyncio handle as anyone here uses, without its costs."""
+    """A scheduled callback: a cheaper replacement of asyncio's Handle and TimerHandle."""
 
     callback: Callable[..., object]
     args: tuple[Any, ...]
@@ -49,11 +49,11 @@ class Call(msgspec.Struct):
 
 
 def _nothing() -> None:
-    """What a cancelled call would do."""
+    """Callback of a cancelled call."""
 
 
 class Process:
-    """One life of one simulated process. After a crash the next life is another Process of the same name."""
+    """One incarnation of a simulated process. After a restart there is another Process with the same name."""
 
     __slots__ = ("alive", "blow", "context", "fuse", "held", "life", "name", "number", "paused", "queue", "tasks")
 
@@ -64,15 +64,15 @@ class Process:
         self.paused = False
         self.number = zlib.crc32(name.encode()) + life
         self.fuse = 0
-        """After so many more of its steps `blow` is called, between two of them; 0 for never."""
+        """Steps until `blow` is called; 0 for never."""
         self.blow: Callable[[], None] | None = None
         self.queue: deque[Call] = deque()
-        """Ready callbacks; while the process is paused they gather in `held`."""
+        """Ready callbacks. While the process is paused they are collected in `held`."""
         self.held: list[Call] = []
         self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
-        """Every task it ever began. A reference that has gone stays: a life begins a few hundred."""
+        """References to all tasks that the process has started."""
         self.context: Context | None = None
-        """What the contexts of its tasks are copied from, once it has any."""
+        """Template of its tasks' contexts."""
 
     def __repr__(self) -> str:
         return f"{self.name}.{self.life}"
@@ -83,11 +83,11 @@ current_process: ContextVar[Process] = ContextVar("current_process", default=WOR
 
 
 class NothingLeft(RuntimeError):
-    """Every process waits for something that will never happen."""
+    """No process can make progress, or the run exceeds its steps."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`steps` counts callbacks; `trace` is a running digest of who ran when, to compare two runs of one seed."""
+    """`steps` counts callbacks. `trace` is a running digest of which process ran when, to compare runs of a seed."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
@@ -96,10 +96,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._draw = chance.random
         self._world = Process("world", 0)
         self.outside = copy_context()
-        """The context of what belongs to no process: what is on its way arrives whoever has died meanwhile."""
+        """Context of callbacks that belong to no process, such as messages in flight."""
         self.outside.run(current_process.set, WORLD)
         self._waiting: list[Process] = []
-        """Processes with something ready, each once."""
+        """Processes with ready callbacks, each once."""
         self._timers: list[tuple[float, int, Call | asyncio.Future[None]]] = []
         self._timer_number = 0
         self._buried: list[Any] = []
@@ -107,8 +107,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.trace = 0
         self.failures: list[dict[str, Any]] = []
         self.dropped: Counter[str] = Counter()
-        """Asynchronous generators that nobody closed, by name: they end when their last reference goes, which is for
-        the interpreter to say (a traceback that somebody keeps, a cycle) and not for the seed."""
+        """Asynchronous generators that were not closed, by name. Their end depends on the interpreter, not the seed."""
         self.set_exception_handler(lambda _, context: self.failures.append(context))
 
     # Time
@@ -149,12 +148,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Call:
-        raise RuntimeError("a simulated process has no threads")
+        raise RuntimeError("call_soon_threadsafe: a simulated process has no threads")
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Call:
-        # Like a real clock's: a wait too short to be told from none must still let time pass.
+        # A delay below the resolution must still advance the clock.
         when_s = self.now_s + (delay if delay <= 0 or delay > RESOLUTION_S else RESOLUTION_S)
         return self._set_timer(Call(callback, args, copy_context() if context is None else context, when_s))
 
@@ -169,8 +168,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return call
 
     def nap(self, seconds: float) -> asyncio.Future[None]:
-        """Done when so much time has passed: `asyncio.sleep` without its costs. Whoever waits for it is woken at that
-        moment, and not by a step of its own in between."""
+        """A future that completes after `seconds`: a cheaper `asyncio.sleep`, without an intermediate step."""
         future: asyncio.Future[None] = asyncio.Future(loop=self)
         self._timer_number += 1
         when_s = self.now_s + (seconds if seconds > RESOLUTION_S else RESOLUTION_S)
@@ -178,11 +176,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def arrive_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Call:
-        """Like `call_later`, for what no crash and no pause of the process that sends it can stop."""
+        """Like `call_later`, but independent of any process: a crash or pause of the sender does not stop it."""
         return self._set_timer(Call(callback, args, self.outside, self.now_s + delay))
 
     def _run_once(self) -> None:
-        """Runs until someone asks the loop to stop."""
+        """Runs until the loop is stopped."""
         waiting, draw = self._waiting, self._draw
         while not self._stopping:  # type: ignore[attr-defined]
             if not waiting:
@@ -212,7 +210,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         except BaseException as error:
             self.call_exception_handler({"message": f"exception in {call.callback!r}", "exception": error})
         if self.steps > STEPS_MAX:
-            raise NothingLeft(f"more than {STEPS_MAX} steps; the run goes in circles")
+            raise NothingLeft(f"livelock: more than {STEPS_MAX} steps")
 
     def _burn(self, owner: Process) -> None:
         owner.fuse -= 1
@@ -220,7 +218,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             owner.blow()
 
     def _advance(self) -> None:
-        """Nobody is ready: move the clock to the next timer and make everything due then ready."""
+        """Advances the clock to the next timer and makes all timers of that time ready."""
         timers, pop, now = self._timers, heapq.heappop, -1.0
         while timers:
             if timers[0][0] > now >= 0.0:
@@ -236,15 +234,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not isinstance(item, Call):
                 item.set_result(None)
             elif item.context is self.outside:
-                # It belongs to no process, and none is ready: nothing could come between.
+                # No process is ready, so the callback can run at once.
                 self._run(item, self._world)
             else:
                 self._enqueue(item)
         if now < 0.0:
-            raise NothingLeft("no process is ready and no timer is set: the world has stopped")
+            raise NothingLeft("deadlock: no process is ready and no timer is set")
 
     def note(self, number: int) -> None:
-        """Mixes something that happened into the digest, such as a commit."""
+        """Adds an event, such as a commit, to the digest."""
         self.trace = (self.trace * 1_000_003 + number) & _MASK
 
     # Processes
@@ -258,7 +256,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def spawn(self, process: Process, main: Coroutine[Any, Any, Any], *, name: str = "") -> asyncio.Task[Any]:
-        """Starts a task that belongs to a process, and so does everything it starts."""
+        """Starts a task of a process. Tasks that it starts belong to the same process."""
         return self.create_task(main, name=name or process.name, context=self.context_of(process))
 
     def context_of(self, process: Process) -> Context:
@@ -268,7 +266,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return process.context.copy()
 
     def kill(self, process: Process) -> None:
-        """The process is gone between two steps. Its tasks are kept, so that nothing of them ever runs again."""
+        """Crashes the process. References to its tasks are kept, so that no finalizer runs."""
         process.alive = False
         self._stop_running(process)
         self._buried.extend(process.queue)
@@ -278,7 +276,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process.held.clear()
 
     def pause(self, process: Process) -> None:
-        """SIGSTOP: nothing of it runs, its timers pass, the world goes on."""
+        """SIGSTOP: no callback of the process runs, but its timers expire."""
         process.paused = True
         self._stop_running(process)
         process.held.extend(process.queue)
@@ -294,13 +292,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if process in self._waiting:
             self._waiting.remove(process)
 
-    # What BaseEventLoop asks of a real loop
+    # Required by BaseEventLoop
 
-    # False, and without a frame of its own: every future asks when it is made.
+    # Returns False without a Python frame, because every new future calls it.
     get_debug = bool
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
-        """A generator nobody reads any more is closed by the process that dropped it; and the run has failed."""
+        """Closes a dropped asynchronous generator, and records it as a failure of the run."""
         if not self.is_closed():
             self.dropped[agen.__qualname__] += 1
             self.call_soon(self.create_task, agen.aclose())
@@ -317,7 +315,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise RuntimeError(f"{func!r}: a simulated process has no threads")
 
     def end(self) -> None:
-        """Closes the loop without running what is left."""
+        """Closes the loop without running pending callbacks."""
         self._waiting.clear()
         self._timers.clear()
         self._buried.extend(asyncio.all_tasks(self))
@@ -329,7 +327,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._bury()
 
     def _bury(self) -> None:
-        """Closes what was still waiting. Whatever it wants to clean up first is refused: its world is over."""
+        """Closes all pending coroutines and suppresses their cleanup errors."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             for item in [i for i in self._buried if isinstance(i, asyncio.Task)]:

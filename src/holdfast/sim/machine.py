@@ -1,6 +1,6 @@
-"""A simulated machine: work that runs on although its agent dies, and stops only when told or when the power goes.
+"""A simulated machine: its tasks survive an agent crash, and end when stopped, at their deadline or at power loss.
 
-The machine is what really happens; the agent's driver is one life's way to it. Checkers read the machine.
+The machine is the ground truth that checkers read. Each agent process has its own driver for it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ BATCH_RUNS_S = (5.0, 40.0)
 QUICK_RUNS_S = (0.0, 0.05)
 MORTAL_RUNS_S = (5.0, 60.0)
 MORTAL_SHARE = 0.6
-"""How many runs of work that may end by itself do so."""
+"""Share of the runs that exit by themselves, of tasks that may."""
 READY_AFTER_S = 0.5
 WELL_FOR_S = 25.0
-"""For so long the work that becomes unwell is well."""
+"""How long a task that turns unhealthy passes its probes."""
 ENDS = (
     Exit(code=1, reason=Reason.EXITED),
     Exit(signal="SIGSEGV", reason=Reason.KILLED),
@@ -65,7 +65,7 @@ REFUSALS = (
 
 
 class Work(msgspec.Struct):
-    """One run of one task, with true times. `heard` once the agent was told of its end."""
+    """One run of one task, in true time. `heard` is set after the agent was told of its exit."""
 
     task: Task
     pid: int
@@ -75,13 +75,13 @@ class Work(msgspec.Struct):
     ended_s: float = 0.0
     heard: bool = False
     watchdog: Call | None = None
-    """What looks at its deadline next; one at a time."""
+    """Timer of the next deadline check."""
 
 
 class Machine:
-    """What runs on one node, and the watchdogs that end what may not run on, whatever has become of the agent.
+    """The tasks of one node and their watchdogs, which stop a task at its deadline even without an agent.
 
-    `began` is told of every run as it begins; the checkers listen there.
+    `began` is called at the start of every run; checkers use it.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Machine:
         self.clock = SimClock(loop)
         self.facts = Facts()
         self.broken = False
-        """Whether nothing can be started here, as on a machine whose disk or kernel has gone bad."""
+        """Whether every task start fails, as on a machine with a broken disk."""
         self.runs: dict[str, Work] = {}
         self.lease = (0, 0.0)
-        """The epoch of the node's lease and its end, as the agent last wrote them for the watchdogs."""
+        """Epoch and end of the node's lease, as the agent last wrote them for the watchdogs."""
         self.loop = loop
         self._chaos = chaos
         self._chance = chance
@@ -133,21 +133,21 @@ class Machine:
         return work
 
     def _fails(self, task: Task) -> bool:
-        """Unsteady work fails as long as anything goes wrong in this world; some work fails always."""
+        """Whether a batch task fails. Unsteady tasks fail only during the fault phase."""
         behaves = task.env.get(BEHAVES)
         return behaves in (FAILS, FAILS_AT_ONCE) or (
             behaves == UNSTEADY and not self._chaos.healed and self._chance.random() < 0.5
         )
 
     def _dies(self, task: Task) -> bool:
-        """Mortal work ends by itself as long as anything goes wrong in this world."""
+        """Whether a service task exits by itself. This happens only during the fault phase."""
         mortal = task.env.get(BEHAVES) == MORTAL and not self._chaos.healed
         return mortal and self._chance.random() < MORTAL_SHARE
 
     # Watchdogs
 
     def deadline(self, task: Task, until_mono_s: float | None) -> tuple[float, Reason]:
-        """When a run must be over, on this machine's monotonic clock, and the reason to give."""
+        """Deadline of a run on this machine's monotonic clock, and the exit reason."""
         end, why = float("inf"), Reason.LEASE_LAPSED
         if task.exclusive:
             epoch, end = self.lease
@@ -158,7 +158,7 @@ class Machine:
         return end, why
 
     def guard(self, work: Work) -> None:
-        """Ends the run in time, or looks again when its time is nearly over: a renewal may have moved it."""
+        """Ends the run at its deadline, or sets a timer to check again, because a renewal may move the deadline."""
         if work.watchdog is not None:
             work.watchdog.cancel()
             work.watchdog = None
@@ -182,7 +182,7 @@ class Machine:
                 self.guard(work)
 
     async def _die(self, work: Work, after_s: float, how: Exit) -> None:
-        """Ends what should have run on, unless by then nothing goes wrong any more."""
+        """Ends a service task, unless the fault phase is over by then."""
         await asyncio.sleep(after_s)
         if self.powered and not self._chaos.healed:
             self.end(work, how)
@@ -199,7 +199,7 @@ class Machine:
             self._changed.set()
 
     def lose_power(self) -> None:
-        """Everything stops at once. What was running is not found any more; the lease was of another boot."""
+        """Power loss: all tasks end and are forgotten, and the lease of this boot is void."""
         self.powered = False
         for work in self.running():
             work.exit = Exit(signal="SIGKILL", reason=Reason.KILLED)
@@ -210,7 +210,7 @@ class Machine:
         self.facts = msgspec.structs.replace(self.facts, lease_until_mono_s=0.0)
 
     def wall_s(self, true_s: float) -> float:
-        """A moment as this machine's wall clock would have it now."""
+        """A true time converted to this machine's wall clock."""
         return self.clock.now() - (self.loop.time() - true_s)
 
     async def change(self) -> None:
@@ -219,7 +219,7 @@ class Machine:
 
 
 class SimDriver:
-    """One agent life's driver; implements `agent.drivers.contract.Driver` on a Machine."""
+    """The driver of one agent process; implements `agent.drivers.contract.Driver` on a Machine."""
 
     name = "process"
 
@@ -244,14 +244,14 @@ class SimDriver:
         slow = self._chaos.strikes(Kind.START_SLOW, place)
         await asyncio.sleep(slow.uniform(*SLOW_START_S) if slow is not None else self._chance.uniform(*START_S))
         if self._machine.broken:
-            raise StartFailed(Reason.START_ERROR, "the machine starts nothing (simulated)")
+            raise StartFailed(Reason.START_ERROR, "the machine cannot start tasks (simulated)")
         if (own := self._chaos.strikes(Kind.START_FAILS, place)) is not None:
-            raise StartFailed(own.choice(REFUSALS), "the system refused to start it (simulated)")
+            raise StartFailed(own.choice(REFUSALS), "the start failed (simulated)")
         if self._stopped.get(task.id, 0) >= task.run:
-            raise StartFailed(Reason.NEVER_STARTED, "stopped before it began")
+            raise StartFailed(Reason.NEVER_STARTED, "stopped before it started")
         end_mono_s, why = self._machine.deadline(task, task.until_mono_s)
         if end_mono_s - limits.WATCHDOG_LEAD_S <= self._machine.clock.monotonic():
-            raise StartFailed(Reason.NEVER_STARTED, f"its time was over before it began ({why})")
+            raise StartFailed(Reason.NEVER_STARTED, f"its deadline passed before it started ({why})")
         work = self._machine.begin(left_on_disk(self._release, TaskRecord(task)).task)
         return Started(work.pid, self._machine.wall_s(work.started_s))
 
@@ -302,7 +302,7 @@ class SimDriver:
 
 
 class SimProber:
-    """Work is ready a moment after it began, as long as it runs, and unless chance has it."""
+    """Probes of simulated tasks: ready shortly after the start, unless the behaviour or a fault says otherwise."""
 
     def __init__(self, machine: Machine, chaos: Chaos) -> None:
         self._machine = machine
@@ -311,19 +311,19 @@ class SimProber:
     async def check(self, target: Target, probe: Probe) -> Checked:
         work = self._machine.runs.get(target.task_id)
         if work is None or work.exit is not None:
-            return Checked(False, "nothing runs")
+            return Checked(False, "not running")
         if self._chaos.strikes(Kind.PROBE_FAILS, self._machine.name) is not None:
-            return Checked(False, "no answer (simulated)")
+            return Checked(False, "no response (simulated)")
         ran_s, behaves = self._machine.loop.time() - work.started_s, work.task.env.get(BEHAVES)
         if behaves in (NEVER_READY, NEVER_UP) or (behaves == UNWELL and ran_s > WELL_FOR_S):
-            return Checked(False, f"it answers with an error ({behaves}, simulated)")
+            return Checked(False, f"error response ({behaves}, simulated)")
         if behaves == HALF_READY and int(work.task.replica.rpartition("-")[2]) % 2:
-            return Checked(False, "it answers with an error (simulated)")
+            return Checked(False, "error response (simulated)")
         return Checked(ran_s >= READY_AFTER_S, "starting")
 
 
 class SimMemory:
-    """The agent's few durable facts; on the machine's disk, so they outlive the agent, and the epochs the power."""
+    """The agent's persisted state on the machine's disk. It survives agent restarts; epochs also survive power loss."""
 
     def __init__(self, machine: Machine, release: Release = Release.PRESENT) -> None:
         self._machine = machine

@@ -1,7 +1,7 @@
-"""The network between simulated processes: calls and streams, cut in either direction, slow, lost or broken.
+"""Simulated network: calls and streams between processes, with partitions per direction, latency and loss.
 
-A call is carried out by the process that answers it: it runs there, dies with it, and its answer may be lost on the way
-back. Whoever asked then knows only that it does not know. A paused process takes a call and carries it out late.
+A call runs in the called process and dies with it. Its response may be lost; then the caller gets an ambiguous result.
+A paused process accepts a call and executes it late.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ LATENCY_S = (0.0005, 0.02)
 NO_ANSWER_S = (1.0, 10.0)
 REFUSED_S = (0.01, 0.5)
 NOTICED_S = (0.5, 10.0)
-"""How long it takes until a broken connection is noticed."""
+"""Delay until a broken connection is detected."""
 DELAY_S = (0.5, 20.0)
 STALL_S = (10.0, 120.0)
 SLOW_REPLY_S = (0.2, 6.0)
 TURNED_AWAY = 0.8
-"""The share of calls that an overloaded cell turns away."""
+"""Share of calls that an overloaded cell rejects."""
 
 
 class Host(Protocol):
-    """A process that answers calls: the one that lives now, and a client inside it for a given caller."""
+    """A host that serves calls: its current process, and a client inside it for a caller."""
 
     name: str
     overloaded: bool
@@ -43,7 +43,7 @@ class Host(Protocol):
 
 
 class Pipe(Generic[T]):
-    """What one stream has delivered and its reader has not yet taken; at last, how it ended."""
+    """Buffer of one stream: delivered items that are not read yet, and the final fault."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -53,7 +53,7 @@ class Pipe(Generic[T]):
         self.closed = False
         self.stalled = False
         self.due_s = 0.0
-        """When the last of what is on its way arrives: nothing overtakes."""
+        """Arrival time of the last item in flight. Items keep their order."""
 
     def put(self, item: T) -> None:
         if self._fault is None and not self.closed:
@@ -79,21 +79,22 @@ class Pipe(Generic[T]):
 
 
 class Network:
-    """Names are those of callers (`region/east`, `node/east/n1`, `operator`) and of hosts (`global`, `east`)."""
+    """Partitions, calls and streams between callers (`region/east`, `node/east/n1`, `operator`) and hosts
+    (`global`)."""
 
     def __init__(self, loop: VirtualLoop, chaos: Chaos, chance: random.Random) -> None:
         self.loop = loop
         self.chaos = chaos
         self._chance = chance
         self._cut: dict[tuple[str, str], int] = {}
-        """Directions that nothing passes, with the number of reasons for it."""
+        """Blocked directions with the number of active partitions."""
         self._open: dict[Process, dict[int, Callable[[Fault], None]]] = {}
         self._number = 0
 
-    # Cutting
+    # Partitions
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing goes from `source` to `target` any more, until as many `join`s."""
+        """Blocks messages from `source` to `target` until the same number of `join` calls."""
         self._cut[(source, target)] = self._cut.get((source, target), 0) + 1
 
     def join(self, source: str, target: str) -> None:
@@ -110,7 +111,7 @@ class Network:
         return (source, target) not in self._cut
 
     def reset(self, process: Process) -> None:
-        """The process is gone: whoever waits for it notices after a moment."""
+        """Fails the open calls and streams of a crashed process after a short delay."""
         for notice in self._open.pop(process, {}).values():
             fault = Unavailable(f"{process.name} closed the connection (simulated)")
             self.loop.arrive_later(self._chance.uniform(*REFUSED_S), notice, fault)
@@ -134,16 +135,15 @@ class Network:
         writes: bool,
         own_lane: bool = False,
     ) -> T:
-        """Carries a call over and its answer back, or fails the way networks do. Leases have a lane of their own."""
+        """Sends a call and returns its response, or fails as a network does. Lease renewals are exempt from
+        overload."""
         answer: asyncio.Future[T] = self.loop.create_future()
         if not self.reachable(caller, host.name):
             await asyncio.sleep(self._chance.uniform(*NO_ANSWER_S))
-            raise Unavailable(f"{host.name} cannot be reached from {caller} (simulated)")
+            raise Unavailable(f"{host.name} is unreachable from {caller} (simulated)")
         if host.overloaded and not own_lane and self._chance.random() < TURNED_AWAY:
             await asyncio.sleep(self._latency_s())
-            raise Overloaded(
-                f"{host.name} has too much to do (simulated)", retry_after_s=self._chance.uniform(0.5, 3.0)
-            )
+            raise Overloaded(f"{host.name} is overloaded (simulated)", retry_after_s=self._chance.uniform(0.5, 3.0))
         lost = self.chaos.strikes(Kind.CALL_LOST, caller) is not None
         if not lost:
             self.loop.arrive_later(self._latency_s(), self._arrive, caller, host, work, answer, writes)
@@ -161,10 +161,10 @@ class Network:
         answer: asyncio.Future[T],
         writes: bool,
     ) -> None:
-        """The request is there; from here on it is the other process's to carry out."""
+        """Starts the call in the called process."""
         target = host.answering()
         if target is None:
-            refused = Unavailable(f"{host.name} does not answer (simulated)")
+            refused = Unavailable(f"{host.name} refused the connection (simulated)")
             self.loop.arrive_later(self._chance.uniform(*REFUSED_S), _settle, answer, refused)
             return
         number = self._register(target, lambda _: self._give_up(answer, host.name, writes))
@@ -190,7 +190,7 @@ class Network:
     @staticmethod
     def _give_up(answer: asyncio.Future[Any], host: str, writes: bool) -> None:
         kind = Ambiguous if writes else Unavailable
-        _settle(answer, kind(f"{host} did not answer (simulated)"))
+        _settle(answer, kind(f"{host} did not respond (simulated)"))
 
     def _latency_s(self) -> float:
         return self._chance.uniform(*LATENCY_S)
@@ -200,12 +200,12 @@ class Network:
     async def stream(
         self, caller: str, place: str, host: Host, opened: Callable[[Client], AsyncIterator[Sequence[T]]]
     ) -> AsyncIterator[Sequence[T]]:
-        """What another process sends, batch by batch, until it dies, the path is cut, or chance has it."""
+        """Yields the batches of a stream until its process crashes, the network is partitioned, or a fault ends it."""
         await asyncio.sleep(self._latency_s())
         target = host.answering()
         if target is None or not self.reachable(caller, host.name):
             await asyncio.sleep(self._chance.uniform(*REFUSED_S))
-            raise Unavailable(f"{host.name} cannot be reached from {caller} (simulated)")
+            raise Unavailable(f"{host.name} is unreachable from {caller} (simulated)")
         if self.chaos.strikes(Kind.WATCH_EXPIRED, place) is not None:
             raise Expired("the revision is compacted (simulated): list again")
         pipe: Pipe[Sequence[T]] = Pipe(self.loop)

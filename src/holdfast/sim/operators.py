@@ -1,4 +1,4 @@
-"""Operators of a simulated world, doing the wrong thing at the wrong time; and putting it right in the end."""
+"""Simulated operators: faults caused by operators, and their undo at the end of the fault phase."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 BURST_WORKLOADS = 6
 BURST_SORTS = ("batch", "batch", "dated", "failing", "quick")
-"""What comes in bursts, of those that there are in a world."""
+"""Profiles of a burst, if the run has them."""
 
 
 async def interfere(world: World, trouble: Trouble) -> None:
@@ -70,7 +70,7 @@ async def interfere(world: World, trouble: Trouble) -> None:
 
 
 async def put_right(world: World) -> None:
-    """Nothing that a person did stands in the way any more."""
+    """Uncordons nodes, deletes overrides and restores the default policy."""
     for region in world.regions:
         client = world.operator_of(region.name)
         for node in (await client.list(Node)).items:
@@ -119,7 +119,7 @@ async def _change_quota(world: World, trouble: Trouble) -> None:
 
 
 async def _delete_tenant(world: World, name: str) -> None:
-    """Everything of the tenant is to go, and nothing of it comes back."""
+    """Deletes the tenant and removes it from the desired state."""
     if len(world.wanted.tenants) < 2:
         return
     tenant = await world.operator.get(Tenant, name)
@@ -147,7 +147,7 @@ async def _taint(world: World, trouble: Trouble) -> None:
 
 
 async def _change_policy(client: Client, trouble: Trouble) -> None:
-    """Other rules in the middle of whatever goes on: an order of preference, a gate, thrift, or no policy at all."""
+    """Publishes other policy rules: scores, a filter, preemption limits, partition mode, queue order or a shadow."""
     plain, stage = Rules(), PromotionStage.ACTIVE
     match int(trouble.amount * 10):
         case taken_back if taken_back < 0:
@@ -171,16 +171,16 @@ async def _change_policy(client: Client, trouble: Trouble) -> None:
 
 
 def policy_words(amount: float) -> str:
-    """Which rules `_change_policy` takes, in words."""
+    """Describes the rules that `_change_policy` publishes for this amount."""
     words = (
-        "fill nodes up", "fill nodes up", "fill nodes up", "balance nodes", "no preemption", "slow disks only",
-        "no preemption", "provisional while cut off", "fair shares first", "none acts, only a shadow",
+        "packing score", "packing score", "packing score", "balance score", "no preemption", "filter: slow disks only",
+        "no preemption", "provisional while partitioned", "queue by fairness", "shadow only",
     )  # fmt: skip
-    return "taken back: the plain rules" if amount < 0 else words[int(amount * 10)]
+    return "rolled back to the default rules" if amount < 0 else words[int(amount * 10)]
 
 
 async def _burst(world: World, trouble: Trouble) -> None:
-    """A lot of short work at once, of several sorts where there are."""
+    """Creates several batch workloads at once."""
     if trouble.target not in world.wanted.tenants:
         return
     chance = stream(world.seed, f"burst/{trouble.name}")

@@ -1,4 +1,4 @@
-"""Operators of a simulated world who give overrides of every kind: approved or not, revoked or left to expire."""
+"""Simulated operators that create overrides of every kind: approved or not, revoked or left to expire."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def avoid(world: World, trouble: Trouble) -> None:
 
 
 async def give(world: World, trouble: Trouble) -> None:
-    """One override of a kind that chance decides; a second person approves most, and some are taken back early."""
+    """Creates an override of a random kind. A second operator approves most of them, and some are revoked early."""
     chance = stream(world.seed, f"override/{trouble.name}")
     kinds = [k for k in OverrideKind if k is not OverrideKind.AVOID_ZONE]
     scaling = any(made.spec.autoscale is not None for made in world.wanted.made.values())
@@ -58,8 +58,8 @@ async def give(world: World, trouble: Trouble) -> None:
 
 
 async def break_glass(world: World, trouble: Trouble) -> None:
-    """One that is given in a region, which takes it only while it does not hear the global cell; some are revoked
-    there, or at the global cell once that knows of it."""
+    """Creates a break-glass override in a region, which accepts it only while partitioned. Some are revoked, in the
+    region or in the global cell."""
     chance = stream(world.seed, f"override/{trouble.name}")
     region = trouble.target
     kind = chance.choice([k for k in RULES if RULES[k].break_glass and k is not OverrideKind.PIN_POLICY])

@@ -1,6 +1,7 @@
-"""The people of a simulated world set it up, and in the end say clearly what they want; `users.py` is between.
+"""Simulated operators and tenants: create the initial objects, and restate the desired state at the end of a run.
 
-A user whose call failed does not know whether it happened, as in life; `calm` says everything once more, and clearly.
+A failed call leaves the caller uncertain whether it took effect. `calm` writes every object again, so that the
+convergence check has an unambiguous target. `users.py` acts in between.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from holdfast.sim.chaos import Chaos
 from holdfast.sim.sorts import LEVELS, SCARCE, SOLO, SORTS, respec
 
 SLOTS = 4
-"""Places that each region keeps for critical work of others."""
+"""Recovery slots that each region reserves."""
 LOST_AFTER_S = 20.0
 SOLO_NODES = 12
-"""A region must have so many nodes for some of them to be one tenant's own."""
+"""Minimum nodes per region for some of them to be dedicated to a tenant."""
 CRITICAL = frozenset({"critical", "vital"})
-"""Sorts of work that a lost region's budget is kept for."""
+"""Profiles with a recovery objective. Regions reserve recovery slots if one of them is present."""
 NEIGHBOUR = "neighbour"
-"""Work that keeps apart from other work needs other work to keep apart from."""
+"""Second workload for affinity and anti-affinity rules."""
 Name = tuple[str, str]
 
 
 class Wanted(msgspec.Struct):
-    """What should be true in the end: each service with its number of replicas, None for one that was deleted."""
+    """The expected end state: each service with its replica count, None for a deleted service."""
 
     services: dict[Name, int | None] = {}
     made: dict[Name, Workload] = {}
@@ -52,18 +53,18 @@ class Wanted(msgspec.Struct):
 
 
 class Land(msgspec.Struct, frozen=True):
-    """What there is to set up: regions with their zones and residency, tenants with their share, and what they run."""
+    """The regions, tenants, quotas and workload profiles of a run."""
 
     regions: tuple[Region, ...]
     tenants: tuple[str, ...]
     hard: dict[str, Any]
     sorts: tuple[str, ...]
     solo: bool = False
-    """Whether one more tenant has machines of its own."""
+    """Whether a further tenant has dedicated machines."""
 
 
 def land(regions: Sequence[str], tenants: Sequence[str], nodes_per_region: int, sorts: tuple[str, ...]) -> Land:
-    """Quotas are a little too small for comfort: together they cover about what the machines have."""
+    """Builds the topology. Together the quotas are about as large as the machines, so that quota is scarce."""
     tags = ("us", "eu", "ap")
     made = tuple(
         Region(
@@ -88,11 +89,11 @@ def zones_of(region: str) -> tuple[str, ...]:
 
 
 async def set_up(client: Client, land: Land, chance: random.Random, chaos: Chaos | None = None) -> Wanted:
-    """Regions, priorities, tenants with quotas, and a first few workloads of every sort; `chaos` may leave some out."""
+    """Creates regions, priority classes, tenants, quotas and one workload per profile. `chaos` may omit workloads."""
     wanted = Wanted(tenants=[*land.tenants, *([SOLO] if land.solo else [])])
     allowance: dict[str, Any] = {"cpu": "4", "memory": "4Gi"}
     for name in wanted.tenants:
-        # One of the tenants is protected for half of what it may have: nobody else may make that leave.
+        # Half of the first tenant's quota is protected from preemption by other tenants.
         protected: dict[str, Any] = {"cpu": str(int(land.hard["cpu"]) // 2)} if name == land.tenants[0] else {}
         spec = QuotaSpec(hard=land.hard, protected=protected, recovery_allowance=allowance)
         wanted.quotas[name] = Quota(metadata=ObjectMeta(name="quota", namespace=name), spec=spec)
@@ -117,16 +118,16 @@ async def set_up(client: Client, land: Land, chance: random.Random, chaos: Chaos
         own = random.Random(chance.getrandbits(64))
         for each in (name, NEIGHBOUR) if sort == "sociable" else (name,):
             made = SORTS[sort](tenant, each, regions, own)
-            act = f"user brings {tenant}/{each}"
+            act = f"user creates {tenant}/{each}"
             if chaos is None or chaos.allows(act):
                 await want(client, wanted, made)
                 if chaos is not None:
-                    chaos.act(act, f"{made.spec.replicas} of sort {sort}")
+                    chaos.act(act, f"{made.spec.replicas} of profile {sort}")
     return wanted
 
 
 def _first_work(land: Land) -> Iterator[tuple[str, str, str]]:
-    """Tenant, name and sort of what is there from the beginning: plain work, and one of every other sort."""
+    """Tenant, name and profile of the initial workloads: base profiles, and one workload of each other profile."""
     first = land.tenants[0]
     for tenant in land.tenants:
         yield tenant, "api", "service"
@@ -145,25 +146,25 @@ def _budget(region: str) -> RecoveryBudget:
 
 
 async def want(client: Client, wanted: Wanted, workload: Workload) -> None:
-    """From now on this is wanted, whatever becomes of the call."""
+    """Adds the workload to the desired state and creates it. It stays desired even if the call fails."""
     name = (workload.metadata.namespace, workload.metadata.name)
     if workload.spec.type is WorkloadType.BATCH:
         wanted.batches.add(name)
     else:
         wanted.services[name] = workload.spec.replicas
-        wanted.made[name] = sorts.repaired(workload)  # who has to ask again in the end does not ask for a broken one
+        wanted.made[name] = sorts.repaired(workload)  # `calm` creates the repaired template
     await create(client, workload)
 
 
 async def calm(client: Client, wanted: Wanted) -> None:
-    """Says once more, and clearly, what is wanted: whatever was lost on the way is asked for again."""
+    """Writes the desired state again, so that it is unambiguous after lost calls."""
     for tenant, quota in sorted(wanted.quotas.items()):
         if tenant in wanted.tenants:
             stored_quota = await client.get(Quota, "quota", tenant)
             if stored_quota is not None and stored_quota.spec != quota.spec:
                 try:
                     await client.commit([Update(msgspec.structs.replace(stored_quota, spec=quota.spec))])
-                except Invalid:  # it was raised, and more than the former one is in use: it stays
+                except Invalid:  # the stored quota is larger and in use, so it stays
                     wanted.quotas[tenant] = stored_quota
             continue
         gone = await client.get(Tenant, tenant)
@@ -200,7 +201,7 @@ async def create(client: Client, item: Object) -> None:
 
 
 async def edit(client: Client, kind: type[Any], name: str, namespace: str, **changes: Any) -> None:
-    """Changes fields of an object's spec, as a person with an editor does: read, change, write, and again if late."""
+    """Changes fields of an object's spec with read, modify, write; retries after a conflict."""
     for _ in range(5):
         stored = await client.get(kind, name, namespace)
         if stored is None:

@@ -1,7 +1,6 @@
-"""What worlds with planted bugs have said, kept in a file as it comes: a search that was stopped goes on from it.
+"""Results of mutation runs in a file, so that an interrupted search continues.
 
-Answers are those of one state of the code: its digest is the file's first line, and the answers of any other state are
-forgotten, so that no table is put together from two.
+The first line is a digest of the source. Results of another source are discarded, so that a table never mixes two.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class Kept:
-    """Without a path nothing is kept."""
+    """Results in memory, and in the file if a path is given."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.answers: dict[Ask, Tried] = {}
@@ -37,7 +36,7 @@ class Kept:
         path.write_text(f"{state}\n")
 
     def _recall(self, path: Path, state: str) -> bool:
-        """A last line that was cut short by the end of its writer is run again."""
+        """Loads the results. An incomplete last line is dropped, and its run is repeated."""
         first, *lines = path.read_text().split("\n")
         if first != state:
             return False
@@ -56,7 +55,7 @@ class Kept:
 
 
 def state_of_the_code() -> str:
-    """A digest of everything that worlds are made of."""
+    """Digest of all source and scenario files."""
     root = Path(holdfast.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES):

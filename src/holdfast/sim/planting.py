@@ -1,9 +1,8 @@
-"""Plants each bug of `sim/mutations` in turn and counts the seeds until it is caught; the same seeds without it are the
-control, and must be clean.
+"""Mutation testing: applies each mutation of `sim/mutations` and counts the seeds until a checker catches it. The same
+seeds without a mutation are the control and must pass.
 
-A bug that shows only in worlds of one scenario is looked for in those seeds of the ordinary run that begin from it: the
-seed that catches it then is an upper bound of what the ordinary run takes. What a bug takes is counted from the first
-seed of the search, however few of the seeds in between were run.
+A mutation with a scenario is tried in those seeds of the ordinary run that start from the scenario. Seeds are counted
+from the first seed of the search, including seeds that were not run, so that the count is an upper bound.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from holdfast.sim.shrink import complaint
 from holdfast.sim.world import World
 
 FIRST_SEEDS = 1
-"""A bug with a scenario is looked for in so many of the first seeds before."""
+"""Plain seeds tried before the seeds of a mutation's scenario."""
 SEEDS = 25
-"""In so many seeds each is planted at most, unless told otherwise; as many of its scenario if it has one."""
+"""Default maximum of seeds per mutation, and of seeds of its scenario."""
 SEED_MAX = 5000
-"""Further than so many seeds from the first nobody looks."""
+"""Span of seeds that is searched for a scenario."""
 MEDIAN_MAX = 25
-"""What the catalogue as a whole may take in the median: more, and the worlds are too tame."""
+"""Maximum median of seeds over the whole catalogue. A larger median fails the run: the simulation is too weak."""
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One world that somebody wants to know about: this seed with this bug planted, or without any."""
+    """One requested run: a seed with a mutation, or without one (empty name)."""
 
     name: str
     seed: int
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """One world: what it complained of, empty when all was well, and whether what was planted was ever called."""
+    """Result of one run. `by` is the violated invariant, empty if it passed; `executed` tells if the mutation ran."""
 
     seed: int
     by: str = ""
@@ -49,9 +48,9 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Caught(msgspec.Struct, frozen=True):
-    """`seed` is the one that caught it, None when none did; `by` the promise that it broke.
+    """Result of one search. `seed` caught the mutation (None: not caught), `by` is the violated invariant.
 
-    `tried` are the seeds it was planted in, `idle` those of them in which it was never called.
+    `tried` are the seeds that were run, `idle` is the number of them in which the mutation was never called.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Caught(msgspec.Struct, frozen=True):
 
 
 def try_out(seed: int, name: str = "") -> Tried:
-    """One world with the bug planted, or without any; it ends at its first violation."""
+    """Runs a seed with or without a mutation, up to the first violation."""
     with planted(name) if name else nullcontext() as patch:
         world = World(seed)
         world.court.alarm = world.loop.stop
@@ -73,7 +72,7 @@ def try_out(seed: int, name: str = "") -> Tried:
             digest, by = outcome.digest, complaint(outcome)
             what = next(iter((*outcome.unsettled, *outcome.failures)), "")
         except NothingLeft as stuck:
-            by, what = "circles", str(stuck)
+            by, what = "livelock", str(stuck)
         except RuntimeError:
             if not world.court.violations:
                 raise
@@ -85,7 +84,7 @@ def try_out(seed: int, name: str = "") -> Tried:
 
 
 class Control:
-    """The same seeds without any bug, each run once. What it complains of, by seed."""
+    """Runs without mutation. `said` maps each seed to its failure, empty if it passed."""
 
     def __init__(self) -> None:
         self.said: dict[int, str] = {}
@@ -96,9 +95,9 @@ class Control:
 
 
 def search(name: str, seeds: Iterable[int]) -> Generator[Ask, Tried, Caught]:
-    """Asks for seeds with the bug planted until one fails that is clean without it. Runs nothing itself.
+    """Requests runs with the mutation until a seed fails that passes without it. The caller runs them.
 
-    A mutation that fails by its own fault has caught nothing.
+    An error inside the mutation itself is not a catch; it raises.
     """
     tried: list[int] = []
     idle = 0
@@ -107,14 +106,14 @@ def search(name: str, seeds: Iterable[int]) -> Generator[Ask, Tried, Caught]:
         tried.append(seed)
         idle += not found.executed
         if found.tripped:
-            raise RuntimeError(f"the mutation {name} must be mended: {found.tripped}")
+            raise RuntimeError(f"mutation {name}: the mutation itself failed: {found.tripped}")
         if found.by and not (yield Ask("", seed)).by:
             return Caught(name, tuple(tried), seed, found.by, found.what, idle)
     return Caught(name, tuple(tried), idle=idle)
 
 
 def catch(name: str, seeds: Iterable[int], control: Control | None = None) -> Caught:
-    """Searches in this process, one world after the other."""
+    """Searches in this process, one run after the other."""
     control = control or Control()
     asking = search(name, seeds)
     try:
@@ -132,7 +131,7 @@ def catch(name: str, seeds: Iterable[int], control: Control | None = None) -> Ca
 
 
 def seeds_for(mutation: Mutation, *, first: int, seeds: int) -> Iterator[int]:
-    """The seeds to plant it in, in order: plain ones, or those that begin from its scenario after a few."""
+    """The seeds to try, in order: plain seeds, or a few plain seeds and then those of the mutation's scenario."""
     if not mutation.scenario:
         yield from range(first, first + seeds)
         return
@@ -142,7 +141,7 @@ def seeds_for(mutation: Mutation, *, first: int, seeds: int) -> Iterator[int]:
 
 
 def begun_from(scenario: str, *, first: int = 1, below: int = SEED_MAX) -> Iterator[int]:
-    """The seeds of the ordinary run that begin from a scenario."""
+    """Seeds of the ordinary run that start from a scenario."""
     for seed in range(first, below):
         base = base_of(seed)
         if base is not None and base.title.partition(" (")[0] == scenario:

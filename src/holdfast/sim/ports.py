@@ -1,7 +1,7 @@
-"""Time, chance and identity of a simulated process: all from the seed, each stream by its own name.
+"""Time, randomness and ids of a simulated process, all from the seed.
 
-A stream of its own per component keeps the others as they were when one is changed or left out, which is what lets a
-failing run be shrunk.
+Every component has its own named random stream, so that a change of one component leaves the others unchanged. This
+makes shrinking possible.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.runtime.ports import Clock, Ids
 from holdfast.sim.loop import VirtualLoop
 
 EPOCH_S = 1_800_000_000.0
-"""The wall clock of every simulated world starts here."""
+"""Start of the wall clock of every simulation."""
 
 
 def stream(seed: int, name: str) -> random.Random:
@@ -21,9 +21,9 @@ def stream(seed: int, name: str) -> random.Random:
 
 
 class SimClock:
-    """One machine's clocks. The wall clock can be stepped; the monotonic one only runs a little fast or slow.
+    """The clocks of one machine. The wall clock can be stepped; both clocks can run fast or slow.
 
-    Sleeping follows the machine's own clock, so that a machine whose clock is slow also sleeps for longer.
+    Sleeps follow the machine's clock, so that a machine with a slow clock sleeps longer.
     """
 
     def __init__(self, loop: VirtualLoop) -> None:
@@ -34,7 +34,7 @@ class SimClock:
         self.step_s = 0.0
 
     def drift(self, rate: float) -> None:
-        """From now on this machine's seconds are `rate` of a true one; what has passed stays passed."""
+        """Sets the rate of the clocks from now on."""
         now_s = self._loop.now_s
         self._base_s += (now_s - self._since_s) * self._rate
         self._since_s, self._rate = now_s, rate
@@ -49,7 +49,7 @@ class SimClock:
         await (self._loop.nap(seconds / self._rate) if seconds > 0 else asyncio.sleep(0))
 
     def true_s(self, seconds: float) -> float:
-        """How long it truly takes until so many seconds have passed on this clock."""
+        """True duration of `seconds` on this clock."""
         return seconds / self._rate
 
 
@@ -63,7 +63,7 @@ class SimIds:
 
 
 class SimPorts:
-    """One process's ports. A restarted process gets new streams: chance does not survive a crash, its clock does."""
+    """The ports of one process. After a restart a process has new random streams and the same clock."""
 
     def __init__(self, clock: Clock, seed: int, name: str) -> None:
         self.clock = clock

@@ -1,7 +1,6 @@
-"""Whoever has machines for the node pools of a simulated world: starts what should exist, stops what need not.
+"""The node provider of a simulation: starts desired pool nodes and stops surplus ones.
 
-It follows the rule of every provider: a node goes only after the region has said that nothing is bound on it. A pool is
-named after its region, so that its machines are too.
+As every provider, it stops a node only after the region shows no Binding on it. A pool has the name of its region.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ IDLE_S = 30.0
 
 
 class Provider:
-    """Runs as long as its world does. A machine that comes back is the same machine, in another life."""
+    """Reconciles the pools of all regions until the run ends. A restarted node keeps its machine."""
 
     def __init__(self, world: World) -> None:
         self._world = world

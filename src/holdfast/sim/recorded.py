@@ -1,10 +1,9 @@
-"""The promises judged on histories that real processes left in their stores: every commit of every cell, in order.
+"""Checks invariants on the recorded histories of real cells, with the checkers of the simulation.
 
-The same checkers as in simulated worlds. What a simulated disk hands over with a commit is put together again from the
-history (what changed, commit by commit) and from the audit log (who wrote, when, and under which term). Grants and the
-limits made of them are compared by epoch, not by time: clocks of two cells need not agree. What is one budget over all
-cells is put in one order by the records' times, and a breach over several cells counts only when it outlasts what their
-clocks may differ by (`sim/recorded_budget.py`). What a history cannot show is said, never passed over.
+- Commits are rebuilt from the store's history, and their writer, time and term from the audit log.
+- Grants and limits of two cells are compared by epoch, because their clocks may differ.
+- The disruption budget over all cells is ordered by record times, with a clock tolerance (`sim/recorded_budget.py`).
+- The result lists what a history cannot show.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Written = tuple[Change, ...]
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What a store still knows of a cell: its state at the beginning of the history, and everything since."""
+    """The history of a cell: its state at the start of the history, and all commits since."""
 
     cell: str
     first: tuple[Entry, ...]
@@ -59,9 +58,9 @@ class Past(msgspec.Struct, frozen=True):
 
 
 def read_sqlite(cell: str, path: Path) -> Past:
-    """The past of a cell in a SQLite file, which may be in use."""
+    """The history of a cell in a SQLite file, which may be in use."""
     if not path.exists():
-        raise StoreFailed(f"{path} does not exist: there is no history to read")
+        raise StoreFailed(f"{path}: file not found")
     connection = schema.open_reader(path)
     history = History(connection)
     try:
@@ -85,7 +84,7 @@ def _sqlite_changes(history: History, after: int, through: int) -> Iterator[Chan
 
 
 async def read_etcd(cell: str, store: Store) -> Past:
-    """The past of a cell in etcd, as far as it was not compacted."""
+    """The history of a cell in etcd since the last compaction."""
     head = await store.newest()
     after = store.compacted
     first = (await store.range("", at=after)).entries if after else ()
@@ -112,7 +111,7 @@ def _decoded(records: Iterable[LogRecord]) -> tuple[Record, ...]:
 
 
 class Authorship:
-    """Which audit record belongs to which change: it names the revision that was replaced, or the uid that was made."""
+    """Audit records by change: a record names the replaced revision, or the uid of a created object."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._by: dict[tuple[str, str, str, str], Record] = {}
@@ -128,7 +127,7 @@ class Authorship:
 
 
 def judge(pasts: Sequence[Past]) -> Verdict:
-    """Every cell's whole past, the global one first."""
+    """Checks the histories of all cells, the global cell first."""
     granted: dict[tuple[str, int], dict[str, Grant]] = {}
     ordered = sorted(pasts, key=lambda past: past.cell != GLOBAL)
     judges = []
@@ -149,14 +148,14 @@ def judge(pasts: Sequence[Past]) -> Verdict:
 
 
 def _meant(copy: GrantCopy, lives: Sequence[Grant]) -> Grant:
-    """The Grant that a limit follows. A tenant that was deleted and made again begins its epochs anew, and a limit does
-    not say which of them it is of: the first that explains it."""
+    """The Grant of a limit: the first that covers it. Epochs of a recreated tenant start again, so several may
+    match."""
     wanted = amounts(copy.spec.limit)
     return next((g for g in lives if not shortfall(wanted, amounts(g.spec.limit))), lives[-1])
 
 
 class _Judge:
-    """One cell. `granted` collects every Grant by key and epoch, from the global cell for the regions."""
+    """Checks one cell. `granted` collects the Grants of the global cell by key and epoch, for the regions."""
 
     def __init__(self, past: Past, granted: dict[tuple[str, int], dict[str, Grant]], *, grants_known: bool) -> None:
         self._past = past
@@ -180,7 +179,7 @@ class _Judge:
         self._first_s = 0.0
         self.violations: list[Violation] = []
         self.disrupting: list[Commit] = []
-        """What the disruption budgets are judged by, for all cells together."""
+        """Commits that concern disruption budgets, for the check over all cells."""
         self.commits = self.changes = self.unattributed = 0
 
     @property
@@ -192,11 +191,11 @@ class _Judge:
         cell = self._past.cell
         if self._past.first:
             known = len(self._past.first)
-            yield f"{cell}: what was before its history was compacted; {known} entries are taken as given"
+            yield f"{cell}: the time before its compaction; {known} entries are trusted"
         if self.unattributed:
-            yield f"{cell}: S5 and S6 of {self.unattributed} commits that are older than its audit log"
+            yield f"{cell}: S5 and S6 of {self.unattributed} commits older than its audit log"
         if cell != GLOBAL and not self._grants_known:
-            yield f"{cell}: whether its limits were granted, as the global cell's history is not here"
+            yield f"{cell}: limits against grants, because the global cell's history is missing"
 
     def run(self) -> None:
         begun = [Change(entry.key, entry.revision, entry, None) for entry in self._past.first]
@@ -205,7 +204,7 @@ class _Judge:
         filling = bool(self._past.commits) and any(change.key == RESTORING for change in self._past.commits[0])
         for written in self._past.commits:
             if filling:
-                # A restore or a move: objects arrive in the order of their keys, and were judged where they were made.
+                # A restore or migration writes objects in key order. They were checked where they were created.
                 filling = not any(change.key == RESTORING and change.entry is None for change in written)
                 self._take_as_given(written)
             else:
@@ -252,14 +251,14 @@ class _Judge:
         self._judge_author(commit, found)
 
     def _went_back(self, found: Found) -> bool:
-        """A restored global cell takes its regions' copies back to older generations, and it alone may."""
+        """Whether the finding is allowed: only a restored global cell may return copies to older generations."""
         heard: Term | None = self._state.get(f"/terms/{HEARD}")
         kind = kind_of_store_key(found[2][0]) if found[2] else None
         mirrored = kind is not None and kind.home.value == GLOBAL and self._past.cell != GLOBAL
         return mirrored and found[0] == "observedGeneration" and heard is not None and heard.spec.term > 1
 
     def _judge_author(self, commit: Commit, found: Sequence[Record]) -> None:
-        # Renewals leave no record each, there are too many; nor does the pruning of old decisions name every one.
+        # Lease renewals and the pruning of old Decisions have no audit record per object.
         commit = msgspec.structs.replace(commit, changed=tuple(c for c in commit.changed if c.kind.name != "LeasePage"))
         pruned = all(change.kind.name == "Decision" and change.new is None for change in commit.changed)
         if pruned or (not found and not self._attributed):
@@ -269,7 +268,7 @@ class _Judge:
         self._say(self._ownership.check(commit, found[0].principal if found else ""))
 
     def _with_its_grants(self, commit: Commit) -> Commit:
-        """Lets the checker see each Grant at the epoch that the region's limit names."""
+        """The commit, with each Grant presented at the epoch that the region's limit names."""
         if commit.cell == GLOBAL:
             for change in commit.changed:
                 if isinstance(change.new, Grant):
@@ -310,10 +309,12 @@ class _Judge:
 
 
 def check_platform(state: Path) -> Verdict:
-    """Every cell below a platform's directory, or one cell's own directory or file."""
+    """Checks all cells of a platform's directory, or one cell's directory or file."""
     if state.is_file():
         return judge([read_sqlite(state.parent.name, state)])
     files = sorted(state.glob("cells/*/store.sqlite")) or sorted(state.glob("store.sqlite"))
     if not files:
-        raise StoreFailed(f"{state} holds no cell: name a platform's directory, a cell's, or a store.sqlite")
+        raise StoreFailed(
+            f"{state}: no cell found (expected a platform's directory, a cell's directory or store.sqlite)"
+        )
     return judge([read_sqlite(file.parent.name, file) for file in files])

@@ -1,8 +1,8 @@
-"""The one disruption budget of a workload, judged over the recorded histories of several cells.
+"""Checks the disruption budget over the recorded histories of several cells.
 
-Each cell's commits keep their own order; those of different cells are ordered by the times in their records, which are
-of clocks that need not agree. So a breach that takes several cells to see counts only when it lasts for longer than
-their clocks may differ by; one within a cell counts at once.
+Commits of one cell keep their order; commits of different cells are ordered by record times, and their clocks may
+differ. So a violation across cells counts only if it lasts longer than the clock tolerance. A violation within one
+cell counts at once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from holdfast.sim.checkers.disruption import DisruptionChecker
 
 DISRUPTING = frozenset({"Workload", "Assignment", "Replica"})
 CLOCKS_DIFFER_S = 2.0
-"""By so much the clocks of two cells may differ, and the time in a record from when it came into force."""
+"""Tolerance for clock differences between cells, and between record time and commit."""
 
 
 class Breach(msgspec.Struct, frozen=True):
-    """Something that may turn out to be one. `alone` is a breach of one region by itself."""
+    """A possible violation. `alone` means that it involves one region only."""
 
     workload: str
     violation: Violation
@@ -29,13 +29,13 @@ class Breach(msgspec.Struct, frozen=True):
 
 
 class Budgets:
-    """`commits` are those of all cells; of one cell, in its order."""
+    """`commits` are the commits of all cells, those of each cell in order."""
 
     def __init__(self, commits: Iterable[Commit]) -> None:
         self._commits = sorted(commits, key=lambda commit: commit.wall_s)
         self._checker = DisruptionChecker()
         self._open: dict[str, list[Breach]] = {}
-        """By the workload's uid: breaches that last."""
+        """Violations that have not ended, by workload uid."""
 
     def violations(self) -> list[Violation]:
         found = [breach for commit in self._commits for breach in self._see(commit)]
@@ -43,7 +43,7 @@ class Budgets:
         return [breach.violation for breach in sorted((*found, *lasting), key=lambda breach: breach.from_s)]
 
     def _see(self, commit: Commit) -> Iterator[Breach]:
-        """The breaches that this commit shows to have been ones: by ending them after long enough."""
+        """Violations that end with this commit and lasted long enough to count."""
         workloads = {change.item.spec.workload_uid: None for change in commit.changed if change.kind.name == "Replica"}
         broken = list(self._checker.check(commit))
         for uid in workloads:

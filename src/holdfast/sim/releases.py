@@ -1,15 +1,12 @@
-"""Two releases side by side: what the one after this, and the one before it, look like to their neighbours.
+"""Schemas of the next and the previous release, for version-skew simulations.
 
-A process of another release runs the same code here. What differs is what it says and what it leaves on its disk, as
-plain JSON trees between the product's own encoding and its own decoding (`sim/interpreter.py`, `sim/disk.py`):
+A process of another release runs the same code. Its messages and stored objects are rewritten as JSON:
 
-- the **next** release adds what this one does not know, at every level of every message and of every stored object:
-  fields of several types, an element at the end of what is written as an array, a status block, a kind; and through
-  its own writes, where the vocabulary is open, a condition type, labels and annotations (`foretold`);
-- the **former** release knows nothing of `LACKS`: it leaves those fields out of what it says, does not see them in what
-  it hears and reads, and drops them from what it rewrites.
+- The next release adds unknown fields at every level, a status block, a stored kind, and through its own writes an
+  unknown condition type, labels and annotations (`foretold`).
+- The previous release neither sends, reads nor stores the fields in `LACKS`.
 
-What a release may rely on is decision 0020. Nothing here may add what that forbids: another value of a closed
+Decision 0020 says what a release may rely on. The rewrite never adds what that forbids: another value of a closed
 vocabulary, a finalizer, an owner of an unknown kind.
 """
 
@@ -49,7 +46,8 @@ CONDITION = Condition(type="Tomorrow", status="True", reason="HeardOfTomorrow", 
 
 
 class Lack(msgspec.Struct, frozen=True):
-    """A field that the former release does not know. `of` is a kind or a message, `path` goes through lists."""
+    """A field that the previous release does not know. `of` is a kind or message type; `path` may lead through
+    lists."""
 
     of: str
     path: str
@@ -57,7 +55,7 @@ class Lack(msgspec.Struct, frozen=True):
 
 
 LACKS = (
-    Lack("Node", "status.execution.warm", "a preference: without it no node counts as warm"),
+    Lack("Node", "status.execution.warm", "a preference: without it no node has cached artifacts"),
     Lack("Node", "status.execution.agentVersion", "shown, and nothing more"),
     Lack("Node", "status.execution.isolation", "shown, and nothing more"),
     Lack("Node", "status.execution.quarantine", "evidence: without it work is tried there, and given up as anywhere"),
@@ -75,23 +73,23 @@ LACKS = (
     Lack("Answers", "answers.facts", "shown; what decides is the result and its reason"),
     Lack("Answers", "answers.message", "shown, and nothing more"),
 )
-"""Optional fields whose absence the product claims to bear, and why. Not among them, and so not to be dropped by any
-release that shares a platform with this one: whatever limits somebody (awayShare, protected, runUntil,
-quotaReleased, holds, tenures, epochs, the end of anything)."""
+"""Optional fields that may be absent, with the consequence. Fields that limit something are not among them and must not
+be dropped by any release (disruptionShare, protected, runUntil, quotaReleased, recoverySlots, tenures, epochs, expiry
+times)."""
 
 
 # Trees of plain data --------------------------------------------------------------------------------------------------
 
 
 def voiced(release: Release, kind: type[Any], tree: Any) -> Any:
-    """A message or an object as a process of this release says it."""
+    """A message or object as a process of this release writes it."""
     if release is Release.NEXT:
         return _grown(kind, tree, top=True)
     return heard(release, kind.__name__, tree)
 
 
 def heard(release: Release, name: str, tree: Any) -> Any:
-    """What a process of this release takes from a message or an object; changes the tree it is given."""
+    """A message or object as a process of this release reads it. Changes the given tree."""
     if release is Release.FORMER:
         for path in _lacking(name):
             _drop(tree, path)
@@ -109,12 +107,12 @@ def _grown(kind: Any, value: Any, *, top: bool = False) -> Any:
     if isinstance(value, list):
         return [*value, SAYS]
     known = {name: _grown(shape.fields.get(name), inner) for name, inner in value.items()}
-    # An object begins with its metadata in every release (`model/codec.py`); below it the unknown comes first as well.
+    # Every release writes metadata first (`model/codec.py`). Inside of it, unknown fields may come first.
     return {**known, UNKNOWN: SAYS} if top else {UNKNOWN_NULL: None, **known, UNKNOWN: SAYS}
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """A struct with its fields by their names in JSON, or a list or map with what it holds."""
+    """A struct with its JSON field names, or a list or map with its item type."""
 
     fields: dict[str, Any] | None = None
     items: Any = None
@@ -154,8 +152,7 @@ def _drop(tree: Any, path: Sequence[str]) -> None:
 
 
 def stored(release: Release, txn: Txn) -> Txn:
-    """A transaction as a process of this release hands it over. The decoded objects stay behind: whoever reads this
-    reads bytes."""
+    """A transaction as a process of this release stores it, without decoded objects."""
     appends = txn.appends
     if release is Release.NEXT:
         appends = tuple(Append(a.log, msgspec.json.encode({**msgspec.json.decode(a.value), **AROUND})) for a in appends)
@@ -170,7 +167,7 @@ def _put(release: Release, write: Put | Remove) -> Put | Remove:
 
 
 def read(release: Release, entry: Entry | None) -> Entry | None:
-    """An entry as a process of this release sees it."""
+    """A stored entry as a process of this release reads it."""
     kind = kind_of_store_key(entry.key) if entry is not None and release is Release.FORMER else None
     if entry is None or kind is None or not _lacking(kind.name):
         return entry
@@ -179,7 +176,7 @@ def read(release: Release, entry: Entry | None) -> Entry | None:
 
 
 def seen_by(release: Release, kind: Kind, item: Any) -> Any:
-    """An object as a process of this release knows it: what it does not know it cannot be blamed for dropping."""
+    """An object without the fields that the release does not know."""
     if item is None or release is not Release.FORMER or not _lacking(kind.name):
         return item
     tree = heard(release, kind.name, msgspec.json.decode(codec.encode(item)))
@@ -187,7 +184,7 @@ def seen_by(release: Release, kind: Kind, item: Any) -> Any:
 
 
 def left_on_disk(release: Release, record: R) -> R:
-    """An agent's record as whoever comes after this release reads it from its file."""
+    """An agent's state file as the next process reads it after this release has written it."""
     if release is Release.PRESENT:
         return record
     tree = voiced(release, type(record), msgspec.json.decode(msgspec.json.encode(record)))
@@ -198,9 +195,9 @@ def left_on_disk(release: Release, record: R) -> R:
 
 
 def foretold(writes: Sequence[Write], cell: str) -> tuple[Write, ...]:
-    """Writes of the next release: it marks what it creates, and says a condition of its own with every status.
+    """Writes of the next release: created objects get an unknown label, statuses an unknown condition.
 
-    Copies of another cell's objects are none of its making, and stay as they are.
+    Copies of another cell's objects are not changed.
     """
     return tuple(_foretold(write, cell) for write in writes)
 
@@ -225,7 +222,7 @@ def _foretold(write: Write, cell: str) -> Write:
 
 
 def announced(notices: Sequence[Notice]) -> tuple[Notice, ...]:
-    """Every notice, and beside each one with a reason that this release has never heard of."""
+    """All notices, and for each a second one with an unknown reason."""
     return tuple(
         told for notice in notices for told in (notice, msgspec.structs.replace(notice, reason="SeenByTomorrow"))
     )

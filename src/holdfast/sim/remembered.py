@@ -1,7 +1,6 @@
-"""What a long run has done so far, in a file, so that the next one goes on where it ended.
+"""Totals of `--hours` in a file, so that the next run continues.
 
-The file is replaced as a whole after every seed: a run that is killed loses only the seeds that it was at, and they are
-run again. It holds the totals and what was exercised; both are added to by every later run.
+The file is replaced atomically after every seed. A killed run loses only its seeds in flight, which are repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def remember(path: Path, total: Total) -> None:
 
 
 def recall(path: Path) -> Total:
-    """The totals so far; empty ones where there are none."""
+    """The stored totals; empty totals if there is no file."""
     if not path.exists():
         return Total()
     kept: dict[str, Any] = json.loads(path.read_text())

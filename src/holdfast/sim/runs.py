@@ -1,8 +1,7 @@
-"""Many worlds on several processors: seeds are handed out one by one, and what comes back is added up.
+"""Runs many seeds in parallel and sums up the results.
 
-A share of the seeds is run a second time in another process with another hash seed; if the digests differ, the run was
-not decided by its seed alone, and that is a failure like any other ("unseed" check). A seed counts once everything
-about it is known, and then exactly once, however often a long run is stopped and goes on.
+Some seeds run again in another process with another hash seed. If the digests differ, the run is not deterministic and
+counts as failed. Every seed is counted exactly once, however often a long run is interrupted and continued.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from holdfast.sim.nursery import Ended, Nursery
 from holdfast.sim.world import Outcome, World
 
 UNSEED_EVERY = 25
-"""One in so many seeds is run twice."""
+"""One in this many seeds is run twice."""
 LOOK_EVERY_S = 1.0
 TINY = Shape(nodes_per_region=1, faults_s=2.0, settle_s=20.0, stable_s=5.0, sorts=())
 
 
 class Done(msgspec.Struct, frozen=True):
-    """One seed's result, with what it cost and exercised."""
+    """Result of one seed with its coverage and CPU time. `unseed` describes nondeterminism."""
 
     outcome: Outcome
     coverage: Coverage
@@ -41,7 +40,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct):
-    """What many seeds add up to. Every seed below `next_seed` is in it, and those of `ahead`, and no other."""
+    """Totals of many seeds: all seeds below `next_seed`, and those in `ahead`."""
 
     seeds: int = 0
     node_hours: float = 0.0
@@ -57,7 +56,7 @@ class Total(msgspec.Struct):
     def add(self, done: Done) -> None:
         outcome = done.outcome
         if outcome.seed < self.next_seed or outcome.seed in self.ahead:
-            raise ValueError(f"seed {outcome.seed} is counted already: next is {self.next_seed}, ahead {self.ahead}")
+            raise ValueError(f"seed {outcome.seed}: already counted (next {self.next_seed}, ahead {self.ahead})")
         self.seeds += 1
         self.node_hours += outcome.node_hours
         self.faults += sum(outcome.faults.values())
@@ -73,7 +72,7 @@ class Total(msgspec.Struct):
             self.failed.append(outcome.seed)
 
     def left(self) -> Iterator[int]:
-        """The seeds that are not in it, without end."""
+        """The seeds that are not counted yet, without end."""
         done, seed = frozenset(self.ahead), self.next_seed
         while True:
             if seed not in done:
@@ -88,12 +87,12 @@ class Total(msgspec.Struct):
 
     def lines(self, spent_s: float) -> Iterator[str]:
         speed = self.node_hours / max(self.cpu_s, 1e-9) * 60
-        yield f"{speed:.0f} node-hours per CPU-minute, {spent_s:.0f} s, slowest to settle {self.slowest_s:.0f} s"
+        yield f"{speed:.0f} node-hours per CPU-minute, {spent_s:.0f} s, slowest convergence {self.slowest_s:.0f} s"
         yield self.summary()
 
 
 def run_one(seed: int, shape: Shape | None = None, *, collecting: bool = False) -> Done:
-    """In a process that ends afterwards: the world is left as it is."""
+    """Runs one seed in a process that exits afterwards."""
     quiet()
     bind_once()
     count_nothing()
@@ -106,7 +105,7 @@ def run_one(seed: int, shape: Shape | None = None, *, collecting: bool = False) 
 def run_many(
     seeds: Iterable[int], *, workers: int, told: Callable[[Done], None], until: Callable[[], bool] = lambda: False
 ) -> None:
-    """Runs seeds until they are used up, or `until` says that it is enough: then those begun are still ended."""
+    """Runs all seeds, or until `until()` is true; runs in flight are completed."""
     quiet()
     warm_up()
     left = iter(seeds)
@@ -135,13 +134,13 @@ def run_many(
 
 
 def _unrun(end: Ended[Done]) -> Done:
-    """A world that could not be run to its end has failed."""
+    """The result of a run that ended without one: failed."""
     outcome = Outcome(end.number, (), (), (end.why,), 0.0, 0.0, 0.0, 0, 0, {}, "")
     return Done(outcome, Coverage(), 0.0)
 
 
 class Twin:
-    """Another interpreter with another hash seed, started when it is first needed, that runs seeds once more."""
+    """A second interpreter with another hash seed that repeats runs. It is started on first use."""
 
     def __init__(self) -> None:
         self.asked: list[Done] = []
@@ -162,7 +161,7 @@ class Twin:
         self._process.stdin.write(f"{done.outcome.seed}\n".encode())
 
     def files(self) -> list[int]:
-        """What to wait for while an answer is due."""
+        """File descriptors to wait for while results are pending."""
         return [self._stdout().fileno()] if self.asked else []
 
     def _stdout(self) -> IO[bytes]:
@@ -170,7 +169,7 @@ class Twin:
         return self._process.stdout
 
     def answers(self) -> Iterator[Done]:
-        """What was asked for and is answered now, with the verdict."""
+        """Results that have arrived, with the comparison of the digests."""
         while (files := self.files()) and select.select(files, (), (), 0.0)[0]:
             digest = self._stdout().readline().decode().strip()
             done = self.asked.pop(0)
@@ -184,8 +183,8 @@ class Twin:
 
 
 def answer_digests(asked: Iterable[str]) -> Iterator[str]:
-    """The twin's side: seeds in, digests out, each world in a process of its own. There cycles are collected all the
-    time: what is done when something is forgotten must not be seen in a world."""
+    """Reads seeds and yields digests, each from a run in its own process. Garbage is collected very often, so that a
+    dependency on the collector changes the digest."""
     nursery: Nursery[Done] = Nursery(partial(run_one, collecting=True))
     for line in asked:
         nursery.begin(int(line))
@@ -196,15 +195,15 @@ def answer_digests(asked: Iterable[str]) -> Iterator[str]:
 
 
 def difference(outcome: Outcome, digest: str) -> str:
-    """Empty when both runs were the same."""
+    """Description of the difference; empty if the digests are equal."""
     if digest == outcome.digest:
         return ""
-    there = digest or "no answer"
-    return f"seed {outcome.seed}: not determined by its seed: {outcome.digest} here, {there} there"
+    there = digest or "none"
+    return f"seed {outcome.seed}: not deterministic (digest {outcome.digest}, repeated {there})"
 
 
 def why_not_determined(outcome: Outcome) -> str:
-    """Runs the seed again in a process of its own, with another hash seed; empty when both were the same."""
+    """Repeats the run with another hash seed. Returns the difference; empty if the digests are equal."""
     twin = Twin()
     try:
         twin.ask(Done(outcome, Coverage(), 0.0))
@@ -221,14 +220,14 @@ def _other_hash_seed() -> str:
 
 
 def warm_up() -> None:
-    """What every world would load or compile for itself is made once, before the first is forked."""
+    """Loads and compiles shared code once, before workers are forked."""
     cel.check("true", score=False)
-    with contextlib.suppress(Exception):  # whatever is wrong with it is told by the worlds that count
+    with contextlib.suppress(Exception):  # the real runs report any error
         World(0, TINY).run()
 
 
 def count_nothing() -> None:
-    """Nor does anybody ask this process for its metrics."""
+    """Disables Prometheus metrics, which are not read in a simulation."""
     from prometheus_client import Counter, Gauge, Histogram
     from prometheus_client.metrics import MetricWrapperBase
 
@@ -245,14 +244,14 @@ def count_nothing() -> None:
 
 
 def bind_once() -> None:
-    """Nor does anybody configure its logs anew: a logger is made when it is first used, and not at every word."""
+    """Creates each logger once, because logging is not reconfigured in a simulation."""
     import structlog
 
     structlog.configure(cache_logger_on_first_use=True)
 
 
 def quiet() -> None:
-    """Parts log as in production; in a simulation nobody reads it unless asked."""
+    """Silences the logs of components, unless logging is configured."""
     import logging
 
     import structlog

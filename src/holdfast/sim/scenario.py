@@ -1,4 +1,4 @@
-"""Plays declared scenarios (`sim/declared.py`) with a few seeds each, and tells how they went."""
+"""Runs declared scenarios (`sim/declared.py`) with a few seeds each and reports the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.sim.single import tell_small, with_bug
 from holdfast.sim.world import Outcome, Telling
 
 SEEDS = 2
-"""How many seeds each scenario is run with."""
+"""Number of seeds per scenario."""
 
 
 class Played(msgspec.Struct, frozen=True):
-    """One run of one variant; `missed` is what it should have shown and did not."""
+    """One run of one variant. `missed` are its unmet expectations."""
 
     title: str
     subject: Subject
@@ -32,11 +32,11 @@ class Played(msgspec.Struct, frozen=True):
 
     def complaints(self) -> list[str]:
         broken = story.complaints(self.outcome, most=story.COMPLAINTS_SHOWN)
-        return [*broken, *(f"expected, and not seen: {text}" for text in self.missed)]
+        return [*broken, *(f"unmet expectation: {text}" for text in self.missed)]
 
 
 def play(scenario: Scenario, seed: int, *, every: bool = False) -> Iterator[Played]:
-    """Every variant with one seed."""
+    """Runs every variant with one seed."""
     for title, planned in scenario.variants(every=every):
         subject = Subject(seed, scenario.shape_for(planned), scenario.riding, planned)
         outcome, telling = lived(subject.world())
@@ -44,8 +44,8 @@ def play(scenario: Scenario, seed: int, *, every: bool = False) -> Iterator[Play
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Which scenario, or all, from which seed on; `bug` is planted; `every` adds the values that only long runs sweep;
-    `shrink_s` is for how long a failed run is made smaller."""
+    """Scenario name or `all`, first seed, mutation to apply (`bug`), whether to add the values of long runs (`every`),
+    and the time limit for shrinking a failed run."""
 
     name: str
     first: int = 1
@@ -55,11 +55,11 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def run_scenarios(asked: Asked, told: Callable[[str], None]) -> int:
-    """The command. A line for each run, and the story of a failed one. 0 when all is well."""
+    """Runs the scenarios. Prints a line per run and a report of each failed run. Returns 0 if all passed."""
     known = names()
     chosen = known if asked.name == "all" else [asked.name]
     if not set(chosen) <= set(known):
-        told(f"there is no scenario {asked.name!r}; there are: {', '.join(known)}")
+        told(f"error: scenario {asked.name}: not found (expected one of {', '.join(known)})")
         return 2
     failed = 0
     with with_bug(asked.bug):
@@ -70,7 +70,7 @@ def run_scenarios(asked: Asked, told: Callable[[str], None]) -> int:
                     failed += not played.ok
                     if not played.ok:
                         _tell(played, asked, told)
-    told(f"{failed} of the scenarios' runs failed" if failed else "all scenarios are well")
+    told(f"{failed} scenario runs failed" if failed else "all scenarios passed")
     return 1 if failed else 0
 
 
@@ -86,6 +86,6 @@ def _tell(played: Played, asked: Asked, told: Callable[[str], None]) -> None:
         told(story.LEGEND)
         for line in story.timeline(*first):
             told(line)
-    bug, name = f" --plant {asked.bug}" if asked.bug else "", played.title.partition(" (")[0]
+    bug, name = f" --mutation {asked.bug}" if asked.bug else "", played.title.partition(" (")[0]
     told("")
-    told(f"this again:      python -m holdfast.sim --scenario {name} --first {played.outcome.seed}{bug}")
+    told(f"reproduce:       python -m holdfast.sim --scenario {name} --from {played.outcome.seed}{bug}")

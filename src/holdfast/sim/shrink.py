@@ -1,8 +1,7 @@
-"""Makes a failing run small: leaves out faults, and what users do, as long as it still fails in the same way.
+"""Shrinks a failing run: removes faults and user actions while the run still fails in the same way.
 
-Delta debugging: every fault and every act has a name and its own stream of chance, so that those that are left happen
-as they did before, as far as the course of events allows. Bounded in runs and in time; a search that was cut short
-says so.
+Delta debugging: every fault and action has a name and its own random stream, so that the remaining ones happen as
+before. The search is bounded in runs and in time, and reports if it was cut short.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from holdfast.sim.world import Outcome, Telling, World
 RUNS_MAX = 150
 TIME_MAX_S = 300.0
 LATER_S = 60.0
-"""A smaller run may break its promise so much later than the first one did; nobody waits for longer."""
+"""A smaller run may violate the invariant this much later than the first run. After that it counts as passed."""
 Lived = tuple[Outcome, Telling]
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """The run to make small: a seed as it is drawn, or with a shape and troubles of its own."""
+    """The run to shrink: a seed, or a seed with a declared size and fault schedule."""
 
     seed: int
     shape: Shape | None = None
@@ -39,8 +38,8 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class Shrunk(msgspec.Struct, frozen=True):
-    """What is left: the names of faults and of users' acts, `of` so many of each that there were before. `cut_short`
-    says why there may be still fewer."""
+    """The smallest failing run: names of its faults and user actions. `of` has their original counts. `cut_short` says
+    why the search stopped early."""
 
     faults: tuple[str, ...]
     acts: tuple[str, ...]
@@ -52,16 +51,16 @@ class Shrunk(msgspec.Struct, frozen=True):
 
 
 def complaint(outcome: Outcome) -> str:
-    """What kind of failure it is; a smaller run must fail in the same way."""
+    """The kind of failure: the violated invariant, `failure` or `convergence`; empty for a passed run."""
     if outcome.violations:
         return outcome.violations[0].promise
     if outcome.failures:
         return "failure"
-    return "unsettled" if outcome.unsettled else ""
+    return "convergence" if outcome.unsettled else ""
 
 
 class _Search:
-    """One search for the least: `faults` and `acts` are the smallest lists that are known to fail."""
+    """One search. `faults` and `acts` are the smallest lists that are known to fail."""
 
     def __init__(self, subject: Subject, first: Lived, *, time_max_s: float) -> None:
         self._subject = subject
@@ -72,7 +71,7 @@ class _Search:
         self.best = first
         outcome, telling = first
         self.kind = complaint(outcome)
-        # What came after the breach cannot have brought it about.
+        # Events after the violation cannot have caused it.
         breach_s = outcome.violations[0].at_s if outcome.violations else None
         self._by_s = None if breach_s is None else breach_s + LATER_S
         self.faults = _names(telling.struck, breach_s)
@@ -80,11 +79,11 @@ class _Search:
         self.of = (len(self.faults), len(self.acts))
 
     def cut_short(self) -> str:
-        """Why the search must end here, or an empty string."""
+        """Why the search must stop now; empty if it may continue."""
         if self.runs >= RUNS_MAX:
-            return f"the search ended after {self.runs} runs; there may be a smaller story"
+            return f"stopped after {self.runs} runs, a smaller reproduction may exist"
         if time.monotonic() >= self._until_s:
-            return f"the search ended after {self._time_max_s:.0f} s; there may be a smaller story"
+            return f"stopped after {self._time_max_s:.0f} s, a smaller reproduction may exist"
         return ""
 
     def fails(self, faults: Sequence[str], acts: Sequence[str]) -> bool:
@@ -93,11 +92,11 @@ class _Search:
         if complaint(tried[0]) != self.kind:
             return False
         self.best, self.faults, self.acts = tried, list(faults), list(acts)
-        self.told(f"still fails with {len(faults)} fault(s) and {len(acts)} act(s) of users ({self.runs} runs)")
+        self.told(f"still fails with {len(faults)} fault(s) and {len(acts)} user action(s) ({self.runs} runs)")
         return True
 
     def fewer(self, names: Sequence[str], still_fails: Callable[[Sequence[str]], bool]) -> None:
-        """Delta debugging over one list: halves first, then smaller and smaller parts."""
+        """Delta debugging over one list: removes halves first, then smaller parts."""
         left, parts = list(names), 2
         if not left or self.cut_short() or still_fails(()):
             return
@@ -122,7 +121,7 @@ def lived(world: World) -> Lived:
 
 
 def _names(things: Iterable[Struck], until_s: float | None) -> list[str]:
-    """Kind by kind, so that parts of the list are of one kind: most often a whole kind does not matter."""
+    """Names sorted by kind, because often a whole kind can be removed."""
     found = dict.fromkeys(thing.name for thing in things if until_s is None or thing.at_s <= until_s)
     return sorted(found, key=lambda name: name.partition("@")[0].partition("#")[0])
 
@@ -134,17 +133,16 @@ def shrink(
     told: Callable[[str], None] = lambda _: None,
     time_max_s: float = TIME_MAX_S,
 ) -> Shrunk | None:
-    """The smallest story found with which it still fails; None when it does not fail. `first` is the whole run, if
-    someone has it."""
+    """The smallest failing run; None if the run passes. `first` is the result of the full run, if it is known."""
     search = _Search(subject, first or lived(subject.world()), time_max_s=time_max_s)
     search.told = told
     if not search.kind:
         return None
-    told(f"fails ({search.kind}) with {len(search.faults)} fault(s) and {len(search.acts)} act(s) of users")
+    told(f"fails ({search.kind}) with {len(search.faults)} fault(s) and {len(search.acts)} user action(s)")
     search.fewer(search.faults, lambda rest: search.fails(rest, search.acts))
     search.fewer(search.acts, lambda rest: search.fails(search.faults, rest))
     if len(search.faults) > 1:
-        # With less work about, some of the faults may not matter any more.
+        # With fewer user actions, more faults may be removable.
         search.fewer(search.faults, lambda rest: search.fails(rest, search.acts))
     left = tuple(search.faults), tuple(search.acts)
     return Shrunk(*left, search.runs, *search.best, search.cut_short(), search.of)

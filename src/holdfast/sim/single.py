@@ -1,4 +1,4 @@
-"""One world, and when it fails its smallest story: what must go wrong, what happened, and how to see it again."""
+"""Runs one seed. If the run fails, shrinks it and prints the report and the commands that reproduce it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from holdfast.sim.shrink import Lived, Shrunk, Subject, shrink
 from holdfast.sim.world import Outcome, World
 
 SHRINK_S = 120.0
-"""For so long a failing world is made smaller before its story is told, unless someone gives it more time."""
+"""Default time limit for shrinking a failing run."""
 NAMES_SHOWN = 12
 PROGRESS_EVERY_S = 10.0
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """`only` names the faults and acts that may happen; `bug` is planted; with `shrink_s` 0 nothing is made smaller."""
+    """`only` restricts faults and user actions, `bug` is a mutation to apply, `shrink_s` 0 disables shrinking."""
 
     seed: int
     only: tuple[str, ...] = ()
@@ -33,12 +33,12 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def tell(asked: Asked, say: Callable[[str], None]) -> int:
-    """Runs the world and tells how it went. 0 when all was well."""
+    """Runs the seed and prints the result. Returns 0 if it passed."""
     if asked.bug and asked.bug not in {m.name for m in MUTATIONS}:
-        say(f"there is no bug {asked.bug!r}; there are: {', '.join(m.name for m in MUTATIONS)}")
+        say(f"error: mutation {asked.bug}: not found (expected one of {', '.join(m.name for m in MUTATIONS)})")
         return 2
     with with_bug(asked.bug) as bug:
-        # A planted bug may never let its world come to an end: it is lived through as far as the first breach.
+        # With a mutation the run may never end, so it stops at the first violation.
         by_s = math.inf if asked.bug else None
         world = World(asked.seed, only=frozenset(asked.only) if asked.only else None, breach_by_s=by_s)
         outcome = world.run()
@@ -46,9 +46,8 @@ def tell(asked: Asked, say: Callable[[str], None]) -> int:
         say(story.headline(outcome))
         say(f"  faults: {', '.join(f'{kind} ({n})' for kind, n in outcome.faults.items()) or 'none'}")
         if isinstance(bug, Patch) and (bug.tripped or not bug.executed):
-            say(
-                f"  {asked.bug} {'must be mended: ' + bug.tripped if bug.tripped else 'was never called in this world'}"
-            )
+            problem = f"the mutation itself failed: {bug.tripped}" if bug.tripped else "never called in this run"
+            say(f"  {asked.bug}: {problem}")
         failed = not outcome.ok
         if failed and asked.shrink_s > 0 and not asked.about and not asked.only:
             say(f"  {next(story.complaints(outcome))}")
@@ -63,33 +62,33 @@ def tell(asked: Asked, say: Callable[[str], None]) -> int:
 
 
 def _frame(asked: Asked) -> story.Frame:
-    """What is told of a run that nobody made smaller: of one that was made so before, as much as fits a screen."""
+    """Size of the report of a run that was not shrunk: a screen if `only` restricts it, else everything."""
     return story.SCREEN if asked.only and asked.shrink_s > 0 else story.WHOLE
 
 
 def with_bug(name: str) -> AbstractContextManager[object]:
-    """With the named bug planted; with none, as it is."""
+    """Applies the named mutation, or none."""
     return planted(name) if name else nullcontext()
 
 
 def tell_small(subject: Subject, first: Lived, shrink_s: float, say: Callable[[str], None]) -> Shrunk:
-    """Makes a failed run as small as the time allows, and tells that."""
-    say(f"making it smaller, for at most {shrink_s:.0f} s (--whole tells everything at once)")
+    """Shrinks a failed run within the time limit and prints its report."""
+    say(f"shrinking, for at most {shrink_s:.0f} s (--whole prints everything without shrinking)")
     small = shrink(subject, first=first, told=_now_and_then(say), time_max_s=shrink_s)
     assert small is not None, "it has just failed"
     say("")
-    say(f"The smallest story ({small.runs} runs{'; ' + small.cut_short if small.cut_short else ''}):")
+    say(f"Smallest reproduction ({small.runs} runs{'; ' + small.cut_short if small.cut_short else ''}):")
     for line in story.account(small.outcome):
         say(f"  {line}")
     faults, acts = small.of
-    needed = f"{len(small.faults)} of {faults} faults and {len(small.acts)} of {acts} acts of users"
-    say(f"  {'what it takes':16}{needed}: {_named((*small.faults, *small.acts)) or 'it is always so'}")
+    needed = f"{len(small.faults)} of {faults} faults and {len(small.acts)} of {acts} user actions"
+    say(f"  {'needed':16}{needed}: {_named((*small.faults, *small.acts)) or 'none'}")
     _tell_lines(story.timeline(small.outcome, small.telling), say)
     return small
 
 
 def _now_and_then(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells how a search goes on, and not every step of it."""
+    """Prints progress at most every PROGRESS_EVERY_S."""
     last_s = 0.0
 
     def told(text: str) -> None:
@@ -114,13 +113,13 @@ def _tell_lines(lines: Iterable[str], say: Callable[[str], None]) -> None:
 
 
 def _how_again(asked: Asked, only: tuple[str, ...] | None, say: Callable[[str], None]) -> None:
-    """`only` are the names of all that may happen, none of them where it fails without any; None is everything."""
-    bug = f" --plant {asked.bug}" if asked.bug else ""
+    """Prints commands to repeat the run. `only` are the needed faults and user actions; None means all."""
+    bug = f" --mutation {asked.bug}" if asked.bug else ""
     names = "".join(f" --only {shlex.quote(name)}" for name in only or ("nothing",))
     say("")
     if only is not None and len(only) <= NAMES_SHOWN:
-        say(f"this again:      python -m holdfast.sim --seed {asked.seed}{bug}{names}")
-    say(f"all of it:       python -m holdfast.sim --seed {asked.seed}{bug} --whole")
+        say(f"reproduce:       python -m holdfast.sim --seed {asked.seed}{bug}{names}")
+    say(f"full history:    python -m holdfast.sim --seed {asked.seed}{bug} --whole")
     say(f"other objects:   python -m holdfast.sim --seed {asked.seed}{bug} --about TEXT")
 
 
@@ -128,5 +127,5 @@ def _same_again(asked: Asked, outcome: Outcome, say: Callable[[str], None]) -> i
     if not asked.twice:
         return 0
     why = runs.why_not_determined(outcome)
-    say(why or "the same again in another process with another hash seed")
+    say(why or "identical in another process with another hash seed")
     return int(bool(why))

@@ -1,7 +1,6 @@
-"""The sorts of work that users of a simulated world bring: which there are in a run is drawn, as the faults are.
+"""Workload profiles: the types of workloads that simulated users create. Each run draws a subset.
 
-How work behaves is written in its own environment (`BEHAVES`), where the simulated machine reads it: well, badly, or
-well until someone changes it.
+The behaviour of a task is set in its environment (`BEHAVES`), where the simulated machine reads it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from holdfast.model.workload import (
 )
 
 LEVELS = (
-    # name, rank, reclaimable, may preempt
+    # name, priority, reclaimable, may preempt
     ("standard", 0, False, False),
     ("high", 100, False, False),
     ("spare", -100, True, False),
@@ -41,29 +40,29 @@ LEVELS = (
 BEHAVES = "BEHAVES"
 FAILS, UNSTEADY, NEVER_READY, UNWELL, NEVER_UP = "fails", "unsteady", "never-ready", "unwell", "never-up"
 HALF_READY = "half-ready"
-"""Every second replica never gets ready."""
+"""Every second replica never becomes ready."""
 QUICK, FAILS_AT_ONCE, MORTAL = "quick", "fails-at-once", "mortal"
-"""Over before anyone has looked, well or badly; a service that ends by itself now and then until all else is well."""
+"""Batch tasks that succeed or fail at once, and services that exit by themselves during the fault phase."""
 BAD = frozenset({NEVER_READY, UNWELL, NEVER_UP, HALF_READY})
-"""Behaviours of services that people repair in the end."""
+"""Behaviours that users repair at the end of the run."""
 RESTLESS = frozenset({UNWELL, NEVER_UP})
-"""Those of them that are started again and again."""
+"""Behaviours that cause a restart loop."""
 EVERYWHERE = 100
 FIXED_PORT = 20_007
 SOLO = "solo"
-"""The tenant that has machines of its own, where there is one."""
+"""The tenant with dedicated machines, if the run has one."""
 SCARCE = "fpga"
 """A resource that few machines have."""
 SHARE_OF_SORTS = 0.4
 PROBE = Probe(tcp=TcpProbe(), period_seconds=10.0, failure_threshold=1)
 SEEN_LATE = Probes(readiness=PROBE)
-"""What is not ready at once is looked at again after ten seconds; by then short work is over."""
+"""A slow readiness probe: short tasks have ended before the second check."""
 
 Make = Callable[[str, str, Sequence[Region], random.Random], Workload]
 
 
 def drawn(chance: random.Random) -> tuple[str, ...]:
-    """The sorts of one run: the plain ones always, and some of the others."""
+    """The profiles of one run: the base profiles, and a random part of the others."""
     found = (name for name in SORTS if name not in DECLARED)
     return tuple(name for name in found if name in PLAIN or chance.random() < SHARE_OF_SORTS)
 
@@ -106,47 +105,47 @@ def exclusive(tenant: str, name: str, regions: Sequence[Region], chance: random.
 
 
 def tenured(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """One of it anywhere, and it moves by itself when its region is cut off."""
+    """Exclusive work of scope Global: it moves to another region when its region is partitioned."""
     alone = Exclusivity(scope=ExclusiveScope.GLOBAL)
     spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", exclusive=alone)
     return _workload(tenant, name, spec)
 
 
 def resident(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that may only be where the law says."""
+    """A service with a residency rule."""
     placement = Placement(residency=chance.choice(regions).spec.residency, pools=("default",))
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(), placement=placement))
 
 
 def critical(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that comes back elsewhere when a region is lost; some promise it sooner than it can be."""
+    """A service with a recovery objective. Some deadlines are too short to be met."""
     promise = RecoveryPromise(min_serving=2, deadline_seconds=chance.choice((300.0, 300.0, 30.0)))
     spec = WorkloadSpec(replicas=2, template=template(), priority_class_name="high", recovery=promise)
     return _workload(tenant, name, spec)
 
 
 def vital(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Four that are critical: all that one recovery budget keeps places for. Only scenarios bring it (`DECLARED`)."""
+    """Four critical replicas, as many as one RecoveryBudget has slots. Used only in scenarios (`DECLARED`)."""
     promise = RecoveryPromise(min_serving=4, deadline_seconds=300.0)
     spec = WorkloadSpec(replicas=4, template=template(), priority_class_name="high", recovery=promise)
     return _workload(tenant, name, spec)
 
 
 def urgent(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that makes others leave: it needs more than is usually free on one node."""
+    """A preempting service: it needs more than is usually free on one node."""
     asks = template(resources={"cpu": "1500m", "memory": "1Gi"})
     return _workload(tenant, name, WorkloadSpec(replicas=1, template=asks, priority_class_name="urgent"))
 
 
 def brittle(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A service that nobody starts again on the spot when it ends, and that does end by itself."""
+    """A service that exits by itself and is not restarted on its node."""
     policy = chance.choice((RestartPolicy.NEVER, RestartPolicy.ON_FAILURE))
     once = template(restart_policy=policy, env={BEHAVES: MORTAL})
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=once))
 
 
 def probed(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A service with every sort of probe."""
+    """A service with startup, readiness and liveness probes."""
     startup = msgspec.structs.replace(PROBE, period_seconds=2.0, failure_threshold=5)
     probes = Probes(startup=startup, readiness=PROBE, liveness=PROBE)
     behaves = {BEHAVES: chance.choice((UNWELL, NEVER_UP))} if chance.random() < 0.5 else {}
@@ -154,12 +153,12 @@ def probed(tenant: str, name: str, regions: Sequence[Region], chance: random.Ran
 
 
 def bare(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A service without any probe: it is ready because it runs, and it ends by itself now and then."""
+    """A service without probes that exits by itself sometimes."""
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(probes=Probes(), env={BEHAVES: MORTAL})))
 
 
 def scaled(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A service whose number follows the load that people push for it."""
+    """An autoscaled service."""
     rules = Autoscale(
         max_replicas=4, scale_up=ScaleLimits(), scale_down=ScaleLimits(stabilization_seconds=chance.choice((0.0, 30.0)))
     )
@@ -167,42 +166,42 @@ def scaled(tenant: str, name: str, regions: Sequence[Region], chance: random.Ran
 
 
 def wavering(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """The same, and only half of its replicas ever get ready: more of them would not help."""
+    """An autoscaled service of which only half of the replicas become ready."""
     made = scaled(tenant, name, regions, chance)
     return respec(made, template=template(env={BEHAVES: HALF_READY}))
 
 
 def hungry(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that needs little of the processors and much of something else."""
+    """A service that needs little CPU and much of another resource."""
     much = chance.choice(({"memory": "3Gi"}, {SCARCE: "1"}))
     asks = template(resources={"cpu": "50m", "memory": "128Mi", **much})
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=asks))
 
 
 def dedicated(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A plain service; where there is this sort, one tenant has machines of its own (`SOLO`)."""
+    """A plain service. If a run has this profile, one tenant has dedicated machines (`SOLO`)."""
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template()))
 
 
 def pooled(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work for machines that exist only while they are needed: the pools that are named after their regions."""
+    """A service for node pools, whose nodes exist only while they are needed."""
     pools = tuple(region.metadata.name for region in regions)
     return _workload(tenant, name, WorkloadSpec(replicas=2, template=template(), placement=Placement(pools=pools)))
 
 
 def fixed(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A service that insists on its port, so that two of its kind never share a node."""
+    """A service with a fixed port, so that two replicas never share a node."""
     spec = WorkloadSpec(replicas=2, template=template(ports=(Port(name="http", port=FIXED_PORT),)))
     return _workload(tenant, name, spec)
 
 
 def sociable(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A service that wants to be near others, or away from them."""
+    """A service with affinity or anti-affinity rules."""
     apart = chance.random() < 0.6
     topology = chance.choice(("node", "zone"))
     rule = AffinityRule(workload_labels={"app": "social"}, topology=topology, apart=apart)
     labels = {"app": "social"} if apart else {}
-    # All of these in one region, which has few zones: who comes second waits.
+    # All of them in one region with few zones, so that some stay pending.
     crowded = (regions[0].metadata.name,) if apart and topology == "zone" and regions else ()
     rules = Placement(affinity=(rule,), regions=crowded)
     spec = WorkloadSpec(replicas=3 if crowded else 2, template=template(labels=labels), placement=rules)
@@ -210,7 +209,7 @@ def sociable(tenant: str, name: str, regions: Sequence[Region], chance: random.R
 
 
 def picky(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """A service with requirements that few nodes meet, or none."""
+    """A service with placement rules that few nodes meet, or none."""
     zones = [zone for region in regions for zone in region.spec.zones]
     choices = (
         Placement(node_selector={"disk": "fast"}),
@@ -221,13 +220,13 @@ def picky(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
     )
     made = template(driver=Driver.OCI, bundle="bundle") if chance.random() < 0.15 else template()
     rules = chance.choice(choices)
-    if rules.zones:  # and much of it, so that its zone is full at times
+    if rules.zones:  # large, so that its zone is full at times
         made = msgspec.structs.replace(made, resources={"cpu": "1500m", "memory": "1Gi"})
     spec = WorkloadSpec(replicas=1, template=made, placement=rules)
     return _workload(tenant, name, spec)
 
 
-# Work that ends
+# Batch
 
 
 def batch(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
@@ -241,7 +240,7 @@ def batch(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
 
 
 def dated(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that must be done by a time, and is cleared away a while after it is."""
+    """A batch with a deadline, which is deleted some time after it has finished."""
     by_then = Batch(
         completions=2,
         parallelism=2,
@@ -253,7 +252,7 @@ def dated(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
 
 
 def lone(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work of two for a place that a region has only once: they run one after the other."""
+    """A batch of two tasks for a resource that a region has once, so that they run one after the other."""
     made = _ends(resources={"cpu": "100m", "memory": "128Mi", SCARCE: "1"})
     where = (chance.choice(regions).metadata.name,) if regions else ()
     work = _batch(tenant, name, made, Batch(completions=2, parallelism=2), chance)
@@ -261,7 +260,7 @@ def lone(tenant: str, name: str, regions: Sequence[Region], chance: random.Rando
 
 
 def failing(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that fails now and then, or always."""
+    """A batch that fails sometimes or always."""
     made = _ends(
         env={BEHAVES: chance.choice((FAILS, UNSTEADY))},
         ports=(Port(name="http"),),
@@ -273,13 +272,13 @@ def failing(tenant: str, name: str, regions: Sequence[Region], chance: random.Ra
 
 
 def hopeless(workload: Workload) -> bool:
-    """Work that fails at every start and is started again for many minutes: whoever runs it takes it back."""
+    """Whether the batch fails at every start and is restarted for many minutes. Its user deletes it."""
     made = workload.spec.template
     return made.env.get(BEHAVES) == FAILS and made.restart_policy is RestartPolicy.ON_FAILURE
 
 
 def quick(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that is over as soon as it has begun, well or badly."""
+    """A batch whose tasks succeed or fail at once."""
     badly = chance.random() < 0.5
     made = _ends(
         env={BEHAVES: FAILS_AT_ONCE if badly else QUICK},
@@ -290,7 +289,7 @@ def quick(tenant: str, name: str, regions: Sequence[Region], chance: random.Rand
 
 
 def gang(tenant: str, name: str, regions: Sequence[Region], chance: random.Random) -> Workload:
-    """Work that is of use only together."""
+    """A gang."""
     size = chance.randint(2, 4)
     made = _ends(resources={"cpu": "500m", "memory": "256Mi"})
     spec = WorkloadSpec(
@@ -350,14 +349,14 @@ SORTS: dict[str, Make] = {
 }
 PLAIN = frozenset({"service", "exclusive", "resident", "batch"})
 DECLARED = frozenset({"vital"})
-"""Never drawn: there where a scenario names it."""
+"""Profiles that are never drawn, only declared by scenarios."""
 
 
-# What users do to what they have
+# Changes by users
 
 
 def broken(workload: Workload, chance: random.Random) -> Workload:
-    """A new version that never becomes ready, with a rollout that notices soon; what then, is the user's choice."""
+    """A new revision that never becomes ready, with a short progress deadline."""
     made = msgspec.structs.replace(
         workload.spec.template, env={"VERSION": str(chance.randint(1, 1000)), BEHAVES: NEVER_READY}
     )
@@ -366,9 +365,10 @@ def broken(workload: Workload, chance: random.Random) -> Workload:
 
 
 def repaired(workload: Workload) -> Workload:
-    """The same without what keeps it from serving, and with the usual time for it: a deadline that is to end a broken
-    version soon would end this one too while it waits for room, and bring back what may never get ready. What is
-    started again and again is repaired everywhere at once: behind a region without room it would never be at rest."""
+    """The workload with a working template and the default progress deadline.
+
+    The short deadline of a broken revision could end this one too while it is pending, and bring the broken one back. A
+    crash-looping revision is replaced in all regions at once; behind a full region it would restart forever."""
     made, rollout = workload.spec.template, workload.spec.rollout
     behaves = made.env.get(BEHAVES)
     if behaves in BAD:

@@ -1,7 +1,7 @@
-"""What happened, told so that a stranger can follow it: what was promised, who broke it, what should have been; then
-faults that struck and the history of what is at stake, in times before the breach.
+"""Failure report: the violated invariant, its writer and the expected behaviour, then a timeline of faults, user
+actions and changes of the involved objects, in seconds before the violation.
 
-A story fits a screen unless somebody asks for the whole; what is left out is said.
+The report fits on a screen unless the full one is requested. It says how much is omitted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.sim.world import Outcome, Telling
 
 
 class Frame(NamedTuple):
-    """How much is told: changes of objects, faults, acts of users, fields of one change, and characters of a line."""
+    """Limits of a report: object changes, faults, user actions, fields per change, and characters per line."""
 
     events: int
     faults: int
@@ -33,10 +33,9 @@ COMPLAINTS_SHOWN = 3
 UNSETTLED_SHOWN = 5
 OBJECTS_SHOWN = 4
 LEGEND = (
-    "seconds before (-) the breach, or the end; * a fault strikes (kind@where#occasion, or kind#number), > a user "
-    "acts, ! a promise is broken,\n"
-    "= nothing goes wrong any more; all else: in which cell, who wrote, which object, what changed (the words: "
-    "docs/glossary.md)"
+    "times: seconds before (-) the violation or the end; * fault (kind@site#operation or kind#number), > user action, "
+    "! violation,\n"
+    "= end of the fault phase; other lines: cell, writer, object, change (terms: docs/glossary.md)"
 )
 _NAME = re.compile(r"[a-z0-9]+/[a-z0-9]+")
 
@@ -45,63 +44,63 @@ def headline(outcome: Outcome) -> str:
     verdict = "ok" if outcome.ok else "FAILED"
     base = f", from scenario {outcome.base}" if outcome.base else ""
     return (
-        f"seed {outcome.seed}{base}: {verdict}; {outcome.simulated_s:.0f} s simulated, settled in "
+        f"seed {outcome.seed}{base}: {verdict}; {outcome.simulated_s:.0f} s simulated, converged in "
         f"{outcome.settled_in_s:.0f} s, {outcome.commits} commits, {outcome.steps} steps, "
         f"{sum(outcome.faults.values())} faults, digest {outcome.digest}"
     )
 
 
 def complaints(outcome: Outcome, most: int = 1000) -> Iterator[str]:
-    """What is wrong, most serious first; a promise is explained where it is first named."""
+    """The failures, most serious first. An invariant is explained where it is first named."""
     told: set[str] = set()
     for violation in outcome.violations[:most]:
         yield str(violation)
         if violation.promise not in told and violation.promise in PROMISES:
-            yield f"  ({violation.promise} means: never {PROMISES[violation.promise].never})"
+            yield f"  ({violation.promise} forbids {PROMISES[violation.promise].never})"
         told.add(violation.promise)
     if len(outcome.violations) > most:
-        yield f"… and {len(outcome.violations) - most} more, which follow"
+        yield f"… and {len(outcome.violations) - most} later violations"
     for line in outcome.unsettled:
-        yield f"not settled after {outcome.settled_in_s:.0f} s: {line}"
+        yield f"not converged after {outcome.settled_in_s:.0f} s: {line}"
     for line in outcome.failures:
-        yield f"a part failed: {line}"
+        yield f"a component failed: {line}"
 
 
 def account(outcome: Outcome) -> Iterator[str]:
-    """The breach in four sentences: the promise, who broke it, what was seen, what should have been."""
+    """The first failure in four rows: invariant, writer, observation and expectation."""
     if outcome.violations:
         first = outcome.violations[0]
         where = "the global cell" if first.cell == "global" else first.cell
-        kind, who = first.promise, f"{first.writer}, in {where}" if first.writer else f"not known; seen in {where}"
-        when = f", {first.at_s:.3f} s after the world began"
+        kind, who = first.promise, f"{first.writer}, in {where}" if first.writer else f"unknown; observed in {where}"
+        when = f", {first.at_s:.3f} s after the start"
         seen = [spoken(first.what)]
     elif outcome.failures:
-        kind, who, when, seen = "failure", "a part of the product", "", list(outcome.failures)
+        kind, who, when, seen = "failure", "a component", "", list(outcome.failures)
     else:
-        kind, who = "unsettled", "nobody did what was left to do"
-        when, seen = f", for {outcome.settled_in_s:.0f} s without any fault", list(outcome.unsettled)
+        kind, who = "convergence", "none"
+        when, seen = f", for {outcome.settled_in_s:.0f} s without faults", list(outcome.unsettled)
     promise = PROMISES.get(kind)
     if promise is not None:
-        yield f"the promise     {kind}: never {promise.never}"
-    yield f"who broke it    {who}{when}"
+        yield f"invariant       {kind}: no {promise.never.removeprefix('a ').removeprefix('an ')}"
+    yield f"violated by     {who}{when}"
     for number, line in enumerate(seen[:UNSETTLED_SHOWN]):
-        yield f"{'what was seen' if not number else '':16}{line}"
+        yield f"{'observed' if not number else '':16}{line}"
     if len(seen) > UNSETTLED_SHOWN:
-        yield f"{'':16}… and {len(seen) - UNSETTLED_SHOWN} more like these"
+        yield f"{'':16}… and {len(seen) - UNSETTLED_SHOWN} more of these"
     if promise is not None:
-        yield f"what should be  {promise.instead}"
+        yield f"expected        {promise.instead}"
     for violation in outcome.violations[1:COMPLAINTS_SHOWN]:
-        yield f"{'and then':16}{violation.promise} in {violation.cell}: {spoken(violation.what)}"
+        yield f"{'later':16}{violation.promise} in {violation.cell}: {spoken(violation.what)}"
     if len(outcome.violations) > COMPLAINTS_SHOWN:
-        yield f"{'':16}… and {len(outcome.violations) - COMPLAINTS_SHOWN} more, which follow"
+        yield f"{'':16}… and {len(outcome.violations) - COMPLAINTS_SHOWN} later violations"
 
 
 def timeline(
     outcome: Outcome, telling: Telling, matching: Iterable[str] = (), frame: Frame = SCREEN
 ) -> Iterator[str]:  # fmt: skip
-    """Faults, users' acts and the changes of the objects at stake, in one order of time, up to the first breach.
+    """Faults, user actions and changes of the involved objects in order of time, up to the first violation.
 
-    `matching` adds objects by name, and then everything about them is told.
+    `matching` adds objects by name and selects the full report.
     """
     wanted = tuple(matching)
     frame = WHOLE if wanted else frame
@@ -113,10 +112,10 @@ def timeline(
     zero_s = breach_s if breach_s is not None else outcome.simulated_s
     events, left_out = _last(telling.history.of(about), ends_s, frame)
     if left_out:
-        yield f"… ({left_out} earlier changes of these objects are left out: --whole tells all)"
+        yield f"… ({left_out} earlier changes of these objects are omitted; --whole prints all)"
     faults = [fault for fault in telling.struck if fault.at_s <= ends_s]
     if len(faults) > frame.faults:
-        yield f"… ({len(faults) - frame.faults} earlier faults are left out: --whole tells all)"
+        yield f"… ({len(faults) - frame.faults} earlier faults are omitted; --whole prints all)"
         faults = faults[-frame.faults :]
     known: set[str] = set()
     rows = [
@@ -125,23 +124,23 @@ def timeline(
         *((e.at_s, " ", text) for e, text in events),
     ]
     if 0.0 < telling.healed_s <= ends_s:
-        rows.append((telling.healed_s, "=", "no more faults, and users ask for nothing new: now all must come right"))
+        rows.append((telling.healed_s, "=", "the fault phase ends; the system must converge"))
     for at_s, mark, text in sorted(rows, key=lambda row: row[0]):
         line = f"{mark} {at_s - zero_s:9.3f} s  {text}"
         yield line if len(line) <= frame.chars else f"{line[: frame.chars]}…"
     for violation in outcome.violations[:1]:
-        yield f"! {0.0:9.3f} s  {violation.promise} is broken: {spoken(violation.what)}"
+        yield f"! {0.0:9.3f} s  {violation.promise} is violated: {spoken(violation.what)}"
     if outcome.unsettled and not outcome.violations:
-        yield f"! {0.0:9.3f} s  not come right: {'; '.join(outcome.unsettled[:COMPLAINTS_SHOWN])}"
+        yield f"! {0.0:9.3f} s  not converged: {'; '.join(outcome.unsettled[:COMPLAINTS_SHOWN])}"
 
 
 def _at_stake(outcome: Outcome) -> tuple[str, ...]:
-    """What the first breach is about; of what never came right the first few, which are as good as all."""
+    """Objects of the first violation, or the first few objects that did not converge."""
     return outcome.violations[0].objects if outcome.violations else outcome.objects[:OBJECTS_SHOWN]
 
 
 def _last(events: list[Event], ends_s: float, frame: Frame) -> tuple[list[tuple[Event, str]], int]:
-    """The last changes that say anything, in words, and how many earlier ones there are."""
+    """The last significant changes as text, and the number of earlier ones."""
     found: list[tuple[Event, str]] = []
     earlier = [event for event in events if event.at_s <= ends_s]
     while earlier and len(found) < frame.events:
@@ -152,7 +151,7 @@ def _last(events: list[Event], ends_s: float, frame: Frame) -> tuple[list[tuple[
 
 
 def _once(says: str, known: set[str]) -> str:
-    """What was explained already is not explained again."""
+    """The text on its first use, later an empty string."""
     if says in known:
         return ""
     known.add(says)
@@ -165,7 +164,7 @@ def _explained(thing: Struck, says: str) -> str:
 
 
 def _acts(telling: Telling, keys: list[str], ends_s: float, frame: Frame) -> list[Struck]:
-    """What users did to what is at stake; everything they did when that is little."""
+    """User actions on the involved objects; all actions if they are few."""
     acts = [act for act in telling.acts if act.at_s <= ends_s]
     if len(acts) <= frame.acts:
         return acts

@@ -1,7 +1,7 @@
-"""Faults that come by themselves: drawn from the seed as a list before the run, each with a name, a time and a target.
+"""Scheduled faults: a list with name, time and target of each fault, drawn from the seed before the run.
 
-The list is the run's own: leaving one out changes none of the others, so that a failing run can be shrunk to the few
-that matter (`sim/shrink.py`), and a scenario can write one by hand (`sim/scenarios`).
+Removing one fault changes no other, so that a failing run can be shrunk (`sim/shrink.py`). A scenario declares its own
+list (`sim/scenarios`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from holdfast.sim.world import World
 
 EVERY_S = 45.0
-"""How often each enabled kind comes, about."""
+"""Mean interval between two faults of one enabled kind."""
 GLOBAL = "global"
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """`target` names a cell, a node, a zone or a tenant, by kind; `amount` is a step, a rate or a count."""
+    """`target` is a cell, node, zone or tenant, depending on the kind. `amount` is a step, a rate or a count."""
 
     name: str
     kind: Kind
@@ -41,7 +41,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Map(msgspec.Struct, frozen=True):
-    """The names a trouble can be aimed at."""
+    """The possible targets of faults."""
 
     regions: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -97,7 +97,7 @@ LASTS_ELSE_S = (0.5, 60.0)
 
 
 def draw(seed: int, enabled: Iterable[Kind], where: Map, faults_s: float) -> tuple[Trouble, ...]:
-    """The troubles of a run, in order of time."""
+    """The scheduled faults of a run, in order of time."""
     found: list[Trouble] = []
     wanted = frozenset(enabled)
     for kind in COMING:
@@ -130,7 +130,7 @@ def _targets(kind: Kind, where: Map) -> tuple[str, ...]:
         return (GLOBAL, *where.regions, *where.nodes)
     if kind in (Kind.NEXT_RELEASE, Kind.FORMER_RELEASE):
         cells = (GLOBAL, *where.regions)
-        return (*cells * max(1, len(where.nodes) // len(cells)), *where.nodes)  # as often one of them as one of these
+        return (*cells * max(1, len(where.nodes) // len(cells)), *where.nodes)  # cells as often as nodes
     return (GLOBAL, *where.regions)
 
 
@@ -138,7 +138,7 @@ def _amount(kind: Kind, chance: random.Random) -> float:
     if kind is Kind.CLOCK_STEP:
         return chance.choice((-1.0, 1.0)) * 10 ** chance.uniform(-1.0, 2.5)
     if kind is Kind.CLOCK_DRIFT:
-        # Leases allow for so much between two clocks; each may be off by half of it.
+        # Leases tolerate CLOCK_DRIFT between two clocks, so each clock may deviate by half of it.
         return 1.0 + chance.uniform(-0.49, 0.49) * limits.CLOCK_DRIFT
     if kind is Kind.CLOCK_WILD:
         return 1.0 + chance.choice((-1.0, 1.0)) * chance.uniform(0.03, 0.3)
@@ -152,7 +152,7 @@ def _amount(kind: Kind, chance: random.Random) -> float:
 
 
 async def suffer(world: World, trouble: Trouble) -> None:
-    """Waits for its time, makes it happen, and lets it pass."""
+    """Waits until the fault's time, injects it and ends it."""
     await asyncio.sleep(trouble.at_s)
     if world.chaos.healed or not world.chaos.allows(trouble.name):
         return
@@ -160,13 +160,13 @@ async def suffer(world: World, trouble: Trouble) -> None:
     try:
         await _happen(world, trouble)
     except Fault:
-        return  # a person's wish that was refused, or whose answer was lost, is a wish that was not granted
+        return  # an operator's request was refused or its response was lost: the fault has no effect
     if trouble.kind not in _FELT_LATER:
         world.chaos.felt[trouble.kind] += 1
 
 
 def _told(trouble: Trouble) -> str:
-    """What it does, for whoever reads the story: where, and for how long or by how much where that matters."""
+    """Target and duration or amount, for the failure report."""
     if trouble.kind is Kind.POLICY_CHANGED:
         return operators.policy_words(trouble.amount)
     if trouble.kind in _BY_AMOUNT:
@@ -181,7 +181,7 @@ _BY_AMOUNT = frozenset(
     }
 )  # fmt: skip
 _FELT_LATER = frozenset({Kind.TIMEOUT_AT, Kind.CRASH_AT_AWAIT, Kind.DISK_FULL})
-"""Traps: felt when somebody comes to where they lie."""
+"""Faults that take effect later, at a commit or step."""
 _AT_ONCE = frozenset({Kind.BURST, Kind.NODE_DELETED, Kind.TENANT_DELETED, Kind.COMPACTION})
 
 
@@ -218,7 +218,7 @@ async def _happen(world: World, trouble: Trouble) -> None:
         case Kind.CLOCK_DRIFT:
             world.clock(trouble.target).drift(trouble.amount)
         case Kind.CLOCK_WILD:
-            # The promises are for clocks within the bound: S7 is not judged for what this clock counts.
+            # The invariants assume clocks within the bound, so S7 is not checked for leases on this clock.
             world.court.distrust(trouble.target)
             world.clock(trouble.target).drift(trouble.amount)
         case Kind.CACHES_STALE:
@@ -258,7 +258,7 @@ async def _to_cell(cell: CellHost, trouble: Trouble) -> None:
             await asyncio.sleep(trouble.for_s)
             cell.disk.down = False
         case Kind.DISK_FULL:
-            # The store stops at the first write it cannot make; someone makes room and starts the cell again.
+            # The store fails at its next write. Later an operator frees disk space and restarts the cell.
             cell.disk.full = True
             await asyncio.sleep(trouble.for_s)
             cell.disk.full = False
@@ -283,7 +283,7 @@ async def _to_agent(agent: AgentHost, trouble: Trouble) -> None:
 
 
 async def _as_release(world: World, trouble: Trouble, release: Release) -> None:
-    """Installed, and taken back after a while: each is a restart on the disk that the other left."""
+    """Restarts the host as another release and later as the current one, both on the same disk."""
     host = world.host(trouble.target)
     host.install(release)
     await asyncio.sleep(trouble.for_s)
@@ -306,7 +306,7 @@ async def _power_cut(agents: list[AgentHost], cells: list[CellHost], for_s: floa
 
 
 def _paths(world: World, trouble: Trouble) -> list[tuple[str, str]]:
-    """The directions a cut stops."""
+    """The network directions that the fault blocks."""
     if trouble.kind in (Kind.AGENT_CUT, Kind.AGENT_CUT_ONE_WAY):
         agent = world.agent(trouble.target)
         both = [(agent.caller, agent.region.name), (agent.region.name, agent.caller)]

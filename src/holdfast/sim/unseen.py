@@ -1,7 +1,6 @@
-"""Reasons that no simulated world gives, each with why it cannot, and the test that sees it given.
+"""Reasons that simulations cannot produce, each with the cause and the test that produces it.
 
-Whatever is neither seen nor listed here is a gap, and `make sim` says so. `tests/sim/test_coverage.py` holds the table
-to what exists.
+`make sim` lists reasons that were neither produced nor exempted. `tests/sim/test_coverage.py` checks this table.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 
 class Elsewhere(NamedTuple):
-    """`test` is written as pytest takes it: the file and the function."""
+    """`test` is a pytest node id: file and function."""
 
     why: str
     test: str
@@ -20,70 +19,68 @@ class Elsewhere(NamedTuple):
 
 
 ELSEWHERE: dict[str, Elsewhere] = {
-    "Confined": Elsewhere(
-        "needs a kernel's control groups", "tests/agent/test_words.py::test_a_node_says_whether_work_is_confined"
-    ),
+    "Confined": Elsewhere("needs cgroups", "tests/agent/test_words.py::test_node_reports_resource_limits_condition"),
     "WeaklyConfined": Elsewhere(
-        "needs a kernel without control groups", "tests/agent/test_words.py::test_a_node_says_whether_work_is_confined"
+        "needs a kernel without cgroups", "tests/agent/test_words.py::test_node_reports_resource_limits_condition"
     ),
     "BackingOff": Elsewhere(
-        "simulated work always ends for a reason",
-        "tests/agent/test_words.py::test_work_that_ended_without_a_reason_is_backing_off",
+        "simulated tasks always exit with a reason",
+        "tests/agent/test_words.py::test_task_ended_without_reason_is_reported_backing_off",
     ),
     "GuardBreached": Elsewhere(
-        "needs a canary that does worse by its own figures, over minutes",
-        "tests/fleet/test_policy_guard.py::test_a_revision_that_does_badly_is_taken_back_and_the_sequence_still_rises",
+        "needs a canary that performs worse for minutes",
+        "tests/fleet/test_policy_guard.py::test_breached_revision_is_rolled_back_with_a_higher_sequence",
     ),
     "Rejoining": Elsewhere(
-        "needs a cell that was restored from a backup",
-        "tests/fleet/test_rejoin.py::test_a_share_that_moved_since_the_backup_is_not_given_twice",
+        "needs a cell that is restored from a backup",
+        "tests/fleet/test_rejoin.py::test_share_moved_after_the_backup_is_not_granted_twice",
     ),
     "NotLeader": Elsewhere(
-        "a simulated cell is one process, and asks itself only while it leads",
-        "tests/authority/test_release.py::test_nothing_is_accepted_before_start_after_stop_or_on_a_stale_token",
+        "a simulated cell is one process, and calls its authority only while it leads",
+        "tests/authority/test_release.py::test_authority_without_current_term_refuses_requests",
     ),
     "NoNodes": Elsewhere(
         "every simulated region has nodes",
-        "tests/flow/test_filters.py::test_the_histogram_names_nodes_needs_and_the_nearest_miss",
+        "tests/flow/test_filters.py::test_refusal_counts_name_nodes_requirement_and_nearest_miss",
     ),
     "IntentMismatch": Elsewhere(
         "one scheduler per region never proposes one intent with two payloads",
-        "tests/authority/test_reserve.py::test_repeating_an_intent_finds_the_first_claim",
+        "tests/authority/test_reserve.py::test_repeated_intent_returns_first_claim",
     ),
     "VictimNotAllowed": Elsewhere(
-        "the planner weighs what the authority judges; it takes a mate that fails in the moment between",
-        "tests/flow/test_preemption.py::test_a_used_up_budget_refuses_the_nomination_and_holds_nothing",
+        "the planner applies the authority's rules; a sibling would have to fail between plan and commit",
+        "tests/flow/test_preemption.py::test_nomination_beyond_disruption_budget_is_refused_and_reserves_nothing",
     ),
     "TemplateChanged": Elsewhere(
-        "a replica's template never changes; only a proposal made up by hand names another",
-        "tests/authority/test_reserve.py::test_replica_gone_terminating_changed_and_stale",
+        "a replica's template never changes; only a hand-made proposal names another",
+        "tests/authority/test_reserve.py::test_reserve_of_gone_changed_or_stale_replica_is_refused",
     ),
     "ResidencyViolated": Elsewhere(
-        "work is assigned only to regions whose tags allow it, and nobody changes those of a simulated region",
-        "tests/authority/test_reserve.py::test_placement_rules_hold_at_commit",
+        "work is assigned only to regions whose residency allows it, and simulated regions keep their residency",
+        "tests/authority/test_reserve.py::test_reserve_against_placement_rules_is_refused",
     ),
     "FinalizerStuck": Elsewhere(
-        "takes an hour, and worlds last minutes",
-        "tests/flow/test_finalizers.py::test_every_kind_is_looked_at_and_told_with_whom_to_ask",
+        "takes an hour; simulations last minutes",
+        "tests/flow/test_finalizers.py::test_stuck_finalizer_of_any_kind_emits_stable_event_with_owner",
     ),
     "NodeTerminating": Elsewhere(
-        "nobody puts a finalizer on a node, so that one which is deleted is gone at once",
-        "tests/flow/test_explain.py::test_each_reason_of_the_planner_is_explained",
+        "nodes have no finalizers, so that a deleted node is gone at once",
+        "tests/flow/test_explain.py::test_timeline_of_planner_refusal_has_reason_fix_and_next_retry",
     ),
     "DeviceTaken": Elsewhere(
-        "the only scheduler of a region counts what it has proposed itself; it takes another to be late for a device",
-        "tests/authority/test_races.py::test_32_clients_race_for_one_gpu",
+        "the only scheduler of a region counts its own proposals; a second scheduler would be needed",
+        "tests/authority/test_races.py::test_32_clients_racing_for_one_gpu_have_one_winner",
     ),
     "ReservationMissing": Elsewhere(
-        "the scheduler has its places reserved and bound in one call; a client that binds by itself may be too late",
-        "tests/authority/test_release.py::test_a_reservation_expires",
+        "the scheduler reserves and binds in one call; only a client that binds separately can be too late",
+        "tests/authority/test_release.py::test_bind_after_expiry_is_refused",
     ),
     "ProvisionalEnded": Elsewhere(
-        "provisional work runs for ten minutes, and things go wrong in a world for less",
-        "tests/flow/test_retreat.py::test_provisional_work_goes_when_it_is_not_confirmed",
+        "provisional work runs for ten minutes; the fault phase is shorter",
+        "tests/flow/test_retreat.py::test_unconfirmed_provisional_replica_is_released",
     ),
     "ProvisionalWithdrawn": Elsewhere(
-        "a region that is cut off gets no new work, so that what it placed by itself fits its grant when it is back",
-        "tests/flow/test_retreat.py::test_provisional_work_goes_when_it_is_not_confirmed",
+        "a partitioned region gets no new Assignments, so its provisional work fits its grant after reconnection",
+        "tests/flow/test_retreat.py::test_unconfirmed_provisional_replica_is_released",
     ),
 }

@@ -1,6 +1,6 @@
-"""What users of a simulated world do while things go wrong: they bring work, change it, measure it and give it up.
+"""Simulated users during the fault phase: they create, change, measure and delete workloads.
 
-Every act has a number and a stream of chance of its own, so that one more or one less leaves the others as they were.
+Every action has a number and its own random stream, so that removing one action does not change the others.
 """
 
 from __future__ import annotations
@@ -29,14 +29,11 @@ CHANGE_EVERY_S = (2.0, 12.0)
 LOADS_PERCENT = (20.0, 70.0, 140.0, 140.0)
 REGRET_S = (0.1, 4.0)
 Told = Callable[[str], None]
-"""Takes in words what somebody does, before it is done."""
+"""Records the description of an action before it is taken."""
 
 
 async def keep_changing(client: Client, wanted: Wanted, land: Land, chance: random.Random, chaos: Chaos) -> None:
-    """Scales, updates, deletes and creates until told that it is enough.
-
-    Every act has a number and a stream of chance of its own: one more or one less leaves the others as they were.
-    """
+    """Takes random actions until the fault phase ends."""
     while True:
         await asyncio.sleep(chance.uniform(*CHANGE_EVERY_S))
         if chaos.healed:
@@ -72,7 +69,7 @@ async def change_something(client: Client, wanted: Wanted, land: Land, chance: r
 
 
 async def _bring(client: Client, wanted: Wanted, made: Workload, told: Told) -> None:
-    told(f"brings {made.metadata.namespace}/{made.metadata.name}")
+    told(f"creates {made.metadata.namespace}/{made.metadata.name}")
     await want(client, wanted, made)
 
 
@@ -102,7 +99,7 @@ ACTS = (
 
 
 async def _cancel(client: Client, wanted: Wanted, chance: random.Random, told: Told) -> None:
-    """Work that would end by itself is not wanted any more."""
+    """Deletes a batch workload."""
     if not wanted.batches:
         return
     name = chance.choice(sorted(wanted.batches))
@@ -113,14 +110,14 @@ async def _cancel(client: Client, wanted: Wanted, chance: random.Random, told: T
 
 
 async def _regret(client: Client, wanted: Wanted, land: Land, chance: random.Random, told: Told) -> None:
-    """Asks for work that takes a while to get its place, and thinks better of it before it has one."""
+    """Creates a workload that is slow to schedule, and deletes it before it is placed."""
     known = [sort for sort in ("gang", "urgent") if sort in land.sorts]
     if not known:
         return
     made = SORTS[chance.choice(known)](chance.choice(wanted.tenants), f"regret{wanted.serial}", land.regions, chance)
     name = (made.metadata.namespace, made.metadata.name)
     wanted.services[name] = None
-    told(f"brings {name[0]}/{name[1]} and thinks better of it")
+    told(f"creates {name[0]}/{name[1]} and deletes it at once")
     await create(client, made)
     await asyncio.sleep(chance.uniform(*REGRET_S))
     stored = await client.get(Workload, name[1], name[0])
@@ -129,7 +126,7 @@ async def _regret(client: Client, wanted: Wanted, land: Land, chance: random.Ran
 
 
 async def measure(client: Client, wanted: Wanted, chance: random.Random) -> None:
-    """Somebody's tool says how much each replica has to do, where the number of replicas follows it."""
+    """Pushes load metrics of autoscaled workloads."""
     for name in sorted(name for name, made in wanted.made.items() if made.spec.autoscale is not None):
         if wanted.services.get(name) is None:
             continue
@@ -156,7 +153,7 @@ def _changed(stored: Workload, act: str, chance: random.Random) -> Workload:
 
 
 async def look_on(client: Client, tenant: str) -> None:
-    """Someone of the tenant keeps a window open: a watch of its own workloads, opened again whenever it breaks."""
+    """Keeps a watch of the tenant's workloads open, and reopens it whenever it breaks."""
     while True:
         try:
             listed = await client.list(Workload, tenant)
@@ -167,7 +164,7 @@ async def look_on(client: Client, tenant: str) -> None:
 
 
 def something(wanted: Wanted, land: Land, chance: random.Random, *, ends: bool) -> Workload:
-    """One more of the sorts of work that there are in this world."""
+    """A workload of a random profile of this run."""
     tenant = chance.choice(wanted.tenants)
     sort = chance.choice([name for name in land.sorts if (name in ENDING) == ends])
     return SORTS[sort](tenant, f"{sort}{wanted.serial}", land.regions, chance)

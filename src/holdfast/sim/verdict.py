@@ -1,7 +1,4 @@
-"""What the checkers say of recorded histories: what is broken, what was judged, and what could not be.
-
-A verdict that does not say what it left out would be taken for more than it is.
-"""
+"""Result of the checkers on recorded histories: violations, what was checked, and what a history cannot show."""
 
 from __future__ import annotations
 
@@ -12,30 +9,30 @@ import msgspec
 from holdfast.sim.checkers import Violation
 
 JUDGED = (
-    "S1 S2 S4, attempts, recovery places, preemption (placement)",
-    "S3 (quota), what quotas protect from others (protection)",
+    "S1 S2 S4, attempts, recovery slots, preemption (placement)",
+    "S3 (quota), protected quota (protection)",
     "S5 S6 (ownership)",
-    "S7, reservations in time (replacing)",
-    "S8, as far as records say it (expiry)",
+    "S7, expired reservations (exclusive_succession)",
+    "S8, by the times in the records (expiry)",
     "S9 the order of revisions, S10, generations, identities (records)",
-    "one policy per decision, no scaling of what waits (decisions)",
-    "one disruption budget over all cells (disruption)",
-    "no going to and fro (unrest)",
+    "one policy per decision, no scale-up while replicas are pending (decisions)",
+    "disruption budget over all cells (disruption)",
+    "no oscillation (churn)",
 )
-"""What every history is judged for, and by which checker."""
+"""Checked in every history, with the checker."""
 UNJUDGED = (
-    "S7 at the machines: what really ran is not in a store",
-    "S9 towards clients: what they were told and what watches told is not in a store",
-    "S5 of elections: which term a renewal compared is not in the log",
-    "S8 by true time: the records' own clocks are believed",
-    "convergence and load: a history does not say when all was to be at rest",
+    "S7 on machines: a store does not record which tasks ran",
+    "S9 for clients: a store does not record responses and watch events",
+    "S5 of elections: the log does not record the term that a renewal compared",
+    "S8 in true time: the clocks in the records are trusted",
+    "convergence and load: a history does not show when the system was to be quiet",
 )
-"""What no history can show; simulated worlds are judged for it."""
+"""Not visible in a history. Simulations check these."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`unattributed` commits are older than the audit log reaches: nobody can say who made them. `gaps` are what these
-    very histories lack."""
+    """`unattributed` commits are older than the audit log, so their writer is unknown. `gaps` are checks that these
+    histories do not allow."""
 
     violations: tuple[Violation, ...]
     commits: int
@@ -49,9 +46,9 @@ class Verdict(msgspec.Struct, frozen=True):
         return f"{self.commits} commits, {self.changes} changes, {len(self.violations)} violations"
 
     def lines(self) -> Iterator[str]:
-        """What was judged, by what, and what could not be."""
+        """Violations, what was checked, and what could not be checked."""
         yield from map(str, self.violations)
-        yield f"judged: {len(self.cells)} cells ({', '.join(self.cells)}), {self.objects} objects, and at every commit:"
+        yield f"checked: {len(self.cells)} cells ({', '.join(self.cells)}), {self.objects} objects; at every commit:"
         yield from (f"  {what}" for what in JUDGED)
-        yield "not judged:"
+        yield "not checked:"
         yield from (f"  {what}" for what in (*self.gaps, *UNJUDGED))

@@ -1,6 +1,6 @@
-"""What the names in a story mean, for a reader who knows the README and the glossary: promises, faults, sorts of work.
+"""Texts of failure reports: invariants, faults and workload profiles.
 
-Owns no facts: a name that is not here is told as it is. `tests/sim/test_story.py` holds the tables to what exists.
+A name without a text is printed as it is. `tests/sim/test_story.py` checks that the tables are complete.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.sim.chaos import Kind
 
 
 class Promise(NamedTuple):
-    """What must never be, and what has to be the case instead."""
+    """The forbidden state, and what must happen instead."""
 
     never: str
     instead: str
@@ -22,225 +22,225 @@ class Promise(NamedTuple):
 PROMISES: dict[str, Promise] = {
     "S1": Promise(
         "two live accepted bindings for one replica identity",
-        "whoever proposes a place for a replica that has one is answered with the one it has",
+        "a second proposal for a bound replica is answered with the existing binding",
     ),
     "S2": Promise(
-        "two owners of one exclusive device or recovery place, or a node claimed above its capacity",
-        "a commit that would take more than is free, or what somebody still uses, is refused",
+        "two owners of one exclusive device or recovery slot, or claims above a node's capacity",
+        "the authority refuses a claim that exceeds the free capacity or takes a device that is in use",
     ),
     "S3": Promise(
-        "a region spending above its limit, or grants above the quota",
-        "the claim waits until the tenant's limit in the region (GrantCopy) has room for it; no limit is raised before "
+        "a region's usage above its limit, or grants above the quota",
+        "the claim waits until the tenant's limit in the region (GrantCopy) has room; no limit is raised before "
         "another region has acknowledged a lower one",
     ),
     "S4": Promise(
-        "a workload bound where its rules forbid",
-        "it is bound only in regions, zones and pools and on machines that its rules allow, or it waits",
+        "a workload bound where its placement rules forbid it",
+        "it is bound only in regions, zones, pools and nodes that its rules allow, or it stays pending",
     ),
     "S5": Promise(
-        "a placement written by anyone but the region's authority, or on a stale token",
-        "the store refuses a commit whose writer has been followed by another",
+        "a placement written by another component than the region's authority, or with a stale fencing token",
+        "the store refuses a commit of a leader that was replaced",
     ),
     "S6": Promise(
-        "a field written by anyone but its owner, or without its audit record",
-        "the gate refuses the write, or the record of who wrote is part of the same transaction",
+        "a field written by another component than its owner, or without an audit record",
+        "the gate refuses the write; the audit record is in the same transaction as the write",
     ),
     "S7": Promise(
         "two running instances of an exclusive replica at the same time",
-        "the first counts as over only once it has said so, or its lease has ended by every clock and its node was "
-        "fenced",
+        "the first instance counts as ended only after its stop was acknowledged, or its lease expired on every clock "
+        "and its node was fenced",
     ),
     "S8": Promise(
-        "a reservation, draw, grant, emergency quota or override acting past its end",
-        "what has ended grants and forbids nothing any more, whatever a cell's clock says",
+        "a reservation, slot, grant, emergency quota or override that is effective after its expiry",
+        "an expired object has no effect, whatever a cell's clock shows",
     ),
     "S9": Promise(
         "an acknowledged write lost, or a watch with a gap",
-        "what a client was told is on disk at that revision, and a watch tells every change once, in order",
+        "an acknowledged write is on disk at its revision, and a watch delivers every change once, in order",
     ),
     "S10": Promise(
-        "a policy change that alters what was already decided, or a decision that names another policy than it used",
-        "a decision is weighed by the very policy revision it names, and stays as it was committed",
+        "a policy change that alters a committed decision, or a decision that names another policy than it used",
+        "a decision uses exactly the policy revision that it names, and never changes after its commit",
     ),
     "identity": Promise(
-        "an act on whoever bears a name now instead of the one that was meant",
-        "a request names a uid and an attempt; when another has the name by now, nothing is done",
+        "an action on another object with the same name",
+        "a request names a uid and an attempt; if another object has the name, nothing is done",
     ),
     "finalizer": Promise(
-        "a replica gone while its place is still taken", "its finalizer goes when its binding and reservation are gone"
+        "a replica deleted while it still has a claim", "its finalizer is removed after its binding and reservation"
     ),
     "observedGeneration": Promise(
-        "a status about a generation that does not exist, or older than the one before",
-        "a status that was made from an older spec is refused",
+        "a status for a generation that does not exist, or older than the previous status",
+        "a status computed from an older spec is refused",
     ),
     "budget": Promise(
-        "more replicas of a workload let go by choice at once, over all regions, than its disruption budget",
-        "the next is let go when one of those before it serves again",
+        "more voluntary evictions of a workload at once, over all regions, than its disruption budget",
+        "the next replica is evicted when an evicted one serves again",
     ),
     "preemption": Promise(
-        "somebody made to leave although nobody has a place kept there",
-        "a place is reserved for whoever is stronger before anyone must make way",
+        "an eviction without a nomination for the victim's node",
+        "a node is reserved for the higher-priority replica before a victim is evicted",
     ),
     "protection": Promise(
-        "work of a tenant chosen to leave for another tenant's, although its quota protects it",
-        "what makes way for others leaves the tenant as much as is protected there, or nobody does",
+        "another tenant's preemption of work within the protected quota",
+        "after the preemption the victim's tenant still runs its protected amount, or nothing is preempted",
     ),
     "skew": Promise(
-        "a release that cannot live beside the one before or after it",
-        "what a release does not know it passes over, and the rest of what is said or stored counts",
+        "a message or stored object that another release cannot read",
+        "a release ignores unknown fields and uses the others",
     ),
     "scaling": Promise(
-        "more replicas asked for while those there are have long been waiting or not ready",
-        "the autoscaler holds its number until what it asked for has a place and is ready",
+        "a scale-up while replicas have been pending or not ready for long",
+        "the autoscaler holds the count until the requested replicas are placed and ready",
     ),
     "oscillation": Promise(
-        "an object that goes to and fro while nobody asks for a change", "it stays as it was decided"
+        "an object that alternates between two values while the desired state is unchanged", "it keeps its value"
     ),
     "load": Promise(
-        "more writes than what happens can explain", "failures are retried after pauses that grow, and rest is quiet"
+        "more writes than the events explain", "retries have a growing backoff, and a converged system is quiet"
     ),
     "tenancy": Promise(
-        "one tenant seeing what is another's", "a watch of a namespace tells of that namespace alone"
+        "a watch that shows another tenant's objects", "a watch of a namespace shows only that namespace"
     ),
-    "waking": Promise(
-        "work that waits for quota that has long been free again",
-        "quota that is free wakes whoever waits for it, within half a minute",
+    "wakeup": Promise(
+        "a replica that is pending for quota although quota has been free for long",
+        "free quota wakes pending requests within half a minute",
     ),
     "reason": Promise(
-        "work that waits and does not say why, or for what",
-        "whatever waits names a reason that is about what is wanted now, and what makes it go on",
+        "a pending replica without a reason or without a retry",
+        "it names a current reason, and the event or time of its next retry",
     ),
-    "leftover": Promise(
-        "what nobody needs any more, and nobody clears away",
-        "claims, recovery places, overrides and what was deleted are gone when what they were for is",
+    "leak": Promise(
+        "an object that nothing needs and no controller deletes",
+        "claims, recovery slots, overrides and deleted objects go when their owner is gone",
     ),
-    "unsettled": Promise(
-        "work that is not done although nothing goes wrong any more",
-        "within ten minutes everything is as users want it, or waits for room that really is not there",
+    "convergence": Promise(
+        "a system that does not converge after the fault phase",
+        "within ten minutes the actual state matches the desired state; only replicas without room are pending",
     ),
-    "circles": Promise("work without an end at one instant", "every loop pauses, or ends"),
-    "failure": Promise("a part that fails by an error of its own", "every error is handled, or ends its process"),
-}  # fmt: skip
-"""What is checked, by the name in which a breach is told."""
+    "livelock": Promise("a loop without end at one instant of virtual time", "every loop waits or ends"),
+    "failure": Promise("an unhandled error of a component", "every error is handled, or ends its process"),
+}
+"""Checked invariants, by the name in a violation."""
 
 FAULTS: dict[Kind, str] = {
-    Kind.TIMEOUT_BEFORE: "a commit of this cell's store is not made, and its writer only hears that time ran out",
-    Kind.TIMEOUT_AFTER: "a commit of this cell's store is made, and its writer only hears that time ran out",
-    Kind.LATE_COMMIT: "a commit is made long after its writer was told that time ran out",
-    Kind.CONFLICT: "a commit is refused as if someone had been faster",
-    Kind.SLOW: "a commit takes long",
-    Kind.CRASH_BEFORE: "the cell's process dies just before a commit",
-    Kind.CRASH_AFTER: "the cell's process dies just after a commit",
-    Kind.CRASH_LATE: "the cell's process dies, and the commit it had sent is made while its successor already lives",
-    Kind.PAUSE_BEFORE: "the cell's process stands still just before a commit",
-    Kind.PAUSE_AFTER: "the cell's process stands still just after a commit",
-    Kind.WATCH_DROP: "a watch ends and must be begun again",
-    Kind.WATCH_DELAY: "what a watch tells comes late",
-    Kind.WATCH_DUPLICATE: "a watch tells the same twice",
-    Kind.WATCH_STALL: "a watch tells nothing for a while, and does not end",
-    Kind.WATCH_EXPIRED: "a watch that goes on is refused, as what it missed was compacted",
-    Kind.CALL_LOST: "a call over the network never arrives",
-    Kind.REPLY_LOST: "a call over the network is carried out and its answer is lost",
-    Kind.REPLY_SLOW: "a call over the network is carried out and its answer comes late",
-    Kind.ANSWER_LOST: "the authority carries out what it was asked for, and whoever asked never hears of it",
-    Kind.CALL_REPEATED: "a call to the authority is delivered a second time, long after the first",
-    Kind.WORK_EXIT: "a running program ends by itself",
-    Kind.START_SLOW: "a program takes long to start",
-    Kind.START_FAILS: "a program does not start",
-    Kind.PROBE_FAILS: "a probe of healthy work fails",
-    Kind.CELL_CRASH: "the cell's process dies and is started again",
-    Kind.CELL_PAUSE: "the cell's process stands still, and goes on",
-    Kind.ROLLING_RESTART: "all cells are restarted, one after the other",
-    Kind.AGENT_CRASH: "the node's agent dies and is started again; its work goes on meanwhile",
-    Kind.AGENT_PAUSE: "the node's agent stands still; its work goes on meanwhile",
-    Kind.NODE_LOSS: "the node loses power, and comes back empty",
+    Kind.TIMEOUT_BEFORE: "a commit is not made, and its writer gets a timeout",
+    Kind.TIMEOUT_AFTER: "a commit is made, and its writer gets a timeout",
+    Kind.LATE_COMMIT: "a commit is made long after its writer got a timeout",
+    Kind.CONFLICT: "a commit fails with a conflict",
+    Kind.SLOW: "a commit is slow",
+    Kind.CRASH_BEFORE: "the cell's process crashes just before a commit",
+    Kind.CRASH_AFTER: "the cell's process crashes just after a commit",
+    Kind.CRASH_LATE: "the cell's process crashes, and its commit in flight is made after the restart",
+    Kind.PAUSE_BEFORE: "the cell's process is paused just before a commit",
+    Kind.PAUSE_AFTER: "the cell's process is paused just after a commit",
+    Kind.WATCH_DROP: "a watch is closed",
+    Kind.WATCH_DELAY: "watch events are delayed",
+    Kind.WATCH_DUPLICATE: "watch events are delivered twice",
+    Kind.WATCH_STALL: "a watch delivers nothing for a while and stays open",
+    Kind.WATCH_EXPIRED: "a watch cannot resume, because its revision was compacted",
+    Kind.CALL_LOST: "a call is lost in the network",
+    Kind.REPLY_LOST: "the response to a call is lost",
+    Kind.REPLY_SLOW: "the response to a call is slow",
+    Kind.ANSWER_LOST: "the authority commits, and its response is lost",
+    Kind.CALL_REPEATED: "a call to the authority is delivered twice",
+    Kind.WORK_EXIT: "a task exits by itself",
+    Kind.START_SLOW: "a task starts slowly",
+    Kind.START_FAILS: "a task fails to start",
+    Kind.PROBE_FAILS: "a probe fails",
+    Kind.CELL_CRASH: "the cell's process crashes and restarts later",
+    Kind.CELL_PAUSE: "the cell's process is paused",
+    Kind.ROLLING_RESTART: "all cells restart, one after the other",
+    Kind.AGENT_CRASH: "the node's agent crashes and restarts; its tasks keep running",
+    Kind.AGENT_PAUSE: "the node's agent is paused; its tasks keep running",
+    Kind.NODE_LOSS: "the node loses power and restarts without tasks",
     Kind.ZONE_LOSS: "all nodes of the zone lose power",
     Kind.REGION_LOSS: "the region's cell and all its nodes lose power",
-    Kind.LINK_CUT: "the region and the global cell do not hear each other",
-    Kind.LINK_CUT_ONE_WAY: "of the region and the global cell one does not hear the other",
-    Kind.AGENT_CUT: "the node and its region do not hear each other",
-    Kind.AGENT_CUT_ONE_WAY: "of the node and its region one does not hear the other",
-    Kind.REGION_ISOLATED: "nobody reaches the region's cell, its own nodes included",
-    Kind.STORE_DOWN: "the cell's store takes no commits",
-    Kind.DISK_FULL: "the cell's store fails at its next write, until someone makes room",
-    Kind.COMPACTION: "the store forgets its history up to now",
-    Kind.CLOCK_STEP: "the clock is put forward or back by so many seconds",
-    Kind.CLOCK_DRIFT: "the clock runs so many times as fast, within what leases allow for",
-    Kind.CLOCK_WILD: "the clock runs so many times as fast, beyond what leases allow for",
-    Kind.CRASH_AT_AWAIT: "the cell's process dies after so many more steps",
-    Kind.TIMEOUT_AT: "so many commits on, one is not answered in time (below zero: nor made)",
-    Kind.CACHES_STALE: "the cell's caches hear of nothing new",
-    Kind.OVERLOAD: "the cell turns many calls away",
-    Kind.NODE_SHRINKS: "half of the node's processors are taken out for a while",
-    Kind.NODE_BROKEN: "the node starts nothing",
-    Kind.BURST: "a tenant brings much work at once",
-    Kind.CORDON: "an operator closes the node for new work, and opens it again",
-    Kind.DRAIN: "an operator drains the node, and opens it again",
+    Kind.LINK_CUT: "the region and the global cell are partitioned",
+    Kind.LINK_CUT_ONE_WAY: "messages between the region and the global cell are lost in one direction",
+    Kind.AGENT_CUT: "the node and its region are partitioned",
+    Kind.AGENT_CUT_ONE_WAY: "messages between the node and its region are lost in one direction",
+    Kind.REGION_ISOLATED: "the region's cell is partitioned from the global cell, its nodes and operators",
+    Kind.STORE_DOWN: "the cell's store is unavailable",
+    Kind.DISK_FULL: "the cell's store fails at its next write, until disk space is freed",
+    Kind.COMPACTION: "the store's history is compacted",
+    Kind.CLOCK_STEP: "the clock is stepped by this many seconds",
+    Kind.CLOCK_DRIFT: "the clock runs at this rate, within the tolerance of leases",
+    Kind.CLOCK_WILD: "the clock runs at this rate, beyond the tolerance of leases",
+    Kind.CRASH_AT_AWAIT: "the cell's process crashes after this many steps",
+    Kind.TIMEOUT_AT: "the commit at this position gets a timeout (negative: and is not made)",
+    Kind.CACHES_STALE: "the cell's caches get no events",
+    Kind.OVERLOAD: "the cell rejects many calls",
+    Kind.NODE_SHRINKS: "half of the node's CPU is removed for a while",
+    Kind.NODE_BROKEN: "task starts on the node fail",
+    Kind.BURST: "a tenant creates many workloads at once",
+    Kind.CORDON: "an operator cordons the node, and uncordons it later",
+    Kind.DRAIN: "an operator drains the node, and uncordons it later",
     Kind.REPLICA_DELETED: "an operator deletes a replica",
-    Kind.NODE_DELETED: "an operator deletes the node, whose agent still lives",
-    Kind.QUOTA_CHANGED: "an operator multiplies the tenant's quota by so much",
-    Kind.TENANT_DELETED: "an operator deletes the tenant, and everything of it must go",
-    Kind.ZONE_AVOIDED: "an operator has the zone avoided by an override",
+    Kind.NODE_DELETED: "an operator deletes the Node while its agent runs",
+    Kind.QUOTA_CHANGED: "an operator multiplies the tenant's quota by this factor",
+    Kind.TENANT_DELETED: "an operator deletes the tenant",
+    Kind.ZONE_AVOIDED: "an operator creates an AvoidZone override",
     Kind.POLICY_CHANGED: "an operator publishes another scheduling policy",
-    Kind.BREAK_GLASS: "an operator gives an override in the region itself",
-    Kind.OVERRIDE_GIVEN: "an operator gives an override",
+    Kind.BREAK_GLASS: "an operator creates a break-glass override in the region",
+    Kind.OVERRIDE_GIVEN: "an operator creates an override",
     Kind.NODE_TAINTED: "an operator taints the node",
-    Kind.NEXT_RELEASE: "the process runs the next release for a while, which says more than this one knows",
-    Kind.FORMER_RELEASE: "the process runs the former release for a while, which knows less than this one",
+    Kind.NEXT_RELEASE: "the process runs the next release for a while, which sends unknown fields",
+    Kind.FORMER_RELEASE: "the process runs the previous release for a while, which lacks some fields",
 }
 
 SORTS: dict[str, str] = {
-    "service": "an ordinary service",
-    "exclusive": "each replica may run once only, in its region",
-    "resident": "it may only be where its residency tags say",
-    "batch": "work that ends",
-    "critical": "it comes back elsewhere when a region is lost",
-    "urgent": "large, and weaker work must make way for it",
-    "brittle": "nobody starts it again on the spot when it ends",
-    "probed": "a service with every sort of probe",
-    "bare": "a service without probes",
-    "scaled": "its number follows a load",
-    "wavering": "its number follows a load, and half of it never gets ready",
-    "hungry": "it needs much of something that few nodes have",
-    "dedicated": "it runs on its tenant's own nodes",
-    "pooled": "for nodes that exist only while they are needed",
-    "fixed": "it insists on its port, so that no two share a node",
-    "sociable": "it wants to be near others, or away from them",
+    "service": "a plain service",
+    "exclusive": "exclusive, scope Region",
+    "resident": "with a residency rule",
+    "batch": "a batch",
+    "critical": "with a recovery objective",
+    "urgent": "large, preempts lower priority",
+    "brittle": "exits by itself, not restarted on its node",
+    "probed": "with all kinds of probes",
+    "bare": "without probes",
+    "scaled": "autoscaled",
+    "wavering": "autoscaled, half of it never ready",
+    "hungry": "needs much of a scarce resource",
+    "dedicated": "on its tenant's dedicated nodes",
+    "pooled": "for node pools",
+    "fixed": "with a fixed port, one per node",
+    "sociable": "with affinity or anti-affinity",
     "picky": "few nodes meet its rules, or none",
-    "dated": "batch work with a deadline",
-    "failing": "batch work that fails now and then, or always",
-    "quick": "batch work that is over at once",
-    "gang": "batch work of use only together",
-    "tenured": "each replica may run once only, anywhere",
-    "vital": "four replicas that must serve elsewhere when their region is lost",
-    "lone": "batch work of two for a place that a region has once",
+    "dated": "a batch with a deadline",
+    "failing": "a batch that fails sometimes or always",
+    "quick": "a batch whose tasks end at once",
+    "gang": "a gang",
+    "tenured": "exclusive, scope Global",
+    "vital": "four critical replicas",
+    "lone": "a batch of two for a resource that a region has once",
 }
-"""Of what users bring (`sim/sorts.py`)."""
+"""Workload profiles (`sim/sorts.py`)."""
 
 _KEY = re.compile(r"(?<![\w.])/[a-z]+(?:/[\w.-]*[\w-]){1,2}")
-_BROUGHT = re.compile(r"brings \S*/([a-z]+)")
+_BROUGHT = re.compile(r"creates \S*/([a-z]+)")
 
 
 def named(key: str) -> str:
-    """An object by its kind and its name: "/bindings/acme/web-0.1" is Binding acme/web-0.1."""
+    """Kind and name of a store key: "/bindings/acme/web-0.1" is Binding acme/web-0.1."""
     kind = kind_of_store_key(key)
     return f"{kind.name} {key.split('/', 2)[2]}" if kind is not None else key
 
 
 def spoken(text: str) -> str:
-    """A message with the objects in it by kind and name."""
+    """The message with store keys replaced by kind and name."""
     return _KEY.sub(lambda found: named(found.group()), text)
 
 
 def fault_says(name: str) -> str:
-    """What a fault of this name is: its kind in words, and the place where it strikes."""
+    """Description of a fault by its name: the text of its kind, and its site."""
     kind, _, where = name.partition("#")[0].partition("@")
     says = FAULTS.get(Kind(kind), "") if kind in set(Kind) else ""
     return f"{says}, {_place(where)}" if says and where else says
 
 
 def _place(where: str) -> str:
-    """Calls name who makes them, watches their reader and what they are of, everything else a cell or a node."""
+    """Description of a fault site: the caller of a call, the reader and kind of a watch, or a cell or node."""
     match where.split("/"):
         case ["node", _, node, kind]:
             return f"of node {node}, about its {kind}s"
@@ -257,7 +257,7 @@ def _place(where: str) -> str:
 
 
 def act_says(text: str) -> str:
-    """What sort of work somebody brings, where a text says that."""
+    """Description of the workload profile that a user action creates, if any."""
     found = _BROUGHT.search(text)
-    sort = text.rpartition("of sort ")[2] if "of sort " in text else found.group(1) if found is not None else ""
+    sort = text.rpartition("of profile ")[2] if "of profile " in text else found.group(1) if found is not None else ""
     return SORTS.get(sort, "")

@@ -1,4 +1,4 @@
-"""One world from one seed: cells, agents, people, faults; then healing, and the demand that everything comes right."""
+"""One simulation from one seed: setup, fault phase, healing, and the check that the system converges."""
 
 from __future__ import annotations
 
@@ -42,14 +42,13 @@ TRIES_MAX = 600
 GLOBAL = "global"
 FAILURES_KEPT = 5
 SHARE_MIXED = 0.5
-"""In how many worlds whoever is of another release when all is healed stays so: side by side, too, all must come right
-and be at rest."""
+"""Share of simulations in which processes of another release keep it after healing. The mixed system must converge."""
 COLLECT_OFTEN = (300, 5, 5)
 PERSIST_S = 600.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a run. `objects` are the keys that its failures are about, for the timeline."""
+    """The result of a run. `objects` are the keys involved in its failures, for the timeline."""
 
     seed: int
     violations: tuple[Violation, ...]
@@ -64,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True):
     digest: str
     objects: tuple[str, ...] = ()
     base: str = ""
-    """The scenario it began from, where it did."""
+    """The scenario that the seed started from, if any."""
 
     @property
     def ok(self) -> bool:
@@ -72,24 +71,24 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class PeopleRefusedError(RuntimeError):
-    """A cell takes nothing for so long that people give up: the run has failed, and can still be told."""
+    """A cell refused a setup write for too long. The run fails, but can still be reported."""
 
 
 class Telling(msgspec.Struct, frozen=True):
-    """What a story can be told from, after its world is gone."""
+    """The data of a finished run for the failure report."""
 
     struck: tuple[Struck, ...]
     history: History
     coverage: Coverage
     acts: tuple[Struck, ...] = ()
-    """What users did."""
+    """Actions of users."""
     healed_s: float = 0.0
-    """Since when nothing goes wrong any more; 0 where the story ended before."""
+    """End of the fault phase; 0 if the run ended before."""
 
 
 class World:
-    """`only` limits the faults and the users' acts to those named; `planned` replaces the drawn troubles by a list of
-    one's own; with `breach_by_s` a world ends at the first broken promise, or then."""
+    """`only` restricts faults and user actions to the named ones. `planned` replaces the drawn fault schedule. With
+    `breach_by_s` the run ends at the first violation, or at that time."""
 
     def __init__(
         self,
@@ -162,7 +161,7 @@ class World:
         )
         return troubles.draw(self.seed, self.chaos.enabled, where, self.shape.faults_s)
 
-    # Who is there
+    # Hosts
 
     def cells(self) -> list[CellHost]:
         return [self.global_cell, *self.regions]
@@ -184,7 +183,7 @@ class World:
         return cell.clock if cell is not None else self.agent(name).machine.clock
 
     def operator_of(self, cell: str, who: str = "operator") -> RemoteClient:
-        """A person's client of one cell; what people see is not disturbed by what a run does to watches."""
+        """The client of a person for one cell. Watch faults do not affect it."""
         ports = SimPorts(self._people_clock, self.seed, f"{who}/{cell}")
         return RemoteClient(self.network, who, self.cell(cell), ports, self.court)
 
@@ -199,7 +198,7 @@ class World:
                 self._dismantle()
 
     def live(self, *, collecting: bool = False) -> Outcome:
-        """The story alone, for a process that ends with its world and so need not take it apart."""
+        """Runs without teardown, for a process that exits afterwards."""
         asyncio.set_event_loop(self.loop)
         try:
             with guarded() as reached, _collecting() if collecting else _no_collecting():
@@ -238,7 +237,7 @@ class World:
         )
 
     def _dismantle(self) -> None:
-        """Forgets every process, so that nothing of this world is left in memory when the next one begins."""
+        """Drops all references, so that the memory is free for the next simulation."""
         self.regions.clear()
         self.agents.clear()
         del self.global_cell, self.operator, self.network, self._setting
@@ -285,14 +284,14 @@ class World:
             return self.shape.settle_s, None
 
     async def _persist(self, act: Callable[[], Awaitable[Any]]) -> Any:
-        """People try again until it works, within reason: a wish that is refused for so long is a failure."""
+        """Retries a setup action every second. Raises after TRIES_MAX failures."""
         for _ in range(TRIES_MAX):
             try:
                 return await act()
             except Fault as fault:
                 refusal = fault
                 await asyncio.sleep(1.0)
-        raise PeopleRefusedError(f"people tried {TRIES_MAX} times and were refused: {refusal}")
+        raise PeopleRefusedError(f"a setup write was refused {TRIES_MAX} times: {refusal}")
 
     async def _heal(self) -> None:
         self.network.heal()
@@ -306,7 +305,7 @@ class World:
             clock.drift(1.0)
 
     def _standing(self) -> tuple[int, list[tuple[AgentHost, list[Work]]]]:
-        """What is on the disks, by its count of changes, and what the machines run."""
+        """The number of stored changes and the running tasks. While they are unchanged, a check gives the same."""
         return self.court.moved, [(agent, agent.machine.running()) for agent in self.agents]
 
     async def _settle(self) -> tuple[float, Unsettled | None]:
@@ -322,7 +321,6 @@ class World:
         while self.loop.time() - healed_s < self.shape.settle_s + 2 * self.shape.stable_s:
             await asyncio.sleep(LOOK_EVERY_S)
             if left is None or looked_at != self._standing():
-                # What a look rests on: where all of it is as it was, another would find the same.
                 looked_at = self._standing()
                 left = Unsettled(self.court, self.wanted, self.shape.regions, self.agents, waited)
                 waking.look(self.loop.time())
@@ -335,7 +333,7 @@ class World:
                 quiet_since_s = -1.0
                 self.court.unrest.rest(None)
             elif quiet_since_s < 0 or any(left.waits.get(name, 0) < count for name, count in rested.items()):
-                # It is quiet from here on; and anew where the turn of somebody has come who rightly waited until then.
+                # The quiet phase starts here. It starts again when a pending replica got its room.
                 quiet_since_s, rested = now_s, left.waits
                 self.court.unrest.rest(now_s)
             elif now_s - quiet_since_s >= self.shape.stable_s:
@@ -343,11 +341,11 @@ class World:
                 self._look_at_rest(EPOCH_S + now_s)
                 return quiet_since_s - healed_s, None
         if left is not None and not left.found:
-            left.found.append(f"all is as it is wanted, and has not stayed so for {self.shape.stable_s:g} s")
+            left.found.append(f"converged, but not stable for {self.shape.stable_s:g} s")
         return self.shape.settle_s, left
 
     def _look_at_rest(self, wall_s: float) -> None:
-        """What must be true of a world in which nothing has happened for minutes, beyond that it is as wanted."""
+        """Checks of the quiet phase beyond convergence: no leaked objects, and a reason for every pending replica."""
         states = {cell.name: self.court.state(cell.name) for cell in self.cells()}
         for where, breach in leftovers(states, wall_s):
             self.court.broken(where, (breach,))
@@ -357,7 +355,7 @@ class World:
 
 @contextmanager
 def _collecting() -> Iterator[None]:
-    """Cycles are looked for much more often than usual: whatever depends on when they are found comes out otherwise."""
+    """Collects garbage very often. If a result depends on the collector, the digest differs."""
     thresholds = gc.get_threshold()
     gc.set_threshold(*COLLECT_OFTEN)
     gc.enable()
@@ -370,7 +368,7 @@ def _collecting() -> Iterator[None]:
 
 @contextmanager
 def _no_collecting() -> Iterator[None]:
-    """When a cycle is collected depends on everything the interpreter ever did; so none is while a world runs."""
+    """Disables the garbage collector, because its timing depends on the history of the interpreter."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -386,7 +384,7 @@ def _by_name(counts: Counter[Kind]) -> dict[str, int]:
 
 def _dropped(loop: VirtualLoop) -> Iterator[str]:
     for name, times in loop.dropped.items():
-        yield f"{name} was left to the garbage collector {times} times: close it where it is read (contextlib.aclosing)"
+        yield f"{name}: not closed {times} times; next: read it inside contextlib.aclosing"
 
 
 def _failures(contexts: Iterable[dict[str, Any]]) -> Iterator[str]:

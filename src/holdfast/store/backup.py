@@ -1,7 +1,7 @@
-"""A cell's backup: one file with every object of one revision and the logs, for whichever store it is restored to.
+"""Backup of a cell: one file with every object of one revision and the logs. It can be restored to any kind of store.
 
-The first line says what it is, each following line holds one object or log record, the last line counts and seals them.
-A file that is cut short, or was changed, is refused before anything is written.
+The first line is the header, each following line holds one object or log record, the last line holds counts and a
+checksum. A truncated or modified file is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT = "holdfast-backup"
 VERSION = 1
 LOGS = ("audit",)
 RESTORING = "/restoring"
-"""Stands in a store while it is being filled: a cell refuses to start on it."""
+"""Key that exists while a store is being restored. A cell refuses to start on a store that has it."""
 
 
 class Head(msgspec.Struct, frozen=True, rename="camel"):
@@ -36,7 +36,7 @@ class Head(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An object (`key`), or a record of a log."""
+    """An object (`key` is set) or a log record (`log` is set)."""
 
     value: bytes
     key: str = ""
@@ -64,9 +64,9 @@ async def read_store(cell: str, store: Store) -> Content:
 
 
 def read_sqlite(cell: str, path: Path) -> Content:
-    """Everything a SQLite file holds, while the cell that owns it goes on."""
+    """Everything a SQLite file holds, while its cell keeps running."""
     if not path.exists():
-        raise StoreFailed(f"{path} does not exist: there is no cell to back up")
+        raise StoreFailed(f"store {path}: not found, so there is nothing to back up")
     history = History(schema.open_reader(path))
     try:
         with history.snapshot():
@@ -87,7 +87,7 @@ async def _log(store: Store, log: str) -> AsyncIterator[LogRecord]:
 
 
 def write(content: Content, path: Path, made_at: str) -> None:
-    """The whole file or none."""
+    """Writes the file atomically."""
     digest = hashlib.sha256()
     new = path.with_name(f".{path.name}.new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -111,30 +111,33 @@ def _lines(content: Content) -> Iterator[bytes]:
 
 
 def read(path: Path) -> Content:
-    """A backup, checked whole."""
+    """A backup, completely verified."""
     try:
         lines = gzip.decompress(path.read_bytes()).splitlines()
         head = msgspec.json.decode(lines[0], type=Head)
         if head.format != FORMAT or head.version != VERSION:
-            raise StoreFailed(f"{path} is a backup of another format ({head.format} {head.version})")
+            found_format = f"{head.format} {head.version}"
+            raise StoreFailed(f"backup {path}: wrong format (expected {FORMAT} {VERSION}, found {found_format})")
         seal = msgspec.json.decode(lines[-1], type=Seal)
         digest = hashlib.sha256()
         for raw in lines[:-1]:
             digest.update(raw)
         found = [msgspec.json.decode(raw, type=Line) for raw in lines[1:-1]]
     except (OSError, EOFError, IndexError, msgspec.MsgspecError) as error:
-        raise StoreFailed(f"{path} is no whole backup ({error}): take another one") from error
+        raise StoreFailed(f"backup {path}: unreadable or truncated ({error}); next: use another backup") from error
     entries = tuple(Put(line.key, line.value) for line in found if line.key)
     records = tuple(Append(line.log, line.value) for line in found if line.log)
     if seal != Seal(len(entries), len(records), digest.hexdigest()):
-        raise StoreFailed(f"{path} was changed or damaged: its seal does not fit; take another one")
+        raise StoreFailed(f"backup {path}: modified or damaged (wrong checksum); next: use another backup")
     return Content(head.cell, head.revision, entries, records)
 
 
 async def fill(store: Store, content: Content) -> int:
-    """Writes everything into an empty store; answers the revision reached. What stops midway is seen at the start."""
+    """Writes everything into an empty store and returns the resulting revision. RESTORE_MARKER reveals an
+    interrupted restore.
+    """
     if (await store.range("", limit=1)).entries:
-        raise StoreFailed("the store is not empty: name an empty one, or say --replace")
+        raise StoreFailed("store: not empty; next: choose an empty store, or add --replace")
     await store.commit(Txn((Compare(RESTORING, 0),), (Put(RESTORING, b"{}"),)))
     size, batch = 0, list[Put]()
     for put in content.entries:

@@ -1,8 +1,8 @@
-"""Copies what the write-ahead log of a SQLite store has gathered into its file, on a thread and connection of its own.
+"""Checkpoints the write-ahead log of a SQLite store into its main file, on a thread and connection of its own.
 
-What always holds: a commit is durable in the log before this begins, and the log is emptied only when all of it is in
-the file; SQLite sees to both. It never makes a commit wait: done by the writer, as SQLite does by itself, copying
-a thousand pages stands before whoever comes next. Where it cannot keep up, the writer copies (`GroupWriter`).
+A commit is durable in the log before this begins, and SQLite resets the log only after all of it is in the main file. A
+checkpoint never delays a commit: SQLite's automatic checkpoint would run in the writer, and copying a thousand pages
+would block the next commit. If this thread cannot keep up, the writer checkpoints (`GroupWriter`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.model import limits
 
 
 class Checkpointer:
-    """`grown` is called by the writer's thread, `stop` before the writer ends."""
+    """The writer's thread calls `wal_grown`; `stop` must be called before the writer ends."""
 
     def __init__(self, path: str, name: str) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class Checkpointer:
         self._thread.start()
 
     def grown(self, pages: int) -> None:
-        """The log holds so many pages."""
+        """Called with the number of pages in the log."""
         if pages >= limits.STORE_CHECKPOINT_PAGES:
             self._wanted.set()
 
@@ -42,12 +42,12 @@ class Checkpointer:
             self._wanted.clear()
             if self._stopping:
                 break
-            # What fails here is tried again with the next pages; an ill disk shows itself in the writer's commits.
+            # A failure is retried with the next pages; a disk failure surfaces in the writer's commits.
             with contextlib.suppress(apsw.Error):
                 if connection is None:
                     connection = apsw.Connection(self._path, flags=apsw.SQLITE_OPEN_READWRITE)
                     connection.wal_autocheckpoint(0)
-                # As a statement: the call of that name does nothing on a connection that has not read yet.
+                # Executed as a statement: `wal_checkpoint()` does nothing on a connection that has not read yet.
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         if connection is not None:
             connection.close()

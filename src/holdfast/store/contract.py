@@ -1,15 +1,15 @@
-"""What every store promises. One conformance suite (tests/store/conformance) holds all of them to it.
+"""The store contract. One conformance suite (tests/store/conformance) checks every implementation.
 
-- Revisions are positive integers that only rise; every written key gets one, in the order of the writes.
-- A commit is atomic and durable when it returns. If one compare fails, nothing happens and `Conflict` is raised.
-  It names each key once. Removing a key that is not there changes nothing.
-- Reads see exactly the acknowledged commits, never one that is still on its way to the disk. Where several processes
-  share a store, `get`, `range` and `newest` without a revision see what any of them was told is committed.
-- A watch delivers every change after its revision once, in order, and all changes of one commit together. It ends
-  with `Expired` when what it needs is compacted; it never skips silently.
-- Reads and watches in the past work back to the compacted revision.
+- Revisions are positive and only increase. Every written key gets one, in the order of the writes.
+- A commit is atomic and durable when it returns. If a compare fails, nothing happens and `Conflict` is raised. It names
+  each key once. Removing a missing key changes nothing.
+- Reads see exactly the acknowledged commits, never one in flight. If several processes share a store, `get`, `range`
+  and `newest_revision` see every commit that any of them acknowledged.
+- A watch delivers every change after its revision once, in order, all changes of one commit together. It ends with
+  `Expired` if the changes it needs are compacted; it never skips silently.
+- Reads and watches of the past work back to the compacted revision.
 - `Ambiguous` means that a commit may or may not have happened, or may still happen. Read back before deciding.
-- After a failed write the store is stopped and says `StoreFailed`: it never guesses what reached the disk.
+- After a failed write the store stops and raises `StoreFailed`: it never guesses what reached the disk.
 """
 
 from __future__ import annotations
@@ -19,23 +19,37 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.model.errors import Conflict
+
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One stored value. `attached` is the decoded object the writer had in hand, where the store can pass it on."""
+    """One stored value. `attached` is the decoded object that the writer had, if the store can pass it on."""
 
     key: str
     value: bytes
     revision: int
     created: int
-    """The revision of the first write, or of another change of the commit that made it (etcd keeps no more)."""
+    """Revision of the first write, or of another change of the same commit (etcd keeps no more)."""
     attached: Any = None
 
 
 class Compare(msgspec.Struct, frozen=True, gc=False):
-    """The key must be at this revision, which was read of it; 0 means that it must not exist."""
+    """The key must be at this revision; 0 means that it must not exist."""
 
     key: str
     revision: int
+
+
+def compare_conflict(compare: Compare, found: int) -> Conflict:
+    """The fault of a failed compare; `found` is the key's revision, 0 if it does not exist."""
+    key, expected = compare.key, compare.revision
+    if expected == 0:
+        message = f"{key}: already exists (found revision {found}); next: read it again"
+    elif found == 0:
+        message = f"{key}: does not exist (expected revision {expected}); next: read it again"
+    else:
+        message = f"{key}: changed since it was read (expected revision {expected}, found {found}); next: read it again"
+    return Conflict(message, facts={"key": key, "expected": expected, "found": found})
 
 
 class Put(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +63,7 @@ class Remove(msgspec.Struct, frozen=True, gc=False):
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """A record for an append-only log (the audit log): durable with the commit, outside keys and watches."""
+    """A record for an append-only log (the audit log): durable with the commit, invisible to reads and watches."""
 
     log: str
     value: bytes
@@ -62,14 +76,14 @@ class Txn(msgspec.Struct, frozen=True, gc=False):
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """`revisions` has one per write; `revision` is the newest of them, or the head when nothing was written."""
+    """`revisions` has one per write; `revision` is the newest of them, or the head if nothing was written."""
 
     revision: int
     revisions: tuple[int, ...]
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """`entry` is None where the key was removed; `previous` is None where it was created."""
+    """`entry` is None if the key was removed; `previous` is None if it was created."""
 
     key: str
     revision: int
@@ -78,7 +92,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
-    """Entries in key order, all as of `revision`. `more` says that another page follows the last key."""
+    """Entries in key order, all as of `revision`. `more`: another page follows the last key."""
 
     entries: tuple[Entry, ...]
     revision: int
@@ -97,30 +111,30 @@ class Store(Protocol):
 
     @property
     def compacted(self) -> int:
-        """Reads before this revision, and watches that need a change at or before it, are refused with `Expired`."""
+        """Reads before this revision, and watches that need a change at or before it, raise `Expired`."""
 
     @property
     def max_writes(self) -> int:
-        """How many writes one commit may have here. Whoever joins independent writes stays below it."""
+        """Maximum number of writes in one commit. Batchers stay below it."""
 
     async def newest(self) -> int:
-        """The head over all processes that share the store; it is the head here when this returns."""
+        """The head across all processes that share the store. When it returns, the head here has reached it."""
 
     def back(self, changes: int) -> int:
-        """A revision about so many changes before the head: what compaction keeps from. Revisions are no count."""
+        """A revision about `changes` changes before the head, for compaction. Revisions are not a count of changes."""
 
     async def get(self, key: str, *, at: int | None = None) -> Entry | None: ...
 
     async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
-        """Keys that start with `prefix` and sort after `after`; `at` reads the past; `limit` 0 means all."""
+        """Keys that start with `prefix` and sort after `after`. `at` reads a past revision; `limit` 0 means all."""
 
     async def commit(self, txn: Txn) -> Committed: ...
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
-        """Changes with a revision above `after`, for ever; one item per commit or run of commits."""
+        """Changes with a revision above `after`, endlessly; one item per commit or run of commits."""
 
     async def compact(self, revision: int) -> None:
-        """Forgets what was replaced or removed at or before `revision`; current values stay."""
+        """Discards values that were replaced or removed at or before `revision`; current values stay."""
 
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]: ...
 

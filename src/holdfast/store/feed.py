@@ -1,7 +1,7 @@
-"""Recent commits in order, the watches that follow them, and the readers that are told at once.
+"""Recent commits in order, the watches that follow them, and subscribers that are called synchronously.
 
-A watch holds no queue of its own, only a revision: it reads on from there in the recent commits, and in history where
-it is further back. So a slow watcher costs no memory, and a watch that was cancelled while it waited can be resumed.
+A watch has no queue, only a revision: it reads on from there in the recent commits, or in history if it is further
+back. So a slow watcher costs no memory, and a watch whose wait was cancelled can be resumed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Failed = Callable[[Fault], None]
 
 @runtime_checkable
 class Publishes(Protocol):
-    """A store in this process: it tells its subscribers of a commit before the committer hears that it is done."""
+    """A store in this process that calls its subscribers with a commit before the committer's call returns."""
 
-    def subscribe(self, told: Told, failed: Failed, *, after: int) -> Callable[[], None]:
-        """First what followed `after`, then every commit as it is published. Returns what ends it."""
+    def subscribe(self, on_batch: Told, on_fault: Failed, *, after: int) -> Callable[[], None]:
+        """Calls `on_batch` with everything after `after`, then with every commit. Returns an unsubscribe function."""
 
 
 class Feed:
-    """Follows one store from a revision on. Nothing is told or woken before it is published."""
+    """Publishes one store's commits from a revision on."""
 
     def __init__(self, revision: int, keep_events: int = 0) -> None:
         self._recent: Ring[Change] = Ring(revision, keep_events)
@@ -41,29 +41,29 @@ class Feed:
 
     @property
     def floor(self) -> int:
-        """Every change above it is here."""
+        """Every change above it is available here."""
         return self._recent.floor
 
     def append(self, batch: Batch) -> None:
-        """The next commit, now published."""
+        """Publishes the next commit to subscribers."""
         if batch:
             self._recent.append(batch)
-            for told, _ in self._subscribers:
-                told(batch)
+            for on_batch, _ in self._subscribers:
+                on_batch(batch)
 
     def wake(self) -> None:
-        """Lets watchers look; called once after a run of `append`."""
+        """Wakes the watchers; called once after a run of `append`."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
     def fail(self, fault: Fault) -> None:
-        """Ends every watch, now and later."""
+        """Ends every watch, present and future."""
         self._failure = fault
         subscribers, self._subscribers = self._subscribers, []
-        for _, failed in subscribers:
-            failed(fault)
+        for _, on_fault in subscribers:
+            on_fault(fault)
         self.wake()
 
     def check(self) -> None:
@@ -71,24 +71,24 @@ class Feed:
             raise self._failure
 
     def after(self, revision: int) -> list[Change]:
-        """Whole commits above `revision`, as many as one item of a watch may hold."""
+        """Whole commits above `revision`, as many as one watch item may hold."""
         return self._recent.after(revision, limits.WATCH_CHUNK_EVENTS)
 
     def backwards(self, revision: int) -> Sequence[Batch]:
-        """The commits with a change above `revision`, newest first: what must be undone to read the past."""
+        """Commits with a change above `revision`, newest first, to be undone for a read of the past."""
         return self._recent.batches_above(revision)[::-1]
 
     def drop_through(self, revision: int) -> None:
         self._recent.drop_through(revision)
 
-    def subscribe(self, told: Told, failed: Failed, *, after: int) -> Callable[[], None]:
+    def subscribe(self, on_batch: Told, on_fault: Failed, *, after: int) -> Callable[[], None]:
         self.check()
         if after < self.floor:
-            raise Expired(f"revision {after} is too old to follow from: list again")
+            raise Expired(f"revision {after}: too old for a subscription; next: list again")
         missed = self._recent.after(after)
         if missed:
-            told(missed)
-        row = (told, failed)
+            on_batch(missed)
+        row = (on_batch, on_fault)
         self._subscribers.append(row)
 
         def end() -> None:
@@ -98,7 +98,7 @@ class Feed:
         return end
 
     async def changed(self) -> None:
-        """Returns when something new may be there. Holds nothing when it is cancelled."""
+        """Returns when something new may be available. Safe to cancel."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
@@ -120,7 +120,7 @@ class Watch:
         history: Callable[[int], Awaitable[Sequence[Change]]] | None = None,
     ) -> None:
         if after < 0:
-            raise BadRequest(f"a watch cannot follow revision {after}: revisions are positive, 0 means from the first")
+            raise BadRequest(f"watch: invalid revision {after} (expected 0 or a positive number)")
         self._feed = feed
         self._prefix = prefix
         self._after = after
@@ -136,10 +136,10 @@ class Watch:
             self._check_compacted()
             if self._after < self._feed.floor and self._history is not None:
                 changes = await self._history(self._after)
-                # What was read is whole only if compaction had not begun on it: it says so before it deletes.
+                # Compaction announces itself before it deletes, so the result is complete if this check passes.
                 self._check_compacted()
                 if not changes:
-                    # Everything up to the floor is on disk, and there was nothing in between.
+                    # Everything up to the floor is on disk, so there was no change in between.
                     self._after = max(self._after, self._feed.floor)
             else:
                 changes = self._feed.after(self._after)
@@ -154,4 +154,4 @@ class Watch:
     def _check_compacted(self) -> None:
         compacted = self._compacted()
         if self._after < compacted:
-            raise Expired(f"changes after revision {self._after} are compacted up to {compacted}: list again")
+            raise Expired(f"revision {self._after}: later changes are compacted up to {compacted}; next: list again")

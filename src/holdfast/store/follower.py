@@ -1,7 +1,7 @@
-"""Keeps the caches of one store's kinds equal to what the store has published.
+"""Keeps the caches of one store's kinds equal to the published state.
 
-A store in this process tells it of every commit at once; any other is followed by one watch, from the revision of one
-list. A watch that expired means starting over, which ends every stream.
+A store in this process calls it synchronously on every commit; any other store is followed by one list and one watch.
+If the watch expires, it lists again, which ends every stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 class Follower:
-    """`revision` is what the caches show: everything up to it, nothing after."""
+    """`revision` is what the caches show: every change up to it, none after."""
 
     def __init__(self, store: Store, *, ephemeral: bool) -> None:
         self.store = store
@@ -112,13 +112,13 @@ class Follower:
         try:
             await self._load()
         except Retryable:
-            # The next watch expires at once and comes back here.
+            # The next watch expires at once and reloads again.
             await asyncio.sleep(limits.BACKOFF_FIRST_S)
         except Fault as fault:
             self._fail(fault)
 
     def _apply(self, changes: Sequence[Change]) -> None:
-        """On every publication, in order. Caches change together, before any reader runs."""
+        """Called on every publication, in order. All caches change together, before any reader runs."""
         by_kind: dict[str, list[Change]] = {}
         for change in changes:
             kind = kind_of_store_key(change.key)
@@ -129,8 +129,8 @@ class Follower:
             for name, own in by_kind.items():
                 self.caches[name].apply(own)
         except Exception as error:
-            # Whatever it is, caches that skipped a change would show what the store does not hold; and it must not
-            # reach the store, which is in the middle of publishing.
+            # Any error stops the caches: one that skipped a change would diverge from the store. The exception must not
+            # propagate into the store, which is in the middle of publishing.
             entries = [(self.caches[name].kind, change.entry) for name, own in by_kind.items() for change in own]
             self._fail(StoreFailed(unreadable(entries, error)))
         self._wake()
@@ -156,8 +156,9 @@ class Follower:
 
 
 def unreadable(entries: Sequence[tuple[Kind, Entry | None]], error: Exception) -> str:
-    """Names the stored object that cannot be read, and what to do. A field that is unknown here is no reason for it; a
-    word that is unknown in a closed vocabulary is, as nobody here would know how to act on it."""
+    """Message that names the stored object that cannot be decoded. Unknown fields are tolerated; an unknown enum value
+    is not, because this release would not know how to act on it.
+    """
     for kind, entry in entries:
         if entry is None or entry.attached is not None:
             continue
@@ -165,7 +166,7 @@ def unreadable(entries: Sequence[tuple[Kind, Entry | None]], error: Exception) -
             codec.read(kind, entry.value)
         except msgspec.MsgspecError as wrong:
             return (
-                f"{kind.name} {entry.key} at revision {entry.revision} cannot be read: {wrong}; run the release that "
-                f"wrote it, or restore a backup from before it"
+                f"{kind.name} {entry.key}: cannot decode revision {entry.revision} ({wrong}); next: run the release "
+                "that wrote it, or restore an older backup"
             )
-    return f"stored objects cannot be taken in: {type(error).__name__}: {error}"
+    return f"stored objects: cannot load them ({type(error).__name__}: {error})"

@@ -1,6 +1,6 @@
-"""The newest value of every key, in memory: what is published, and what is staged on its way to the disk.
+"""The newest value of every key, in memory: published values, and values staged until they are on disk.
 
-Compares are checked and revisions assigned against the staged state; readers see only the published one. Staged
+Compares are checked and revisions assigned against the staged state; readers see only the published state. Staged
 commits are published in the order they were staged, or never.
 """
 
@@ -12,13 +12,13 @@ from itertools import islice
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.errors import BadRequest, Conflict
-from holdfast.store.contract import Append, Change, Committed, Entry, Put, Remove, Txn
+from holdfast.model.errors import BadRequest
+from holdfast.store.contract import Append, Change, Committed, Entry, Put, Remove, Txn, compare_conflict
 from holdfast.store.ordered import OrderedKeys
 
 
 class Staged(msgspec.Struct, frozen=True, gc=False):
-    """A commit with its revisions. `priors`: per change, the revision of its key's change before it, 0 for none."""
+    """A commit with its revisions. `priors`: per change, the revision of the key's previous change; 0 if none."""
 
     changes: tuple[Change, ...]
     priors: tuple[int, ...]
@@ -27,7 +27,7 @@ class Staged(msgspec.Struct, frozen=True, gc=False):
 
 
 class Head:
-    """`revision` and `sequence` are the newest published ones; those assigned may be further on."""
+    """`revision` and `sequence` are the newest published ones; assigned ones may be ahead."""
 
     def __init__(
         self, entries: Iterable[Entry] = (), removed: dict[str, int] | None = None, revision: int = 0, sequence: int = 0
@@ -36,28 +36,27 @@ class Head:
         self.keys = OrderedKeys(self.entries)
         self.revision = revision
         self.sequence = sequence
-        # When a key was removed, oldest first, until compaction: a key created again names its removal as its prior.
+        # Removed keys, oldest first, until compaction: a recreated key has its removal as the previous change.
         self._removed: dict[str, int] = removed if removed is not None else {}
-        # An Entry, or the revision of a removal.
+        # Key → staged entry, or the revision of its staged removal.
         self._staged: dict[str, Entry | int] = {}
         self._assigned = revision
         self._assigned_sequence = sequence
 
     def stage(self, txn: Txn) -> Staged:
-        """Checks every compare and assigns revisions; nothing has happened when it raises."""
+        """Checks every compare and assigns revisions. If it raises, nothing has changed."""
         newest = self._newest if self._staged else self.entries.get
         for compare in txn.compares:
             now = newest(compare.key)
             found = now.revision if now is not None else 0
             if found != compare.revision:
-                raise _conflict(compare.key, compare.revision, found)
+                raise compare_conflict(compare, found)
         writes = txn.writes
         if len(writes) > limits.MAX_WRITES_PER_COMMIT:
-            raise BadRequest(
-                f"a commit has {len(writes)} writes, at most {limits.MAX_WRITES_PER_COMMIT} are allowed: split it"
-            )
+            limit = limits.MAX_WRITES_PER_COMMIT
+            raise BadRequest(f"commit: too many writes (limit {limit}, found {len(writes)}); next: split it")
         if len({write.key for write in writes}) != len(writes):
-            raise BadRequest("a commit writes a key twice: name each key once, with its final value")
+            raise BadRequest("commit: a key is written twice; next: write each key once, with its final value")
         changes: list[Change] = []
         priors: list[int] = []
         revisions: list[int] = []
@@ -79,7 +78,7 @@ class Head:
         return Staged(tuple(changes), tuple(priors), appends, Committed(revision, tuple(revisions)))
 
     def publish(self, staged: Staged) -> None:
-        """Makes a staged commit the state readers see."""
+        """Makes a staged commit visible to readers."""
         for change in staged.changes:
             key, entry = change.key, change.entry
             now = self._staged[key]
@@ -108,7 +107,7 @@ class Head:
         return found, bool(limit) and next(walk, None) is not None
 
     def forget_removed(self, through: int) -> None:
-        """Drops removals at or before a revision, once nothing older of their keys is kept anywhere."""
+        """Drops removals up to a revision, once no older value of their keys is kept anywhere."""
         while self._removed:
             key, revision = next(iter(self._removed.items()))
             if revision > through:
@@ -131,14 +130,3 @@ def _change(write: Put | Remove, old: Entry | None, revision: int) -> Change:
         return Change(write.key, revision, None, old)
     created = old.created if old is not None else revision
     return Change(write.key, revision, Entry(write.key, write.value, revision, created, write.attached), old)
-
-
-def _conflict(key: str, expected: int, found: int) -> Conflict:
-    facts = {"key": key, "expected": expected, "found": found}
-    if expected == 0:
-        return Conflict(f"{key} exists already, at revision {found}: read it and decide again", facts=facts)
-    if found == 0:
-        return Conflict(f"{key} was expected at revision {expected} and does not exist: decide again", facts=facts)
-    return Conflict(
-        f"{key} was expected at revision {expected} and is at {found}: read it and decide again", facts=facts
-    )

@@ -1,4 +1,4 @@
-"""Reads of the history file: past values, lists and changes, and logs. Runs in a thread of its own, one at a time."""
+"""Reads of the SQLite history: past values, lists, changes and logs. Runs in its own thread, one read at a time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from holdfast.model import limits
 from holdfast.store.contract import Change, Entry, LogRecord
 from holdfast.store.ordered import upper_bound
 
-# SQLite takes the other columns from the row that has the maximum. Groups come in the order of the index, so that a
-# page costs no more than its keys.
+# SQLite takes the other columns from the row with the maximum. Groups are in index order: a page costs only its keys.
 _PAST = """
 SELECT key, value, max(revision), created FROM history INDEXED BY history_swap
 WHERE key >= ? AND key < ? AND revision <= ?
 GROUP BY key HAVING value IS NOT NULL ORDER BY key LIMIT ?
 """
-# The index holds (key, previous, revision): finding the newest row per key touches no value but the one returned.
+# The index holds (key, previous, revision), so finding the newest row per key reads no other value.
 _NEWEST = """
 SELECT h.key, h.value, h.revision, h.created
 FROM (SELECT max(revision) AS revision FROM history INDEXED BY history_swap GROUP BY key) AS newest
@@ -43,7 +42,7 @@ _ABOVE_EVERY_KEY = b""
 
 
 class History:
-    """`at` and `through` are never above what is published, so nothing unpublished can be seen here."""
+    """`at` and `through` are never above the published revision, so unpublished rows are not visible."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -53,7 +52,7 @@ class History:
         return Entry(key, *rows[0]) if rows and rows[0][0] is not None else None
 
     def range(self, prefix: str, at: int, after: str, limit: int) -> tuple[tuple[Entry, ...], bool]:
-        # The key after `after` in every order is `after` with the lowest character behind it.
+        # The next possible key after `after` is `after` followed by the lowest character.
         low = after + "\0" if after >= prefix and after else prefix
         high = upper_bound(prefix) or _ABOVE_EVERY_KEY
         rows = self._rows(_PAST, (low, high, at, limit + 1 if limit else _ALL))
@@ -61,7 +60,7 @@ class History:
         return tuple(Entry(*row) for row in (rows[:limit] if more else rows)), more
 
     def changes(self, after: int, through: int) -> Sequence[Change]:
-        """Whole commits after a revision, about as many as one item of a watch may hold."""
+        """Whole commits after a revision, about as many as one watch item may hold."""
         rows = self._rows(_CHANGES, (after, through, limits.WATCH_CHUNK_EVENTS))
         if rows:
             reached, last = rows[-1][2], rows[-1][4]
@@ -70,7 +69,7 @@ class History:
         return [_change(row) for row in rows]
 
     def newest(self) -> list[Entry]:
-        """The current value of every key, in no order."""
+        """The current value of every key, unordered."""
         return [Entry(*row) for row in self._rows(_NEWEST)]
 
     def removed(self) -> dict[str, int]:
@@ -81,7 +80,7 @@ class History:
         return tuple(LogRecord(*row) for row in self._rows(_LOG, (name, after, through, limit)))
 
     def meta(self) -> dict[str, int]:
-        """Marks, with the newest revision and log sequence ever used."""
+        """The rows of `meta`, plus the newest revision and log sequence ever used."""
         marks: dict[str, int] = dict(self._rows("SELECT name, value FROM meta"))
         ((revision, sequence),) = self._rows(
             "SELECT (SELECT max(revision) FROM history), (SELECT max(sequence) FROM log)"
@@ -92,7 +91,7 @@ class History:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """All reads inside are of one state, whatever is written meanwhile."""
+        """All reads inside see one state."""
         self._connection.execute("BEGIN")
         try:
             yield

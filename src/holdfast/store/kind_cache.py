@@ -1,6 +1,6 @@
-"""The objects of one kind in memory: decoded once, in key order, indexed, with the changes that led here.
+"""The objects of one kind in memory: decoded once, in key order, indexed, with the recent changes.
 
-Owned by a `Follower`, which applies the store's changes in order; between two commits it is one consistent state.
+Owned by a `Follower`, which applies the store's changes in order. Between two commits it is one consistent state.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class KindCache:
         self.entries: dict[str, Entry] = {}
         self.keys = OrderedKeys()
         self.changed_at = 0
-        """No change of this kind is newer."""
+        """Revision of the newest change of this kind."""
         self.recent: Ring[ObjectChange] = Ring(0, limits.OBJECT_RING_EVENTS)
         self.streams = Streams(kind, self.values)
         self._index = indexes_of(kind.type)
         self._tally = TALLIES.get(kind.type, {})
         self._tallies: dict[tuple[str, str], int] = {}
-        # index → value → keys; a dict as a set keeps the order reproducible. An index is kept from when it is first
-        # asked for: most never are, and each would cost something with every change.
+        # index → value → keys; a dict as a set keeps the order reproducible. An index is built on first use: most are
+        # never used, and each costs time on every change.
         self._indexed: dict[str, dict[str, dict[str, None]]] = {}
         self._listed: dict[str, list[Object]] = {}
-        """What was listed since the last change, by namespace."""
+        """Lists by namespace, cached until the next change."""
 
     def load(self, entries: Sequence[Entry], revision: int) -> None:
-        """Starts over from a full list. Streams end: what lies between the old state and this one is not known."""
-        self.streams.fail(Expired(f"the list of {self.kind.plural} was read anew at revision {revision}: list again"))
+        """Starts over from a full list. Streams end, because the changes in between are unknown."""
+        self.streams.fail(Expired(f"{self.kind.plural}: reloaded at revision {revision}; next: list again"))
         self.objects = {entry.key: object_of(self.kind, entry) for entry in entries}
         self.entries = {entry.key: entry for entry in entries}
         self.keys = OrderedKeys(self.objects)
@@ -56,7 +56,7 @@ class KindCache:
             self._reindex(key, None, item)
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """The changes of one commit, or of a run of them."""
+        """Applies the changes of one commit, or of a run of commits."""
         seen: list[ObjectChange] = []
         for change in changes:
             key, entry = change.key, change.entry
@@ -86,14 +86,14 @@ class KindCache:
         self.streams.fail(fault)
 
     def past(self, change: Change) -> ObjectChange:
-        """A change as it was then, from history."""
+        """A past change, from history."""
         new = object_of(self.kind, change.entry) if change.entry is not None else None
         old = object_of(self.kind, change.previous) if change.previous is not None else None
         state = change.entry or change.previous
         return ObjectChange(self.kind, change.revision, new, old, state.value if state is not None else b"")
 
     def listed(self, namespace: str) -> list[Object]:
-        """All objects, or those of one namespace, in order. The list is the caller's own."""
+        """All objects, or those of one namespace, in order. The caller owns the list."""
         found = self._listed.get(namespace)
         if found is None:
             objects = self.objects
@@ -102,7 +102,7 @@ class KindCache:
         return found.copy()
 
     def select(self, wanted: Filter) -> Iterator[str]:
-        """The keys of the objects that match, in order."""
+        """The keys of matching objects, in order."""
         if not wanted.fields:
             yield from self.keys.walk(self.kind.range_prefix(wanted.namespace))
             return
@@ -119,7 +119,7 @@ class KindCache:
         return [self.objects[key] for key in keys], remaining
 
     def values(self, field: str, item: Object) -> Iterable[str]:
-        """The values an object has of a field."""
+        """An object's values of a field."""
         if field == NAME:
             return (item.metadata.name,)
         if field == NAMESPACE:
@@ -130,22 +130,22 @@ class KindCache:
         for field in fields:
             if field not in self._index and field not in (NAME, NAMESPACE):
                 known = ", ".join([NAME, NAMESPACE, *sorted(self._index)])
-                raise BadRequest(f"{self.kind.plural} cannot be selected by {field!r}: the fields are {known}")
+                raise BadRequest(f"{self.kind.plural}: field {field} is not selectable (expected one of {known})")
 
     def _candidates(self, wanted: Filter) -> Iterable[str]:
-        """A superset of the keys that match, in order, as small as the first field makes it."""
+        """A superset of the matching keys, in order, as small as the first field allows."""
         field, value = wanted.fields[0]
         if value.endswith(ANY_END):
             return self.keys.walk(self.kind.range_prefix(wanted.namespace))
         if field in self._index:
-            return sorted(self._by(field).get(value, ()))
+            return sorted(self._index_of(field).get(value, ()))
         if field == NAME and (wanted.namespace or not self.kind.namespaced):
             key = self.kind.store_key(wanted.namespace, value)
             return (key,) if key in self.objects else ()
         return self.keys.walk(self.kind.range_prefix(value if field == NAMESPACE else wanted.namespace))
 
-    def _by(self, field: str) -> dict[str, dict[str, None]]:
-        """The keys by their values of an index."""
+    def _index_of(self, field: str) -> dict[str, dict[str, None]]:
+        """The keys by value of an index."""
         found = self._indexed.get(field)
         if found is None:
             found, index = {}, self._index[field]
@@ -182,7 +182,7 @@ class KindCache:
 
 
 def object_of(kind: Kind, entry: Entry) -> Object:
-    """The object of an entry, decoded only where the writer's own is not at hand."""
+    """The object of an entry. Decoded only if the writer's own object is not attached."""
     item: Object | None = entry.attached
     if item is None:
         decoded: Object = codec.decode(kind, entry.value, entry.revision)

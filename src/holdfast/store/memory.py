@@ -1,8 +1,8 @@
-"""A store in memory: for the simulation, and for what need not outlive the process (Events).
+"""In-memory store: for the simulation, and for data that need not survive the process (Events).
 
-Keeps every change until compaction, so that reads and watches in the past work as on disk: the past is the present
-with the later changes undone. A bounded one (`keep`) forgets the keys that were written longest ago, as ordinary
-removals that watchers see, and compacts itself.
+Keeps every change until compaction, so reads and watches of the past work as on disk: a past state is the present one
+with later changes undone. A bounded store (`keep`) removes the least recently written keys, as ordinary removals that
+watchers see, and compacts itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.store.head import Head, Staged
 
 
 class MemoryStore:
-    """`keep` is how many keys it holds at most; 0 means all."""
+    """`keep` is the maximum number of keys; 0 means unbounded."""
 
     def __init__(self, keep: int = 0) -> None:
         self._head = Head()
@@ -26,7 +26,7 @@ class MemoryStore:
         self._compacted = 0
         self._logs: dict[str, list[LogRecord]] = {}
         self._keep = keep
-        # Keys by when they were last written, oldest first; only for a bounded store.
+        # Keys in order of their last write, oldest first; only for a bounded store.
         self._by_age: dict[str, None] = {}
 
     @property
@@ -79,13 +79,13 @@ class MemoryStore:
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
         return Watch(self._feed, prefix, after, lambda: self._compacted)
 
-    def subscribe(self, told: Told, failed: Failed, *, after: int) -> Callable[[], None]:
-        return self._feed.subscribe(told, failed, after=after)
+    def subscribe(self, on_batch: Told, on_fault: Failed, *, after: int) -> Callable[[], None]:
+        return self._feed.subscribe(on_batch, on_fault, after=after)
 
     async def compact(self, revision: int) -> None:
         self._feed.check()
         if revision > self.head:
-            raise BadRequest(f"revision {revision} cannot be compacted: the newest is {self.head}")
+            raise BadRequest(f"revision {revision}: cannot be compacted (newest revision {self.head})")
         self._compact(revision)
 
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
@@ -129,11 +129,11 @@ class MemoryStore:
             self._compact(self.head - self._keep)
 
     def _undone(self, prefix: str, at: int) -> dict[str, Entry | None]:
-        """What keys under `prefix` held at a revision, of those that changed since."""
+        """Values at a revision of the keys under `prefix` that changed since."""
         if at < self._compacted:
-            raise Expired(f"revision {at} is compacted up to {self._compacted}: list again")
+            raise Expired(f"revision {at}: compacted (oldest available {self._compacted}); next: list again")
         if at > self.head:
-            raise BadRequest(f"revision {at} is in the future: the newest is {self.head}")
+            raise BadRequest(f"revision {at}: in the future (newest revision {self.head})")
         undone: dict[str, Entry | None] = {}
         for batch in self._feed.backwards(at):
             for change in batch:

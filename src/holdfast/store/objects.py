@@ -1,7 +1,7 @@
-"""A cell's objects, decoded once and shared: current state, indexes, and ordered change streams for any reader.
+"""A cell's objects, decoded once and shared: current state, indexes, and ordered change streams.
 
-Follows one ordered watch of the store. Reads here are of what the store has published, so they never show a write that
-could still be lost. Events (ephemeral kinds) live in a second, volatile store behind the same interface.
+Follows one ordered watch of the store. Reads show only published state, never a write that could still be lost. Events
+(ephemeral kinds) are in a second, volatile store behind the same interface.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ObjectChange", "ObjectPage", "ObjectStream", "Objects"]
 
 
 class ObjectPage(msgspec.Struct, frozen=True):
-    """`remaining` counts what follows, exactly for the newest state and about for a past one."""
+    """`remaining` is the number of objects that follow: exact for the newest state, approximate for a past one."""
 
     items: tuple[Object, ...]
     revision: int
@@ -32,7 +32,7 @@ class ObjectPage(msgspec.Struct, frozen=True):
 
 
 class Objects:
-    """Typed access to one cell's store. All synchronous reads are of one consistent, published state."""
+    """Typed access to one cell's store. All synchronous reads see one consistent, published state."""
 
     def __init__(self, store: Store, volatile: Store) -> None:
         self._durable = Follower(store, ephemeral=False)
@@ -44,25 +44,25 @@ class Objects:
         await self._volatile.start()
 
     async def close(self) -> None:
-        """Ends every stream. The stores stay open: whoever opened them closes them."""
+        """Ends every stream. The stores stay open; their owner closes them."""
         for follower in (self._durable, self._volatile):
-            follower.close(Unavailable("this cell is stopping"))
+            follower.close(Unavailable("the cell is shutting down"))
 
     def store_of(self, kind: Kind) -> Store:
         """The durable store, or the volatile one for ephemeral kinds."""
         return self._follower(kind).store
 
     def check(self) -> None:
-        """Raises the fault that has stopped this cell's objects, if one has: nothing here can go on without them."""
+        """Raises the fault that stopped this cell's objects, if there is one."""
         self._durable.check()
 
     @property
     def max_writes(self) -> int:
-        """How many writes one commit to the durable store may have."""
+        """Maximum number of writes in one commit to the durable store."""
         return self._durable.store.max_writes
 
     async def newest(self, kind: Kind) -> int:
-        """The head over all processes that share the store; reads of this kind show it when this returns."""
+        """The head across all processes that share the store. When it returns, reads of this kind show it."""
         follower = self._follower(kind)
         revision = await follower.store.newest()
         await follower.reach(revision)
@@ -76,13 +76,13 @@ class Objects:
         return self._cache(kind).objects.get(kind.store_key(namespace, name))
 
     def entry(self, kind: Kind, namespace: str, name: str) -> Entry | None:
-        """The stored bytes of an object, to be spliced (`codec.wire`) rather than encoded."""
+        """The stored bytes of an object, to be spliced (`codec.wire`) instead of encoded."""
         return self._cache(kind).entries.get(kind.store_key(namespace, name))
 
     def entries(
         self, kind: Kind, namespace: str = "", *, fields: Mapping[str, str] | None = None
     ) -> tuple[list[Entry], int]:
-        """What `list` gives, as stored bytes."""
+        """The result of `list` as stored bytes."""
         cache = self._cache(kind)
         entries = cache.entries
         return [entries[key] for key in cache.select(_filter(cache, namespace, fields))], self.head(kind)
@@ -90,7 +90,7 @@ class Objects:
     def list(
         self, kind: Kind, namespace: str = "", *, fields: Mapping[str, str] | None = None
     ) -> tuple[list[Object], int]:
-        """In key order, with the revision it is true at. `fields`: indexes of model.indexes, or metadata.name."""
+        """Objects in key order, and their revision. `fields`: indexes of `model.indexes`, or metadata.name."""
         cache = self._cache(kind)
         if not fields:
             return cache.listed(namespace), self.head(kind)
@@ -98,13 +98,13 @@ class Objects:
         return [objects[key] for key in cache.select(_filter(cache, namespace, fields))], self.head(kind)
 
     def tally(self, kind: Kind, name: str, namespace: str) -> int:
-        """A sum that is kept, not counted: one of `model.indexes.TALLIES` over one namespace."""
+        """A maintained sum: one of `model.indexes.TALLIES` over one namespace."""
         return self._cache(kind).tally(name, namespace)
 
     async def page(self, kind: Kind, namespace: str = "", *, at: int | None, after: str, limit: int) -> ObjectPage:
-        """One page; `at` a past revision reads history, so that all pages of one list show one state.
+        """One page. `at` reads a past revision, so that all pages of one list show one state.
 
-        `after` is the store key of the last object already seen; `limit` 0 means all.
+        `after` is the store key of the last object already read; `limit` 0 means all.
         """
         follower, cache = self._follower(kind), self._cache(kind)
         if at is None or cache.changed_at <= at <= follower.revision:
@@ -119,14 +119,14 @@ class Objects:
     def stream(
         self, kind: Kind, namespace: str = "", *, after: int, fields: Mapping[str, str] | None = None
     ) -> AsyncIterator[Sequence[ObjectChange]]:
-        """Changes after a revision. Raises Expired when compacted, or when the reader fell too far behind."""
+        """Changes after a revision. Raises Expired if they are compacted or the reader fell too far behind."""
         cache = self._cache(kind)
         return ObjectStream(self._follower(kind), cache, _filter(cache, namespace, fields), after)
 
     async def wait_for(self, kind: Kind, revision: int, *, timeout_s: float) -> bool:
-        """Whether this revision was reached in time (lists that ask for "at least N")."""
+        """Whether this revision was reached in time, for lists that require "at least N"."""
         try:
-            # Not asyncio.wait_for: before Python 3.12 that loses a cancellation which comes with the result.
+            # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that coincides with the result.
             async with asyncio.timeout(timeout_s):
                 await self._follower(kind).reach(revision)
         except TimeoutError:
@@ -134,7 +134,9 @@ class Objects:
         return True
 
     async def commit(self, kind: Kind | None, txn: Txn) -> Committed:
-        """Commits, and returns only when the result can be read here. `kind` names the store; None: the durable one."""
+        """Commits, and returns only when the result can be read here. `kind` selects the store; None means the
+        durable one.
+        """
         return await (self._durable if kind is None else self._follower(kind)).commit(txn)
 
     def _follower(self, kind: Kind) -> Follower:
@@ -147,7 +149,7 @@ class Objects:
 
 
 class ObjectStream:
-    """One reader's changes. A wait that is cancelled loses nothing: ask again. Dropping it, or `aclose`, ends it."""
+    """One reader's changes. A cancelled wait loses nothing. Dropping the stream, or `aclose`, ends it."""
 
     def __init__(self, follower: Follower, cache: KindCache, wanted: Filter, after: int) -> None:
         self._follower = follower
@@ -164,7 +166,7 @@ class ObjectStream:
         while True:
             if self._live is not None:
                 await self._live.wait()
-                found = self._take(self._live)
+                found = self._take_unread(self._live)
             elif self._after < self._cache.recent.floor:
                 found = await self._read_past()
             else:
@@ -174,28 +176,28 @@ class ObjectStream:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything published up to now was read: then the head is a safe place to resume from."""
+        """Whether everything published so far was read; then the head is a safe position to resume from."""
         return self._live is not None and not self._live.unread and self._live.fault is None
 
     async def aclose(self) -> None:
-        self._leave()
+        self._unsubscribe()
 
     def __del__(self) -> None:
-        self._leave()
+        self._unsubscribe()
 
-    def _leave(self) -> None:
+    def _unsubscribe(self) -> None:
         if self._live is not None:
             self._cache.streams.remove(self._live)
 
-    def _take(self, live: Subscription) -> Sequence[ObjectChange]:
+    def _take_unread(self, live: Subscription) -> Sequence[ObjectChange]:
         found, live.unread = live.unread, []
         if not found and live.fault is not None:
             raise live.fault
-        # A stream may begin at a revision that this process has not reached yet.
+        # A stream may start at a revision that this process has not reached yet.
         return found if not found or found[0].revision > self._after else [c for c in found if c.revision > self._after]
 
     def _go_live(self) -> Sequence[ObjectChange]:
-        """Takes what is recent and joins the live streams, with nothing in between."""
+        """Takes the recent changes and joins the live streams, without a gap."""
         self._follower.check()
         self._past = None
         self._live = Subscription(self._wanted)
@@ -203,7 +205,7 @@ class ObjectStream:
         return self._matching(self._cache.recent.after(self._after))
 
     async def _read_past(self) -> Sequence[ObjectChange]:
-        # All keys, not only this kind's: then there surely is a change at the floor, and this never waits for new ones.
+        # Watches all keys: then there is a change at the floor for certain, and this never waits for a new one.
         if self._past is None:
             self._past = self._follower.store.watch("", after=self._after)
         changes = await anext(self._past)
@@ -225,7 +227,7 @@ def _filter(cache: KindCache, namespace: str, fields: Mapping[str, str] | None) 
 
 
 def _shared(cache: KindCache, entry: Entry) -> Object:
-    """The object of a past entry; the very one in memory where that is still the state."""
+    """The object of a past entry; the shared in-memory object if that is still the current state."""
     now = cache.entries.get(entry.key)
     if now is not None and now.revision == entry.revision:
         return cache.objects[entry.key]

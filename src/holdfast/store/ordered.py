@@ -1,6 +1,6 @@
-"""Keys in order, cheap to change: what listings and pages walk.
+"""A sorted set of keys, cheap to change, for lists and pages.
 
-Keys are kept in buckets of bounded length, so that adding or removing one never moves more than a bucket.
+Keys are in buckets of bounded length, so that adding or removing a key moves at most one bucket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ BUCKET_KEYS = 512
 
 
 class OrderedKeys:
-    """A sorted set of strings, compared by code point (as SQLite and etcd compare their UTF-8)."""
+    """A sorted set of strings, ordered by code point, as SQLite and etcd order UTF-8."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         ordered = sorted(keys)
@@ -23,7 +23,7 @@ class OrderedKeys:
         return sum(map(len, self._buckets))
 
     def add(self, key: str) -> None:
-        """Adds a key that is not there yet."""
+        """Adds a key that is not in the set."""
         if not self._buckets:
             self._buckets.append([key])
             self._last.append(key)
@@ -39,7 +39,7 @@ class OrderedKeys:
         self._last[at] = self._buckets[at][-1]
 
     def remove(self, key: str) -> None:
-        """Removes a key that is there."""
+        """Removes a key that is in the set."""
         at = bisect_left(self._last, key)
         bucket = self._buckets[at]
         place = bisect_left(bucket, key)
@@ -52,7 +52,7 @@ class OrderedKeys:
             del self._buckets[at], self._last[at]
 
     def walk(self, prefix: str, after: str = "") -> Iterator[str]:
-        """The keys that start with `prefix` and sort after `after`, in order. Not to be changed meanwhile."""
+        """The keys that start with `prefix` and sort after `after`, in order. The set must not change meanwhile."""
         exclusive = after >= prefix and after != ""
         low = after if exclusive else prefix
         find = bisect_right if exclusive else bisect_left
@@ -69,7 +69,7 @@ class OrderedKeys:
             place = 0
 
     def count(self, prefix: str, after: str = "") -> int:
-        """How many keys `walk` would give, without walking them."""
+        """The number of keys that `walk` would yield, without walking them."""
         end = upper_bound(prefix)
         high = len(self) if end is None else self._below(end)
         low = self._below(prefix)
@@ -78,7 +78,7 @@ class OrderedKeys:
         return max(0, high - low)
 
     def _below(self, key: str) -> int:
-        """How many keys sort below this one."""
+        """The number of keys that sort below this one."""
         at = bisect_left(self._last, key)
         if at == len(self._buckets):
             return len(self)
@@ -86,11 +86,11 @@ class OrderedKeys:
 
 
 def upper_bound(prefix: str) -> str | None:
-    """The smallest string above everything that starts with `prefix`; None where there is none."""
+    """The smallest string above everything that starts with `prefix`; None if there is none."""
     for i in range(len(prefix) - 1, -1, -1):
         point = ord(prefix[i])
         if point < 0x10FFFF:
-            # The surrogates are no characters: they cannot be written as UTF-8.
+            # Skips the surrogates, which cannot be encoded in UTF-8.
             following = 0xE000 if point == 0xD7FF else point + 1
             return prefix[:i] + chr(following)
     return None

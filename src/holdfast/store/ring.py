@@ -1,4 +1,4 @@
-"""The newest commits in order, found by revision. Commits are dropped whole, oldest first."""
+"""The newest commits in order, addressed by revision. Commits are dropped as a whole, oldest first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _last_revision(batch: Sequence[Any]) -> int:
 
 
 class Ring(Generic[C]):
-    """Keeps the newest `keep_events` changes, or all of them (0). Every change above `floor` is here."""
+    """Keeps the newest `keep_events` changes, or all of them (0). Every change above `floor` is present."""
 
     def __init__(self, floor: int, keep_events: int = 0) -> None:
         self.floor = floor
@@ -40,7 +40,7 @@ class Ring(Generic[C]):
         return self._batches[bisect_right(self._batches, revision, key=_last_revision) :]
 
     def after(self, revision: int, about: int = 0) -> list[C]:
-        """The changes above `revision`, commits whole, ending once there are `about` of them (0: all)."""
+        """The changes above `revision`, in whole commits, stopping once there are `about` of them (0: all)."""
         found: list[C] = []
         for at in range(bisect_right(self._batches, revision, key=_last_revision), len(self._batches)):
             batch = self._batches[at]
@@ -53,12 +53,12 @@ class Ring(Generic[C]):
         return found
 
     def drop_through(self, revision: int) -> None:
-        """Forgets the commits that ended at or before `revision`."""
+        """Drops the commits that ended at or before `revision`."""
         self._drop(bisect_right(self._batches, revision, key=_last_revision))
         self.floor = max(self.floor, revision)
 
     def _trim(self) -> None:
-        # More goes at once than must, as dropping from the front moves everything behind it.
+        # Drops more than necessary at once, because dropping from the front moves all later elements.
         spare = self._events - self._keep_events * 3 // 4
         at = 0
         while spare > 0 and at < len(self._batches) - 1:

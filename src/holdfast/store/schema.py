@@ -1,8 +1,8 @@
-"""The file of a SQLite store: its tables, how one is opened, recognised and locked.
+"""The file of a SQLite store: its tables, and how it is opened, recognised and locked.
 
-`history` has a row per change, in the order of revisions. `previous` is the revision of the key's change before it
-(0: none), and (key, previous) is unique: the schema itself refuses a second write on top of the same state. `last` is
-the last revision of the row's commit, so that a reader of history can keep commits whole.
+`history` has one row per change, ordered by revision. `previous` is the revision of the key's previous change (0:
+none), and (key, previous) is unique: the schema itself refuses a second write on top of the same state. `last` is the
+last revision of the row's commit, so that readers of history can keep commits whole.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _WRITER = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
 
 class FileLock:
-    """Held while a store is open: one process per file. The kernel lets go of it when the process dies."""
+    """Held while a store is open: one process per file. The kernel releases it when the process dies."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(path.name + ".lock")
         try:
             self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreFailed(f"{path} cannot be opened: {error.strerror}: {self._path}") from error
+            raise StoreFailed(f"store {path}: cannot create the lock file {self._path} ({error.strerror})") from error
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holder = os.read(self._handle, 32).decode(errors="replace").strip() or "unknown"
             os.close(self._handle)
             raise StoreFailed(
-                f"{path} is in use by process {holder}: a store file belongs to one process; stop that one first",
+                f"store {path}: in use by process {holder}; next: stop that process",
                 facts={"path": str(path), "pid": holder},
             ) from None
         os.ftruncate(self._handle, 0)
@@ -68,7 +68,7 @@ class FileLock:
 
 
 def open_writer(path: Path) -> apsw.Connection:
-    """The connection that writes, with the schema in place. Refuses files that are not ours."""
+    """The writing connection, with the schema in place. Refuses files of other programs."""
     connection = None
     try:
         connection = _connect(path, _WRITER)
@@ -88,17 +88,17 @@ def open_writer(path: Path) -> apsw.Connection:
 
 
 def open_reader(path: Path) -> apsw.Connection:
-    """A connection that only reads: history, while the writer goes on."""
+    """A read-only connection: history, while the writer continues."""
     return _connect(path, _READER)
 
 
 def unreadable(path: Path, error: Exception) -> StoreFailed:
-    """Says in plain words why a file cannot be used."""
+    """The fault for a file that cannot be used, with the cause in plain words."""
     if isinstance(error, apsw.NotADBError):
-        return StoreFailed(f"{path} is not a Holdfast store: it is no SQLite database")
+        return StoreFailed(f"store {path}: not a Holdfast store (not a SQLite database)")
     if isinstance(error, apsw.CorruptError):
-        return StoreFailed(f"{path} is damaged ({error}): restore it from a backup")
-    return StoreFailed(f"{path} cannot be opened: {error}")
+        return StoreFailed(f"store {path}: damaged ({error}); next: restore it from a backup")
+    return StoreFailed(f"store {path}: cannot open it ({error})")
 
 
 def _connect(path: Path, flags: int) -> apsw.Connection:
@@ -112,14 +112,13 @@ def _recognise(connection: apsw.Connection, path: Path) -> None:
     version = connection.pragma("user_version")
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
     if application == 0 and tables == 0:
-        # The marks come with the tables in one transaction: a crash in the middle leaves an empty file.
+        # Tables and ids are created in one transaction: a crash leaves an empty file.
         connection.execute(f"BEGIN IMMEDIATE;{CREATE}COMMIT;")
         return
     if application != APPLICATION_ID:
-        raise StoreFailed(
-            f"{path} is not a Holdfast store: it is the database of another application ({application:#x})"
-        )
+        raise StoreFailed(f"store {path}: not a Holdfast store (SQLite application id {application:#x})")
     if version != VERSION:
         raise StoreFailed(
-            f"{path} has schema version {version} and this program writes {VERSION}: run the version that wrote it"
+            f"store {path}: wrong schema version (expected {VERSION}, found {version}); next: run the release that "
+            "wrote it"
         )

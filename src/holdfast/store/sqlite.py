@@ -1,8 +1,8 @@
-"""The embedded store: one SQLite file per cell, WAL, synchronous=FULL, one process.
+"""Embedded store: one SQLite file per cell, WAL, synchronous=FULL, one process.
 
-`commit` checks compares and assigns revisions on the loop, against the head in memory, before it first waits; one
-thread writes whole groups; a commit is published (head, watches, its caller) only after it is on disk. After a failed
-write nothing is served any more: the process must be restarted, and finds what really reached the disk.
+`commit` checks compares and assigns revisions on the event loop, against the head in memory, before its first await.
+One thread writes whole groups. A commit is published (head, watches, its caller) only after it is on disk. After a
+failed write the store stops: the process must be restarted, and then reads what really reached the disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = structlog.get_logger()
 
 
 class SqliteStore:
-    """Opening it reads the current state into memory. Used from one loop only."""
+    """Opening it reads the current state into memory. Used from one event loop only."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -59,7 +59,7 @@ class SqliteStore:
         self._swept = marks["swept"]
         self._failure: StoreFailed | None = None
         self._closed = False
-        # Commits on their way to the disk, oldest first, each with whoever waits for it.
+        # Commits in flight to the disk, oldest first, as futures of their callers.
         self._in_flight: deque[asyncio.Future[Committed]] = deque()
         self._compacting = asyncio.Lock()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix=f"store-reader {self.path.name}")
@@ -99,20 +99,21 @@ class SqliteStore:
             return Page(entries, self.head, more)
         self._check_past(at)
         entries, more = await self._read(lambda: self._history.range(prefix, at, after, limit))
-        # Compaction says so before it deletes: what was read is whole if it had not begun by now.
+        # Compaction announces itself before it deletes, so the result is complete if this check passes.
         self._check_past(at)
         return Page(entries, at, more)
 
     async def commit(self, txn: Txn) -> Committed:
         self._check()
         if len(self._in_flight) >= limits.STORE_QUEUE_COMMITS:
-            raise Overloaded(f"{len(self._in_flight)} commits wait for the disk: come back later", retry_after_s=0.5)
+            message = f"store: too many commits in flight (limit {limits.STORE_QUEUE_COMMITS}); next: retry later"
+            raise Overloaded(message, retry_after_s=0.5)
         try:
             staged = self._head.stage(txn)
         except Conflict as conflict:
             metrics.STORE_CONFLICTS.inc()
             if self._in_flight and self._head.is_staged(conflict.facts["key"]):
-                # What it lost against is not visible yet: had it answered now, a fresh read would show the old state.
+                # The winning commit is not visible yet: a fresh read right now would still show the old state.
                 await asyncio.wait([self._in_flight[-1]])
                 self._check()
             raise
@@ -126,26 +127,26 @@ class SqliteStore:
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Sequence[Change]]:
         return Watch(self._feed, prefix, after, lambda: self._compacted, self._past_changes)
 
-    def subscribe(self, told: Told, failed: Failed, *, after: int) -> Callable[[], None]:
-        return self._feed.subscribe(told, failed, after=after)
+    def subscribe(self, on_batch: Told, on_fault: Failed, *, after: int) -> Callable[[], None]:
+        return self._feed.subscribe(on_batch, on_fault, after=after)
 
     async def compact(self, revision: int) -> None:
-        """Refuses the past at once, then deletes it in small transactions that let commits through in between."""
+        """Refuses the past at once, then deletes it in small transactions, with commits in between."""
         self._check()
         if revision > self.head:
-            raise BadRequest(f"revision {revision} cannot be compacted: the newest is {self.head}")
+            raise BadRequest(f"revision {revision}: cannot be compacted (newest revision {self.head})")
         async with self._compacting:
             if revision <= self._compacted:
                 return
-            await self._job(partial(_set_mark, name="compacted", value=revision))
+            await self._run_job(partial(_set_mark, name="compacted", value=revision))
             self._compacted = revision
             metrics.STORE_COMPACTED.set(revision)
             self._feed.wake()
             while self._swept < revision:
                 low, high = self._swept, min(revision, self._swept + limits.COMPACT_CHUNK_REVISIONS)
-                await self._job(partial(_sweep, low=low, high=high))
+                await self._run_job(partial(_sweep, low=low, high=high))
                 self._swept = high
-                # Only now: until the old rows are gone, a key created again must name its removal as its prior.
+                # Only now: while the old rows exist, a recreated key must reference its removal as previous change.
                 self._head.forget_removed(high)
         _log.info("history_compacted", path=str(self.path), revision=revision)
 
@@ -157,29 +158,31 @@ class SqliteStore:
     async def trim_log(self, log: str, *, keep: int) -> None:
         """Deletes all but the newest `keep` records, in small transactions."""
         self._check()
-        while await self._job(partial(_trim, log=log, keep=keep)):
+        while await self._run_job(partial(_trim, log=log, keep=keep)):
             pass
 
     async def advance(self, revision: int) -> None:
-        """Goes on from at least this revision: a restored cell never gives out one that was seen before the restore."""
+        """Continues from at least this revision, so that a restored cell never reuses a revision from before the
+        restore.
+        """
         self._check()
         if self.head:
-            raise BadRequest(f"only an empty store can be advanced, and {self.path} is at revision {self.head}")
+            raise BadRequest(f"store {self.path}: cannot advance, because it is not empty (found revision {self.head})")
         past = revision + limits.RESTORE_GAP_REVISIONS
-        await self._job(partial(_set_mark, name="compacted", value=past))
-        await self._job(partial(_set_mark, name="swept", value=past))
+        await self._run_job(partial(_set_mark, name="compacted", value=past))
+        await self._run_job(partial(_set_mark, name="swept", value=past))
         self._compacted = self._swept = past
         self._head = Head((), {}, past, self._head.sequence)
         self._feed = Feed(past, limits.WATCH_RING_EVENTS)
 
     async def close(self) -> None:
-        """Writes what is on its way, then lets go of the file."""
+        """Writes commits in flight, then closes the file."""
         if self._closed:
             return
         self._closed = True
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._writer.stop)
-        # The writer's last reports were put on the loop before it ended: they run before this continues.
+        # The writer scheduled its last callbacks before it ended: they run before this continues.
         await asyncio.sleep(0)
         await loop.run_in_executor(self._reader, self._history.close)
         self._reader.shutdown()
@@ -188,7 +191,7 @@ class SqliteStore:
             self._feed.fail(self._closed_fault())
 
     def _written(self, group: Sequence[Staged], seconds: float, error: Exception | None) -> None:
-        """On the loop, after a group reached the disk: publish all of it, then wake whoever waits."""
+        """Runs on the loop after a group reached the disk: publishes all of it, then wakes the callers."""
         if error is not None:
             self._fail(error)
             return
@@ -212,7 +215,7 @@ class SqliteStore:
         if self._failure is not None:
             return
         fault = self._failure = StoreFailed(
-            f"the store {self.path} could not write ({error}) and has stopped: make room, then restart"
+            f"store {self.path}: a write failed, so the store stopped ({error}); next: free disk space, then restart"
         )
         _log.error("store_stopped", path=str(self.path), error=str(error), commits_unknown=len(self._in_flight))
         self._feed.fail(fault)
@@ -234,7 +237,7 @@ class SqliteStore:
         self._check()
         return found
 
-    async def _job(self, work: Callable[[apsw.Connection], object]) -> object:
+    async def _run_job(self, work: Callable[[apsw.Connection], object]) -> object:
         finished: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
         def done(result: object, error: Exception | None) -> None:
@@ -256,13 +259,13 @@ class SqliteStore:
             raise self._closed_fault()
 
     def _closed_fault(self) -> Unavailable:
-        return Unavailable(f"the store {self.path} is closed")
+        return Unavailable(f"store {self.path}: closed")
 
     def _check_past(self, at: int) -> None:
         if at < self._compacted:
-            raise Expired(f"revision {at} is compacted up to {self._compacted}: list again")
+            raise Expired(f"revision {at}: compacted (oldest available {self._compacted}); next: list again")
         if at > self.head:
-            raise BadRequest(f"revision {at} is in the future: the newest is {self.head}")
+            raise BadRequest(f"revision {at}: in the future (newest revision {self.head})")
 
 
 def _set_mark(connection: apsw.Connection, name: str, value: int) -> None:
@@ -270,7 +273,7 @@ def _set_mark(connection: apsw.Connection, name: str, value: int) -> None:
 
 
 def _sweep(connection: apsw.Connection, low: int, high: int) -> None:
-    """Deletes what the changes in (low, high] replaced, and the removals among them."""
+    """Deletes the rows that the changes in (low, high] replaced, and the removals among them."""
     connection.execute(
         "DELETE FROM history WHERE revision IN (SELECT previous FROM history WHERE revision > ? AND revision <= ?)",
         (low, high),
@@ -280,12 +283,12 @@ def _sweep(connection: apsw.Connection, low: int, high: int) -> None:
 
 
 def _trim(connection: apsw.Connection, log: str, keep: int) -> bool:
-    """Deletes some of the oldest records beyond `keep`; whether there may be more."""
+    """Deletes some of the oldest records beyond `keep`. Returns whether there may be more."""
     newest = "SELECT sequence FROM log WHERE name = ? ORDER BY sequence DESC LIMIT 1 OFFSET ?"
     through = connection.execute(newest, (log, keep)).get
     if through is None:
         return False
-    # The highest sequence ever deleted is remembered, so that none is given twice.
+    # The highest sequence ever deleted is stored, so that none is assigned twice.
     connection.execute("UPDATE meta SET value = max(value, ?) WHERE name = 'trimmed'", (through,))
     oldest = "SELECT sequence FROM log WHERE name = ? AND sequence <= ? ORDER BY sequence LIMIT ?"
     connection.execute(f"DELETE FROM log WHERE sequence IN ({oldest})", (log, through, limits.COMPACT_CHUNK_REVISIONS))

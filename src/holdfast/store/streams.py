@@ -1,7 +1,7 @@
-"""Streams of object changes: who gets which change of one kind, and what each has not read yet.
+"""Streams of object changes: which stream gets which change of one kind, and what each has not read yet.
 
-A change touches only the streams it concerns: those of its namespace, and those of a field value that it has or had.
-A stream that falls too far behind is ended with `Expired`, as its unread changes would otherwise grow without bound.
+A change reaches only the streams it concerns: those of its namespace, and those of a field value that it has or had. A
+stream that falls too far behind ends with `Expired`, because its unread changes would otherwise grow without bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from holdfast.runtime import metrics
 
 
 class ObjectChange(msgspec.Struct, gc=False):
-    """One change. `value` is what the store holds (the last state for a deletion): splice it, do not encode again."""
+    """One change. `value` is the stored bytes (the last state for a deletion): splice them instead of encoding
+    again.
+    """
 
     kind: Kind
     revision: int
@@ -27,18 +29,18 @@ class ObjectChange(msgspec.Struct, gc=False):
     old: Object | None
     value: bytes
     line: bytes | None = None
-    """The watch line for plain JSON watchers, made by the first that needs it and shared by all."""
+    """The watch line for plain JSON watchers, encoded by the first watcher and shared by all."""
 
 
 ANY_END = "*"
 Values = Callable[[str, Object], Iterable[str]]
-"""(field, object) → the values it has of that field."""
+"""(field, object) → the object's values of that field."""
 
 
 class Filter(msgspec.Struct, frozen=True, gc=False):
     """Which objects a reader wants: of one namespace ("" for all), with these field values.
 
-    A value that ends with `*` stands for all that begin so: what one process that speaks for many nodes follows.
+    A value that ends with `*` matches every value with that prefix; a process that represents many nodes uses it.
     """
 
     namespace: str
@@ -47,17 +49,17 @@ class Filter(msgspec.Struct, frozen=True, gc=False):
     def accepts(self, item: Object, values: Values) -> bool:
         if self.namespace and item.metadata.namespace != self.namespace:
             return False
-        return all(_has(values(field, item), value) for field, value in self.fields)
+        return all(_contains(values(field, item), value) for field, value in self.fields)
 
 
-def _has(values: Iterable[str], wanted: str) -> bool:
+def _contains(values: Iterable[str], wanted: str) -> bool:
     if wanted.endswith(ANY_END):
         return any(value.startswith(wanted[:-1]) for value in values)
     return wanted in values
 
 
 class Subscription:
-    """What one stream has not read yet. Filled by `Streams.deliver`, emptied by its reader."""
+    """The unread changes of one stream. Filled by `Streams.deliver`, emptied by its reader."""
 
     def __init__(self, wanted: Filter) -> None:
         self.wanted = wanted
@@ -86,11 +88,11 @@ class Streams:
     def __init__(self, kind: Kind, values: Values) -> None:
         self._kind = kind
         self._values = values
-        # Ordered by when they began (a dict as a set), so that the order of delivery is reproducible.
+        # Ordered by creation (a dict as a set), so that the order of delivery is reproducible.
         self._by_namespace: dict[str, dict[Subscription, None]] = {}
         self._by_field: dict[str, dict[str, dict[Subscription, None]]] = {}
-        self._beginnings: dict[str, dict[str, None]] = {}
-        """Field → the values of `_by_field` that stand for many."""
+        self._prefixes: dict[str, dict[str, None]] = {}
+        """Field → the values of `_by_field` that are prefixes."""
         self._open = metrics.STORE_WATCHERS.labels(kind.name)
         self._expired = metrics.STORE_WATCHERS_EXPIRED.labels(kind.name)
 
@@ -107,14 +109,14 @@ class Streams:
         if not group and wanted.fields:
             field, value = wanted.fields[0]
             del self._by_field[field][value]
-            self._beginnings.get(field, {}).pop(value, None)
+            self._prefixes.get(field, {}).pop(value, None)
             if not self._by_field[field]:
                 del self._by_field[field]
         elif not group:
             del self._by_namespace[wanted.namespace]
 
     def deliver(self, changes: Sequence[ObjectChange]) -> None:
-        """Hands the changes of one commit to every stream that wants them."""
+        """Delivers the changes of one commit to every matching stream."""
         touched: dict[Subscription, None] = {}
         for subscription in self._by_namespace.get("", ()):
             subscription.unread.extend(changes)
@@ -142,7 +144,7 @@ class Streams:
             return self._by_namespace.setdefault(wanted.namespace, {})
         field, value = wanted.fields[0]
         if value.endswith(ANY_END):
-            self._beginnings.setdefault(field, {})[value] = None
+            self._prefixes.setdefault(field, {})[value] = None
         return self._by_field.setdefault(field, {}).setdefault(value, {})
 
     def _deliver_by_namespace(self, changes: Sequence[ObjectChange], touched: dict[Subscription, None]) -> None:
@@ -159,9 +161,9 @@ class Streams:
             for item in (change.old, change.new):
                 if item is not None:
                     values.update(dict.fromkeys(self._values(field, item)))
-            begins = self._beginnings.get(field)
+            begins = self._prefixes.get(field)
             if begins:
-                values.update({wanted: None for wanted in begins if _has(tuple(values), wanted)})
+                values.update({wanted: None for wanted in begins if _contains(tuple(values), wanted)})
             for value in values:
                 for subscription in by_value.get(value, ()):
                     part = seen.of(subscription.wanted)
@@ -172,18 +174,18 @@ class Streams:
     def _expire(self, subscription: Subscription) -> None:
         behind = len(subscription.unread)
         subscription.unread = []
-        subscription.fault = Expired(f"this watch of {self._kind.plural} fell {behind} changes behind: list again")
+        subscription.fault = Expired(f"watch of {self._kind.plural}: {behind} changes behind; next: list again")
         self._expired.inc()
         self.remove(subscription)
 
 
 class Transitions:
-    """How one change looks through filters: an object that starts to match is new, one that stops is gone."""
+    """One change as seen through filters: an object that starts to match is new, one that stops matching is deleted."""
 
     def __init__(self, change: ObjectChange, values: Values) -> None:
         self._change = change
         self._values = values
-        self._begun: ObjectChange | None = None
+        self._started: ObjectChange | None = None
         self._ended: ObjectChange | None = None
 
     def of(self, wanted: Filter) -> ObjectChange | None:
@@ -191,18 +193,18 @@ class Transitions:
         before = change.old is not None and wanted.accepts(change.old, self._values)
         after = change.new is not None and wanted.accepts(change.new, self._values)
         if after and not before and change.old is not None:
-            if self._begun is None:
-                self._begun = ObjectChange(change.kind, change.revision, change.new, None, change.value)
-            return self._begun
+            if self._started is None:
+                self._started = ObjectChange(change.kind, change.revision, change.new, None, change.value)
+            return self._started
         if before and not after and change.new is not None:
             assert change.old is not None
             if self._ended is None:
-                # What goes out is the last state that matched; readers of stored bytes need the bytes of that one.
+                # The last matching state is delivered; readers of stored bytes need the bytes of that state.
                 self._ended = ObjectChange(change.kind, change.revision, None, change.old, codec.encode(change.old))
             return self._ended
         return change if before or after else None
 
 
 def fields_of(fields: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Fields as a filter keeps them: the name first, as nothing narrows more."""
+    """Fields as a filter keeps them, with metadata.name first because it narrows most."""
     return tuple(sorted((fields or {}).items(), key=lambda pair: (pair[0] != "metadata.name", pair[0])))

@@ -208,7 +208,7 @@ histories = st.lists(operation, min_size=8, max_size=40)
 @settings(max_examples=400 if PROVE else 40, deadline=None, suppress_health_check=quiet)
 @given(operations=histories)
 @pytest.mark.parametrize("subject", ["memory", "sqlite"], indirect=True)
-def test_every_answer_is_that_of_the_reference(runner, subject, operations):
+def test_random_operations_match_reference(runner, subject, operations):
     check(runner, subject, operations)
 
 
@@ -216,5 +216,5 @@ def test_every_answer_is_that_of_the_reference(runner, subject, operations):
 @given(operations=histories)
 @pytest.mark.slow
 @pytest.mark.parametrize("subject", ["etcd", "etcd-3", "etcd-3.5"], indirect=True)
-def test_every_answer_of_a_cluster_is_that_of_the_reference(runner, subject, operations):
+def test_random_operations_on_cluster_match_reference(runner, subject, operations):
     check(runner, subject, operations)

@@ -42,20 +42,20 @@ async def collect(watch, through: int):
 # Revisions
 
 
-async def test_a_new_store_is_empty_at_revision_0(store):
+async def test_new_store_is_empty_at_revision_0(store):
     assert (store.head, store.compacted) == (0, 0)
     page = await store.range("")
     assert (page.entries, page.revision, page.more) == ((), 0, False)
 
 
-async def test_revisions_are_positive_and_only_rise(store):
+async def test_revisions_are_positive_and_increase(store):
     revisions = [await put(store, f"/k/{i % 3}") for i in range(10)]
     assert revisions[0] > 0
     assert revisions == sorted(set(revisions))
     assert store.head == revisions[-1]
 
 
-async def test_every_write_has_a_revision_in_the_order_of_the_writes(store):
+async def test_each_write_has_revision_in_write_order(store):
     committed = await store.commit(puts(("/b", b"1"), ("/a", b"2"), ("/c", b"3")))
     assert len(committed.revisions) == 3
     assert list(committed.revisions) == sorted(committed.revisions)
@@ -64,7 +64,7 @@ async def test_every_write_has_a_revision_in_the_order_of_the_writes(store):
     assert (await store.get("/a")).revision == committed.revisions[1]
 
 
-async def test_created_is_the_revision_of_the_first_write_and_starts_over_after_a_removal(store):
+async def test_created_revision_is_that_of_first_write_since_removal(store):
     first = await put(store, "/k")
     second = await put(store, "/k", b"y")
     entry = await store.get("/k")
@@ -74,20 +74,20 @@ async def test_created_is_the_revision_of_the_first_write_and_starts_over_after_
     assert (await store.get("/k")).created == again
 
 
-async def test_a_commit_that_writes_nothing_answers_the_head(store):
+async def test_commit_without_writes_returns_head(store):
     head = await put(store, "/k")
     assert await store.commit(Txn(compares=(Compare("/k", head),))) == await store.commit(Txn())
     assert (await store.commit(Txn())).revision == head == store.head
 
 
-async def test_removing_what_is_not_there_changes_nothing(store):
+async def test_removal_of_missing_key_changes_nothing(store):
     head = await put(store, "/k")
     committed = await store.commit(Txn(writes=(Remove("/missing"),)))
     assert (committed.revision, len(committed.revisions), store.head) == (head, 1, head)
     assert await is_quiet(store.watch("", after=head))
 
 
-async def test_a_commit_names_each_key_once(store):
+async def test_commit_with_duplicate_key_is_refused(store):
     with pytest.raises(BadRequest, match="twice"):
         await store.commit(Txn(writes=(Put("/k", b"1"), Remove("/k"))))
     with pytest.raises(BadRequest, match="split"):
@@ -98,7 +98,7 @@ async def test_a_commit_names_each_key_once(store):
 # Atomic, compare-and-swap
 
 
-async def test_a_failed_compare_means_that_nothing_happened(store):
+async def test_failed_compare_changes_nothing(store):
     at = await put(store, "/a")
     await put(store, "/b")
     watch = store.watch("", after=store.head)
@@ -119,7 +119,7 @@ async def test_a_failed_compare_means_that_nothing_happened(store):
     assert await is_quiet(watch)
 
 
-async def test_comparing_with_0_asks_that_the_key_does_not_exist(store):
+async def test_compare_with_0_requires_missing_key(store):
     created = await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"1"),)))
     with pytest.raises(Conflict):
         await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"2"),)))
@@ -128,7 +128,7 @@ async def test_comparing_with_0_asks_that_the_key_does_not_exist(store):
     assert (await store.get("/k")).value == b"3"
 
 
-async def test_of_racing_writers_exactly_one_wins_each_round(store):
+async def test_exactly_one_of_racing_writers_wins(store):
     at = await put(store, "/k", b"start")
     for _ in range(5):
         txns = [Txn(compares=(Compare("/k", at),), writes=(Put("/k", b"%d" % i),)) for i in range(8)]
@@ -139,7 +139,7 @@ async def test_of_racing_writers_exactly_one_wins_each_round(store):
         at = won[0].revision
 
 
-async def test_who_loses_a_race_can_see_what_it_lost_against(store):
+async def test_losing_writer_can_read_the_winning_value(store):
     """Else a loser would read the old state, decide the same, and spin until the winner is on disk."""
     at = await put(store, "/k", b"0")
 
@@ -155,7 +155,7 @@ async def test_who_loses_a_race_can_see_what_it_lost_against(store):
     assert one == other == (await store.get("/k")).value
 
 
-async def test_many_writers_at_once_each_get_their_own_revision(store):
+async def test_concurrent_writers_get_distinct_revisions(store):
     async def writer(name: int) -> list[int]:
         return [await put(store, f"/w/{name}/{i}") for i in range(20)]
 
@@ -168,14 +168,14 @@ async def test_many_writers_at_once_each_get_their_own_revision(store):
 # Reads
 
 
-async def test_a_read_after_a_commit_sees_it(store):
+async def test_read_after_commit_returns_new_value(store):
     for i in range(20):
         at = await put(store, "/k", b"%d" % i)
         assert (await store.get("/k")).value == b"%d" % i
         assert store.head == at
 
 
-async def test_a_commit_on_its_way_is_not_seen(store):
+async def test_commit_in_flight_is_not_visible(store):
     """Head, reads and watches move together, and only when the commit does."""
     for i in range(30):
         key, head = f"/k/{i}", store.head
@@ -196,7 +196,7 @@ async def test_a_commit_on_its_way_is_not_seen(store):
         await watching
 
 
-async def test_a_range_is_in_key_order_within_its_prefix(store):
+async def test_range_is_in_key_order_within_prefix(store):
     keys = ["/a/2", "/a/10", "/a/1", "/b/1", "/a", "/ab", "/a/é", "/a/\U0001f600", "/a/\uffff", "/a/1/x"]
     for key in keys:
         await put(store, key)
@@ -206,7 +206,7 @@ async def test_a_range_is_in_key_order_within_its_prefix(store):
 
 
 @pytest.mark.parametrize("past", [False, True])
-async def test_pages_join_to_the_whole_list_of_one_revision(store, past):
+async def test_pages_join_to_list_of_one_revision(store, past):
     for i in range(25):
         await put(store, f"/k/{i:02}", b"old")
     await put(store, "/l/other")
@@ -226,7 +226,7 @@ async def test_pages_join_to_the_whole_list_of_one_revision(store, past):
     assert tuple(joined) == whole.entries
 
 
-async def test_a_page_that_ends_with_the_list_says_so(store):
+async def test_last_page_has_no_more(store):
     for i in range(4):
         await put(store, f"/k/{i}")
     assert (await store.range("/k/", limit=4)).more is False
@@ -235,7 +235,7 @@ async def test_a_page_that_ends_with_the_list_says_so(store):
     assert [e.key for e in (await store.range("/k/", after="/a")).entries] == ["/k/0", "/k/1", "/k/2", "/k/3"]
 
 
-async def test_the_past_is_as_it_was(store):
+async def test_read_at_past_revision_returns_past_value(store):
     first = await put(store, "/k", b"1")
     second = await put(store, "/k", b"2")
     removed = (await store.commit(Txn(writes=(Remove("/k"),)))).revision
@@ -247,7 +247,7 @@ async def test_the_past_is_as_it_was(store):
         assert (await store.range("/", at=at)).revision == at
 
 
-async def test_the_future_is_refused(store):
+async def test_read_at_future_revision_is_refused(store):
     head = await put(store, "/k")
     with pytest.raises(BadRequest, match="future"):
         await store.get("/k", at=head + 1)
@@ -258,7 +258,7 @@ async def test_the_future_is_refused(store):
 # Watches
 
 
-async def test_a_watch_delivers_every_change_once_in_order(store):
+async def test_watch_delivers_each_change_once_in_order(store):
     start = await put(store, "/before")
     watch = store.watch("/k/", after=start)
     created = await put(store, "/k/1", b"a")
@@ -275,7 +275,7 @@ async def test_a_watch_delivers_every_change_once_in_order(store):
     assert await is_quiet(watch)
 
 
-async def test_a_live_watch_wakes(store):
+async def test_waiting_watch_wakes_on_commit(store):
     watch = store.watch("/k/", after=0)
     waiting = asyncio.create_task(next_item(watch))
     await asyncio.sleep(0)
@@ -283,7 +283,7 @@ async def test_a_live_watch_wakes(store):
     assert [change.revision for change in await waiting] == [at]
 
 
-async def test_all_changes_of_one_commit_come_together(store):
+async def test_watch_never_splits_a_commit(store):
     for after_commits in (0, 3):
         start = store.head
         sizes = [min(size, store.max_writes) for size in (1, 5, 2, 900, 700, 3, limits.MAX_WRITES_PER_COMMIT, 1)]
@@ -300,13 +300,13 @@ async def test_all_changes_of_one_commit_come_together(store):
         assert list(counts.values()) == sizes
 
 
-async def test_a_watch_can_begin_inside_a_commit(store):
+async def test_watch_can_start_inside_a_commit(store):
     committed = await store.commit(puts(("/a", b""), ("/b", b""), ("/c", b"")))
     changes = await next_item(store.watch("", after=committed.revisions[0]))
     assert [change.key for change in changes] == ["/b", "/c"]
 
 
-async def test_a_watch_from_the_future_is_quiet_until_then(store):
+async def test_watch_from_future_revision_waits_for_it(store):
     head = await put(store, "/k")
     step = await put(store, "/k", b"") - head
     watch = store.watch("/k", after=head + 3 * step)
@@ -317,14 +317,14 @@ async def test_a_watch_from_the_future_is_quiet_until_then(store):
     assert [change.revision for change in await next_item(watch)] == [at]
 
 
-async def test_a_wait_that_was_cancelled_loses_nothing(store):
+async def test_cancelled_watch_wait_loses_no_change(store):
     watch = store.watch("", after=0)
     assert await is_quiet(watch)
     at = await put(store, "/k")
     assert [change.revision for change in await next_item(watch)] == [at]
 
 
-async def test_watchers_are_independent(store):
+async def test_watchers_receive_all_changes_independently(store):
     watches = [store.watch("/k/", after=0) for _ in range(5)]
     for i in range(30):
         await put(store, f"/k/{i}")
@@ -335,7 +335,7 @@ async def test_watchers_are_independent(store):
 # Compaction
 
 
-async def test_compaction_forgets_the_past_and_keeps_the_present(store):
+async def test_compaction_removes_history_and_keeps_current_values(store):
     for value in (b"1", b"2", b"3"):
         await put(store, "/k", value)
     await put(store, "/gone")
@@ -357,7 +357,7 @@ async def test_compaction_forgets_the_past_and_keeps_the_present(store):
     assert (change.revision, change.entry.value, change.previous.value) == (last, b"4", b"3")
 
 
-async def test_compacting_everything_or_twice_is_fine_and_the_future_is_refused(store):
+async def test_compaction_at_head_is_idempotent_and_future_is_refused(store):
     for i in range(10):
         await put(store, "/k", b"%d" % i)
     head = store.head
@@ -371,7 +371,7 @@ async def test_compacting_everything_or_twice_is_fine_and_the_future_is_refused(
     assert await put(store, "/k") > head
 
 
-async def test_a_watch_overtaken_by_compaction_ends_with_expired(store):
+async def test_watch_overtaken_by_compaction_expires(store):
     await put(store, "/k")
     watch = store.watch("/", after=0)
     await next_item(watch)
@@ -382,7 +382,7 @@ async def test_a_watch_overtaken_by_compaction_ends_with_expired(store):
         await next_item(watch)
 
 
-async def test_a_key_can_be_removed_and_created_again_around_compaction(store):
+async def test_key_can_be_recreated_around_compaction(store):
     for round_ in range(6):
         await store.commit(Txn(compares=(Compare("/k", 0),), writes=(Put("/k", b"%d" % round_), Put("/l", b""))))
         await store.commit(Txn(writes=(Remove("/k"),)))
@@ -391,7 +391,7 @@ async def test_a_key_can_be_removed_and_created_again_around_compaction(store):
     assert await store.get("/k") is None
 
 
-async def test_writers_go_on_during_compaction(store):
+async def test_commits_succeed_during_compaction(store):
     for i in range(300):
         await put(store, f"/k/{i % 20}")
     compacting = asyncio.create_task(store.compact(store.head))
@@ -404,7 +404,7 @@ async def test_writers_go_on_during_compaction(store):
 # Logs
 
 
-async def test_a_log_is_ordered_paged_and_separate(store):
+async def test_log_is_ordered_paged_and_separate(store):
     for i in range(10):
         await store.commit(Txn(writes=(Put("/k", b""),), appends=(Append("audit", b"%d" % i), Append("other", b"x"))))
     records = await store.read_log("audit")
@@ -415,13 +415,13 @@ async def test_a_log_is_ordered_paged_and_separate(store):
     assert await store.read_log("nothing") == ()
 
 
-async def test_a_commit_of_only_appends_is_durable_and_moves_no_revision(store):
+async def test_append_only_commit_keeps_the_revision(store):
     head = await put(store, "/k")
     assert (await store.commit(Txn(appends=(Append("audit", b"1"),)))).revision == head == store.head
     assert len(await store.read_log("audit")) == 1
 
 
-async def test_trimming_keeps_the_newest_and_never_reuses_a_sequence(store):
+async def test_trim_keeps_newest_records_and_never_reuses_sequence(store):
     for i in range(10):
         await store.commit(Txn(appends=(Append("audit", b"%d" % i), Append("other", b"%d" % i))))
     last = (await store.read_log("audit"))[-1].sequence
@@ -437,7 +437,7 @@ async def test_trimming_keeps_the_newest_and_never_reuses_a_sequence(store):
 # Passing on, closing, opening again
 
 
-async def test_attached_objects_are_passed_on_where_the_store_can(store):
+async def test_attached_object_is_returned_or_dropped(store):
     attached = object()
     await store.commit(Txn(writes=(Put("/k", b"1", attached),)))
     assert (await store.get("/k")).attached in (attached, None)
@@ -445,7 +445,7 @@ async def test_attached_objects_are_passed_on_where_the_store_can(store):
     assert change.entry.attached in (attached, None)
 
 
-async def test_a_closed_store_refuses_everything(subject, tmp_path):
+async def test_closed_store_refuses_all_calls(subject, tmp_path):
     store = await subject.open(tmp_path)
     await put(store, "/k")
     watch = store.watch("/", after=store.head)
@@ -461,7 +461,7 @@ async def test_a_closed_store_refuses_everything(subject, tmp_path):
         await store.get("/k")
 
 
-async def test_closing_writes_what_is_on_its_way(subject, tmp_path):
+async def test_close_completes_commits_in_flight(subject, tmp_path):
     store = await subject.open(tmp_path)
     tasks = [asyncio.create_task(put(store, f"/k/{i}")) for i in range(20)]
     await asyncio.sleep(0)
@@ -470,7 +470,7 @@ async def test_closing_writes_what_is_on_its_way(subject, tmp_path):
     assert sorted(revisions) == list(range(1, 21)) or (not subject.in_process and len(set(revisions)) == 20)
 
 
-async def test_opened_again_it_holds_what_it_held(subject, tmp_path):
+async def test_reopened_store_has_same_content(subject, tmp_path):
     if not subject.durable:
         pytest.skip("a volatile store")
     store = await subject.open(tmp_path)

@@ -67,19 +67,19 @@ async def _changes(store: Store, after: int) -> list[Change]:
     return changes
 
 
-async def test_memory_and_disk_give_the_same_answers(tmp_path):
+async def test_memory_and_sqlite_give_same_results(tmp_path):
     await compare(SqliteStore(tmp_path / "cell.db"), FAST_OPERATIONS)
 
 
 @pytest.mark.slow
-async def test_memory_and_disk_give_the_same_answers_for_long(tmp_path):
+async def test_memory_and_sqlite_give_same_results_in_long_run(tmp_path):
     await compare(SqliteStore(tmp_path / "cell.db"), OPERATIONS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(max(1800, CLUSTER_OPERATIONS // 20))
 @pytest.mark.parametrize("subject", ["etcd", "etcd-3", "etcd-3.5"], indirect=True)
-async def test_memory_and_a_cluster_give_the_same_answers(subject, tmp_path):
+async def test_memory_and_etcd_give_same_results(subject, tmp_path):
     await compare(await subject.open(tmp_path), CLUSTER_OPERATIONS)
 
 

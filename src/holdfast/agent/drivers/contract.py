@@ -1,19 +1,19 @@
-"""What a driver is: the only part of an agent that touches running work.
+"""The driver contract. A driver is the only part of an agent that touches running processes.
 
-The supervisor decides; a driver acts and reports. A driver never restarts anything by itself, never forgets a task it
-was not told to forget, and never runs one (task, run) twice: a start is recorded before the work can begin, so that
-after a crash of the agent `inspect` tells the whole truth about what runs and what ended.
+The supervisor decides; a driver acts and reports. A driver never restarts a task by itself, never forgets a task before
+`forget`, and never runs one (task, run) twice: a start is recorded before it can take effect, so after an agent crash
+`inspect` reports exactly what runs and what ended.
 
 One task is one Binding. Each start of it is a run, numbered from 1; the supervisor chooses the number.
 
-Writing another driver (OCI, hollow, simulated) means implementing `Driver`. What must hold:
+To write another driver (OCI, hollow, simulated), implement `Driver`. It must guarantee:
 
-- `start` returns once the work really runs, or raises `StartFailed`; after either, `inspect` shows the run.
-- work outlives the agent: a new agent process finds it with `inspect` and goes on receiving its end from `next_exit`.
-- `stop` returns only when nothing of the task runs any more. Its exit is not repeated by `next_exit`.
-- after `stop` of a task, no late start of a run up to that one can begin.
-- exclusive work has ended before the moment of the last `permit`, and work with `until_mono_s` before that moment, even
-  if the agent is dead or stopped by then; a start that comes too late for it does not begin.
+- `start` returns once the task runs, or raises `StartFailed`; after either, `inspect` shows the run.
+- Tasks outlive the agent: a new agent process finds them with `inspect` and receives their exits from `next_exit`.
+- `stop` returns only when nothing of the task runs. `next_exit` does not repeat that exit.
+- After `stop`, no delayed start of that run or an earlier one can begin.
+- Exclusive tasks have ended before the deadline of the last `set_lease`, and tasks with `run_until_mono_s` before that
+  time, even if the agent is dead or suspended by then. A start after the deadline does not begin.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.model.template import Template
 
 
 class Task(msgspec.Struct, frozen=True):
-    """All a driver needs to run one Binding, and all a restarted agent needs to recognise it."""
+    """Everything a driver needs to run one Binding, and a restarted agent needs to recognise it."""
 
     id: str
     run: int
@@ -51,7 +51,7 @@ class Task(msgspec.Struct, frozen=True):
     resources: dict[str, int] = {}
     exclusive: bool = False
     until_mono_s: float | None = None
-    """`until_mono_s` is the end of provisional work, on the clock leases are counted on."""
+    """`run_until_mono_s`: deadline of a provisional task, on the same clock as leases."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """One task as it really is: running when `exit` is None."""
+    """One task as the driver finds it. It is running if `exit` is None."""
 
     task: Task
     pid: int
@@ -81,7 +81,7 @@ class ExecResult(msgspec.Struct, frozen=True):
 
 
 class StartFailed(Exception):
-    """The run did not begin, and will not. `reason` is one of `model.reasons`."""
+    """The run did not start and will not. `reason` is one of `model.reasons`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -92,39 +92,39 @@ class StartFailed(Exception):
 class Driver(Protocol):
     @property
     def name(self) -> str:
-        """The value of `template.driver` it serves."""
+        """The value of `template.driver` that this driver serves."""
 
     async def inspect(self) -> list[Found]:
-        """Everything not yet forgotten, in the order of task ids. Called once, before anything else."""
+        """Every task that was not forgotten, ordered by task id. Called once, before any other method."""
 
     async def start(self, task: Task) -> Started:
-        """Runs it. Repeating a (task id, run) that was started is answered with what runs, not started again."""
+        """Starts the task. Repeating a (task id, run) that already started returns the running task."""
 
     async def stop(self, task_id: str, grace_s: float) -> Exit:
-        """Asks politely, then by force after `grace_s`. A second call may shorten the grace of the first."""
+        """Sends SIGTERM, then kills after `grace_s`. A second call may shorten the grace of the first."""
 
     def permit(self, epoch: int, until_mono_s: float) -> None:
-        """The node's lease, whenever it is another: what exclusive work of that epoch may run under, and how long."""
+        """Sets the node's lease on every change: exclusive tasks of this epoch may run until then."""
 
     def run_until(self, task_id: str, until_mono_s: float | None) -> None:
-        """Moves the end of provisional work; None makes it ordinary work."""
+        """Moves the deadline of a provisional task; None makes the task permanent."""
 
     async def next_exit(self) -> Ended:
         """Waits for the next run that ended without `stop`."""
 
     async def forget(self, task_id: str) -> None:
-        """The task is over and acknowledged. Its logs may be kept for a while."""
+        """The task has ended and its end is acknowledged. Its logs may be kept for a while."""
 
     async def execute(
         self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES
     ) -> ExecResult:
-        """Runs a command beside the work, in its environment and under its limits. Raises TimeoutError."""
+        """Runs a command beside the task, in its environment and under its limits. Raises TimeoutError."""
 
     def usage(self, task_id: str) -> Usage | None:
-        """What the work uses now; None when the driver cannot tell."""
+        """Current resource use of the task; None if the driver cannot measure it."""
 
     def logs(self, task_id: str) -> Path | None:
-        """The newest log file of a task, for `agent.logs`; None when the driver keeps none."""
+        """The newest log file of a task, for `agent.logs`; None if the driver keeps none."""
 
     async def close(self) -> None:
-        """Lets go without touching the work."""
+        """Releases the driver's resources. Tasks keep running."""

@@ -1,8 +1,8 @@
-"""OCI bundles, run by crun or runc where one is installed, under the very same shims as plain processes.
+"""OCI bundles, run by crun or runc under the same shims as plain processes.
 
-The runtime is the shim's child and stays in the foreground, so logs, exit evidence, adoption and the watchdog are the
-process driver's own. Always: the bundle itself is never written to; the container shares the node's network, as ports
-are the node's, and has everything else to itself. Never starts anything where no runtime is installed: it says so.
+The runtime is the shim's child and stays in the foreground, so logs, exit records, adoption and the watchdog are those
+of the process driver. The original bundle is never modified. A container shares the node's network, because ports are
+allocated per node, and is isolated otherwise. Without an installed runtime a start fails with DriverMissing.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SYS = {
 
 
 def find_runtime() -> str:
-    """The path of the first runtime there is, or an empty string."""
+    """Path of the first installed runtime; empty if there is none."""
     return next((path for name in RUNTIMES if (path := shutil.which(name))), "")
 
 
 class OciDriver(Driver):
-    """`processes` is a process driver with a folder of its own: every run of the runtime is one of its runs."""
+    """`processes` is a process driver with a directory of its own. Each run of the runtime is one of its runs."""
 
     def __init__(self, processes: ProcessDriver, root: Path, runtime: str) -> None:
         self._processes = processes
@@ -56,12 +56,13 @@ class OciDriver(Driver):
 
     async def start(self, task: Task) -> Started:
         if not self._runtime:
-            raise StartFailed(Reason.DRIVER_MISSING, f"none of {', '.join(RUNTIMES)} is installed on this node")
+            message = f"driver oci: no container runtime on this node (expected one of {', '.join(RUNTIMES)})"
+            raise StartFailed(Reason.DRIVER_MISSING, message)
         try:
             bundle = await asyncio.to_thread(self._prepare, task)
         except (OSError, ValueError, KeyError) as error:
-            raise StartFailed(Reason.START_ERROR, f"bundle {task.template.bundle} cannot be used: {error}") from error
-        await self._delete(task.id)  # what an earlier run may have left
+            raise StartFailed(Reason.START_ERROR, f"bundle {task.template.bundle}: not usable ({error})") from error
+        await self._delete(task.id)  # left over from an earlier run
         command = (*self._base(), "run", "--bundle", str(bundle), _container(task.id))
         template = msgspec.structs.replace(task.template, command=command, args=(), user="", working_dir="")
         return await self._processes.start(msgspec.structs.replace(task, template=template))
@@ -71,7 +72,7 @@ class OciDriver(Driver):
         return (self._runtime, *own, "--root", str(self._root / "containers"))
 
     def _prepare(self, task: Task) -> Path:
-        """The task's own bundle: the configuration of the given one, made fit for this node, around the same files."""
+        """The task's own bundle: the given configuration adapted to this node, with the same root file system."""
         given = Path(task.template.bundle)
         config: dict[str, Any] = json.loads((given / "config.json").read_text())
         folder = self._root / "bundles" / task.id
@@ -91,13 +92,13 @@ class OciDriver(Driver):
         linux["namespaces"] = [n for n in linux.get("namespaces", []) if n.get("type") not in _SHARED]
         mounts = [m for m in config.get("mounts", []) if m.get("type") not in ("cgroup", "sysfs")]
         config["mounts"] = [*mounts, _SYS]
-        linux.pop("resources", None)  # the task's own control groups hold it to what it asked for
+        linux.pop("resources", None)  # the task's own control groups enforce its limits
         linux["cgroupsPath"] = f"holdfast-oci/{_container(task.id)}"
         (folder / "config.json").write_text(json.dumps(config))
         return folder
 
     async def stop(self, task_id: str, grace_s: float) -> Exit:
-        """Both runtimes pass signals on to the container, and end when it does; force ends the whole namespace."""
+        """Both runtimes forward signals to the container and exit with it. SIGKILL ends the whole PID namespace."""
         exit_ = await self._processes.stop(task_id, grace_s)
         await self._delete(task_id)
         return exit_
@@ -142,5 +143,5 @@ class OciDriver(Driver):
 
 
 def _container(task_id: str) -> str:
-    """Runtimes allow fewer characters than tasks have; the uid at the end keeps it unique."""
+    """Container id: runtimes allow fewer characters than task ids have. The trailing uid keeps it unique."""
     return task_id.rpartition("_")[2][:64] or task_id

@@ -1,8 +1,9 @@
-"""Real processes. Each run belongs to a shim (`agent.shim`) that outlives the agent; this side starts and listens.
+"""Process driver: runs tasks as plain processes. Each run belongs to a shim (`agent.shim`) that outlives the agent.
 
-Always: a start is on disk before its shim exists; a shim's end is learned from the kernel (pidfd), its exit from its
-record; a task stops answering as running only when its shim is gone and nothing carries its mark.
-Never: signals a pid it has not proven to be the process it means.
+- A start is on disk before its shim exists.
+- The end of a shim comes from the kernel (pidfd), the exit of the task from the shim's record.
+- A task counts as ended only when its shim is gone and no process carries the task's mark.
+- No signal goes to a pid that was not verified to be the intended process.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _POLL_S = 0.02
 log = structlog.get_logger()
 
 
-class _Live:
-    """One living shim: `ended` is set with the exit when it is gone."""
+class _LiveShim:
+    """One running shim. `ended` receives the exit when the shim is gone."""
 
     def __init__(self, task: Task, pidfd: int, shim_pid: int) -> None:
         self.task = task
@@ -60,12 +61,12 @@ class ProcessDriver(Driver):
     def __init__(
         self, root: Path, clock: Clock, *, confinement: Confinement | None = None, artifacts: Artifacts | None = None
     ) -> None:
-        """`root` holds one folder per task, and the file of the node's lease that exclusive work runs under."""
+        """`root` holds one directory per task and the lease file of exclusive tasks."""
         self._root = root
         self._clock = clock
         self._confinement = confinement or Unconfined()
         self._artifacts = artifacts
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveShim] = {}
         self._exits: asyncio.Queue[Ended] = asyncio.Queue()
         root.mkdir(parents=True, exist_ok=True)
 
@@ -73,7 +74,7 @@ class ProcessDriver(Driver):
     def name(self) -> str:
         return "process"
 
-    # --- finding what runs -------------------------------------------------------------------------------------
+    # --- discovery ---------------------------------------------------------------------------------------------
 
     async def inspect(self) -> list[Found]:
         found = []
@@ -81,13 +82,13 @@ class ProcessDriver(Driver):
             folder = TaskDir(path)
             record = await asyncio.to_thread(folder.read)
             if record is None and folder.shim_pid() == 0:
-                shutil.rmtree(path, ignore_errors=True)  # the agent ended before it had decided to start anything
+                shutil.rmtree(path, ignore_errors=True)  # the agent stopped before it had recorded a start
             if record is not None and not record.forgotten:
-                found.append(await self._find(folder, record.task))
+                found.append(await self._discover(folder, record.task))
         return found
 
-    async def _find(self, folder: TaskDir, task: Task) -> Found:
-        """The truth about one task. A start that never got to its work is withdrawn, so that it stays that way."""
+    async def _discover(self, folder: TaskDir, task: Task) -> Found:
+        """The state of one task. A recorded start that never launched is withdrawn, so that it cannot launch later."""
         pidfd = folder.open_shim()
         if pidfd is not None and folder.exit(task.run) is None:
             started = await self._await_started(folder, task.run)
@@ -101,16 +102,16 @@ class ProcessDriver(Driver):
             if late is not None:
                 return late
         started = folder.started(task.run)
-        exit_ = folder.exit(task.run) or await self._lost(folder, task)
+        exit_ = folder.exit(task.run) or await self._exit_without_record(folder, task)
         at_s = times.parse_time(exit_.at) if exit_.at else 0.0
         return Found(task=task, pid=started.pid if started else 0, started_at_s=started.at_s if started else 0.0,
                      exit=exit_, ended_at_s=at_s)  # fmt: skip
 
     async def _withdraw(self, folder: TaskDir, task: Task) -> Found | None:
-        """Makes sure that a run without a shim stays without work; or finds the work after all.
+        """Ensures that a run without a shim never starts; returns the task if it started after all.
 
-        The request to stop is written before the lock is asked: so a shim that comes later sees the request, and one
-        that took the lock earlier is seen here. Such a one may have passed the request and be starting the work.
+        The stop request is written before the lock is checked. A shim that comes later sees the request; a shim that
+        took the lock earlier is seen here, and may have passed the check for the request already.
         """
         folder.ask_to_stop(task.run, 0.0)
         pidfd = folder.open_shim()
@@ -136,7 +137,7 @@ class ProcessDriver(Driver):
         return None
 
     async def _await_end(self, pidfd: int) -> None:
-        """Until a shim that has written its exit, or was told to stop, is gone; by force after a bound."""
+        """Waits until a shim that has written its exit, or was told to stop, is gone. Kills it after a timeout."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(pidfd, ended.set)
@@ -150,20 +151,18 @@ class ProcessDriver(Driver):
             loop.remove_reader(pidfd)
             os.close(pidfd)
 
-    async def _lost(self, folder: TaskDir, task: Task) -> Exit:
-        """The exit of a run that left no record of one."""
+    async def _exit_without_record(self, folder: TaskDir, task: Task) -> Exit:
+        """The exit of a run that left no exit record."""
         at = times.micro_text(self._clock.now())
         started = folder.started(task.run)
         if started is None:
-            return Exit(reason=Reason.NEVER_STARTED, message="the agent ended before the work was started", at=at)
+            return Exit(reason=Reason.NEVER_STARTED, message="the agent stopped before the task was started", at=at)
         if started.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
         left = await asyncio.to_thread(kill_marked, folder.id)
-        what = f"{left} of its processes were killed" if left else "none of its processes is left"
-        return Exit(
-            reason=Reason.KILLED, message=f"ended without evidence: its shim or the node went down; {what}", at=at
-        )
+        what = f"{left} remaining processes were killed" if left else "no process of the task remained"
+        return Exit(reason=Reason.KILLED, message=f"no exit record, because the shim or the node failed; {what}", at=at)
 
     # --- starting ----------------------------------------------------------------------------------------------
 
@@ -171,46 +170,46 @@ class ProcessDriver(Driver):
         folder = TaskDir(self._root / task.id)
         live = self._live.get(task.id)
         if live is not None:
-            return self._already(folder, live, task)
+            return self._already_started(folder, live, task)
         taken = taken_port(task.ports)
         if taken is not None:
-            what = f"port {taken[1]} ({taken[0]}) is in use by a program that is none of the work here"
-            raise StartFailed(Reason.PORT_TAKEN, f"{what}: end that, or leave the port out of the agent's --ports")
+            what = f"port {taken[1]} ({taken[0]}): in use by a process that Holdfast did not start"
+            raise StartFailed(Reason.PORT_TAKEN, f"{what}; next: stop that process, or exclude the port from --ports")
         try:
-            await asyncio.to_thread(self._prepare_or_make_room, folder, task)
+            await asyncio.to_thread(self._prepare_freeing_space, folder, task)
         except OSError as error:
-            raise StartFailed(reason_of(error), f"cannot prepare {folder.path}: {error}") from error
-        heard_r, heard_w = os.pipe()
+            raise StartFailed(reason_of(error), f"task directory {folder.path}: cannot prepare it ({error})") from error
+        report_r, report_w = os.pipe()
         try:
-            pid = self._spawn(folder, task.run, heard_w)
+            pid = self._spawn(folder, task.run, report_w)
         except OSError as error:
-            os.close(heard_r)
-            raise StartFailed(Reason.START_ERROR, f"cannot start the shim: {error}") from error
+            os.close(report_r)
+            raise StartFailed(Reason.START_ERROR, f"cannot start the shim ({error})") from error
         finally:
-            os.close(heard_w)
+            os.close(report_w)
         live = self._watch(task, os.pidfd_open(pid), pid)
-        live.starting = True  # until the shim has spoken its end, however early, is the answer to this call
-        words = await self._hear(heard_r)
-        if words.startswith("started"):
+        live.starting = True  # an exit before the shim has reported is returned by this call, not by next_exit
+        report = await self._read_start_report(report_r)
+        if report.startswith("started"):
             live.starting = False
             if live.ended.done() and not live.stopping:
                 self._exits.put_nowait(Ended(task_id=task.id, run=task.run, exit=live.ended.result()))
-            _, work_pid, at = words.split()
+            _, work_pid, at = report.split()
             return Started(pid=int(work_pid), started_at_s=float(at))
-        return await self._not_started(folder, live, words)
+        return await self._not_started(folder, live, report)
 
-    def _prepare_or_make_room(self, folder: TaskDir, task: Task) -> None:
-        """On a full disk the logs of work that has ended go first."""
+    def _prepare_freeing_space(self, folder: TaskDir, task: Task) -> None:
+        """If the disk is full, deletes the logs of ended tasks and tries again."""
         try:
             self._prepare(folder, task)
         except (OSError, StartFailed) as failure:
             full = failure.reason == Reason.DISK_FULL if isinstance(failure, StartFailed) else failure.errno in NO_ROOM
-            if not full or not self._drop_ended(0):
+            if not full or not self._delete_ended(0):
                 raise
             self._prepare(folder, task)
 
     def _prepare(self, folder: TaskDir, task: Task) -> None:
-        """Everything the run needs, in a thread: artifacts, control groups, records."""
+        """Prepares the run in a thread: artifacts, control groups, records."""
         settings = self._confinement.prepare(task.id, task.resources)
         if task.exclusive:
             settings += [("lease", self._lease), ("epoch", task.node_epoch)]
@@ -226,7 +225,7 @@ class ProcessDriver(Driver):
         return self._root / "lease"
 
     def permit(self, epoch: int, until_mono_s: float) -> None:
-        """Written in place: no renewal may fail for want of room, and none needs to outlive the machine's power."""
+        """Overwrites the lease file in place: a renewal needs no free disk space, and need not survive a power loss."""
         write_in_place(self._lease, lease_text(epoch, until_mono_s))
 
     def run_until(self, task_id: str, until_mono_s: float | None) -> None:
@@ -234,15 +233,15 @@ class ProcessDriver(Driver):
         if live is not None:
             TaskDir(self._root / task_id).run_until(live.task.run, until_mono_s)
 
-    def _already(self, folder: TaskDir, live: _Live, task: Task) -> Started:
+    def _already_started(self, folder: TaskDir, live: _LiveShim, task: Task) -> Started:
         started = folder.started(live.task.run)
         if live.task.run != task.run or started is None:
-            message = f"run {live.task.run} of task {task.id} has not ended; stop it before starting run {task.run}"
+            message = f"task {task.id}: run {live.task.run} is still running; stop it before starting run {task.run}"
             raise StartFailed(Reason.START_ERROR, message)
         return Started(pid=started.pid, started_at_s=started.at_s)
 
-    async def _not_started(self, folder: TaskDir, live: _Live, words: str) -> Started:
-        """Waits until the shim is gone, so that its record is final, and says why there is no work."""
+    async def _not_started(self, folder: TaskDir, live: _LiveShim, report: str) -> Started:
+        """Waits until the shim is gone, so that its record is final, then raises StartFailed with the reason."""
         task = live.task
         try:
             async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
@@ -251,27 +250,27 @@ class ProcessDriver(Driver):
             folder.ask_to_stop(task.run, 0.0)
             signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
             ended = await live.ended
-        if words in ("failed", "too late"):
+        if report in ("failed", "too late"):
             raise StartFailed(ended.reason, ended.message)
-        if words.startswith("refused"):
-            _, number, message = words.split(" ", 2)
+        if report.startswith("refused"):
+            _, number, message = report.split(" ", 2)
             if int(number) not in NO_ROOM:
                 raise StartFailed(Reason.START_ERROR, message)
-            await asyncio.to_thread(self._drop_ended, 0)  # there was room for the records, and no more
+            await asyncio.to_thread(self._delete_ended, 0)  # the records fitted, and then the disk was full
             raise StartFailed(Reason.DISK_FULL, message)
-        raise StartFailed(Reason.START_ERROR, f"the shim of task {task.id} did not start it: {words or ended.message}")
+        raise StartFailed(Reason.START_ERROR, f"task {task.id}: the shim did not start it ({report or ended.message})")
 
     def _environment(self, folder: TaskDir, task: Task) -> dict[str, str]:
-        """The agent's own environment is not the work's: only what every program needs is passed on."""
+        """Environment of the task. Of the agent's own environment only the variables in _INHERITED are passed on."""
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         inherited.setdefault("PATH", os.defpath)
         return {**inherited, **task.env, MARK: folder.id}
 
-    def _spawn(self, folder: TaskDir, run: int, heard: int) -> int:
+    def _spawn(self, folder: TaskDir, run: int, report_fd: int) -> int:
         argv = [sys.executable, "-I", "-S", _SHIM, str(folder.path), str(run)]
         shim_log = str(folder.path / "shim.log")
         actions = [
-            (os.POSIX_SPAWN_DUP2, heard, 3),
+            (os.POSIX_SPAWN_DUP2, report_fd, 3),
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
             (os.POSIX_SPAWN_OPEN, 2, shim_log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o640),
@@ -282,39 +281,39 @@ class ProcessDriver(Driver):
             setsigdef=defaults,
         )  # fmt: skip
 
-    async def _hear(self, fd: int) -> str:
-        """The shim's first and only words; empty when it died or took too long."""
+    async def _read_start_report(self, fd: int) -> str:
+        """The shim's report on the start; empty if it died or took too long."""
         os.set_blocking(fd, False)
         loop = asyncio.get_running_loop()
-        said: asyncio.Future[bytes] = loop.create_future()
+        received: asyncio.Future[bytes] = loop.create_future()
 
         def readable() -> None:
             loop.remove_reader(fd)
-            if not said.done():
-                said.set_result(os.read(fd, 4096))
+            if not received.done():
+                received.set_result(os.read(fd, 4096))
 
         loop.add_reader(fd, readable)
         try:
             async with asyncio.timeout(limits.AGENT_START_HANDSHAKE_S):
-                return (await said).decode()
+                return (await received).decode()
         except TimeoutError:
             return ""
         finally:
             loop.remove_reader(fd)
             os.close(fd)
 
-    # --- ending ------------------------------------------------------------------------------------------------
+    # --- stop and exit -----------------------------------------------------------------------------------------
 
-    def _watch(self, task: Task, pidfd: int, shim_pid: int) -> _Live:
-        live = _Live(task, pidfd, shim_pid)
+    def _watch(self, task: Task, pidfd: int, shim_pid: int) -> _LiveShim:
+        live = _LiveShim(task, pidfd, shim_pid)
         self._live[task.id] = live
         asyncio.get_running_loop().add_reader(pidfd, self._shim_gone, live)
         return live
 
-    def _shim_gone(self, live: _Live) -> None:
+    def _shim_gone(self, live: _LiveShim) -> None:
         asyncio.get_running_loop().remove_reader(live.pidfd)
         os.close(live.pidfd)
-        with contextlib.suppress(ChildProcessError):  # an adopted shim is somebody else's child
+        with contextlib.suppress(ChildProcessError):  # an adopted shim is not our child
             os.waitpid(live.shim_pid, os.WNOHANG)
         folder = TaskDir(self._root / live.task.id)
         known = folder.exit(live.task.run)
@@ -323,10 +322,10 @@ class ProcessDriver(Driver):
         else:
             live.ended.get_loop().create_task(self._finish_lost(folder, live))
 
-    async def _finish_lost(self, folder: TaskDir, live: _Live) -> None:
-        self._finish(live, await self._lost(folder, live.task))
+    async def _finish_lost(self, folder: TaskDir, live: _LiveShim) -> None:
+        self._finish(live, await self._exit_without_record(folder, live.task))
 
-    def _finish(self, live: _Live, exit_: Exit) -> None:
+    def _finish(self, live: _LiveShim, exit_: Exit) -> None:
         del self._live[live.task.id]
         live.ended.set_result(exit_)
         if not live.stopping and not live.starting:
@@ -338,7 +337,7 @@ class ProcessDriver(Driver):
         if live is None:
             record = folder.read()
             known = folder.exit(record.task.run) if record is not None else None
-            return known or Exit(reason=Reason.NEVER_STARTED, message="nothing of the task runs")
+            return known or Exit(reason=Reason.NEVER_STARTED, message="the task is not running")
         live.stopping = True
         await asyncio.to_thread(folder.ask_to_stop, live.task.run, grace_s)
         if not live.ended.done():
@@ -348,7 +347,7 @@ class ProcessDriver(Driver):
             async with asyncio.timeout(grace_s + limits.KILL_BOUND_S + limits.AGENT_EXIT_DRAIN_S):
                 return await asyncio.shield(live.ended)
         except TimeoutError:
-            # The shim itself hangs (stopped, or starved). Its death kills the work, and `_lost` the rest.
+            # The shim itself hangs (suspended or starved). Its death kills the task.
             log.warning("shim_forced", task=task_id, shim=live.shim_pid)
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
@@ -361,7 +360,7 @@ class ProcessDriver(Driver):
         await asyncio.to_thread(self._forget, task_id)
 
     def _forget(self, task_id: str) -> None:
-        """Keeps the newest ended tasks for their logs; older ones go."""
+        """Keeps the newest ended tasks for their logs and deletes older ones."""
         folder = TaskDir(self._root / task_id)
         record = folder.read()
         if record is not None:
@@ -374,10 +373,10 @@ class ProcessDriver(Driver):
             except OSError as error:
                 log.warning("logs_dropped", task=task_id, error=str(error))
                 shutil.rmtree(folder.path, ignore_errors=True)
-        self._drop_ended(limits.AGENT_ENDED_TASKS_KEPT)
+        self._delete_ended(limits.AGENT_ENDED_TASKS_KEPT)
 
-    def _drop_ended(self, kept_tasks: int) -> int:
-        """Removes what is left of tasks that were forgotten, except the newest; how many."""
+    def _delete_ended(self, kept_tasks: int) -> int:
+        """Deletes the directories of forgotten tasks, except the newest `kept_tasks`. Returns how many."""
         ended = []
         for path in self._root.iterdir():
             kept = TaskDir(path).read()
@@ -388,7 +387,7 @@ class ProcessDriver(Driver):
             shutil.rmtree(path, ignore_errors=True)
         return len(going)
 
-    # --- beside the work ---------------------------------------------------------------------------------------
+    # --- exec, usage and logs ----------------------------------------------------------------------------------
 
     async def execute(
         self, task_id: str, command: tuple[str, ...], timeout_s: float, output_bytes: int = limits.PROBE_OUTPUT_BYTES
@@ -396,15 +395,15 @@ class ProcessDriver(Driver):
         folder = TaskDir(self._root / task_id)
         live = self._live.get(task_id)
         if live is None:
-            return ExecResult(code=127, output="the work does not run")
+            return ExecResult(code=127, output="the task is not running")
         try:
-            process = self._beside(folder, live.task, command)
+            process = self._popen_beside(folder, live.task, command)
         except (OSError, KeyError, ValueError) as error:
             return ExecResult(code=127, output=f"{command[0]}: {error}")
         with process:
-            return await _outcome(process, timeout_s, output_bytes)
+            return await _wait_and_read(process, timeout_s, output_bytes)
 
-    def _beside(self, folder: TaskDir, task: Task, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    def _popen_beside(self, folder: TaskDir, task: Task, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, env=self._environment(folder, task), cwd=task.template.working_dir or folder.path / "work",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -429,8 +428,8 @@ def reason_of(error: OSError) -> Reason:
     return Reason.DISK_FULL if error.errno in NO_ROOM else Reason.START_ERROR
 
 
-async def _outcome(process: subprocess.Popen[bytes], timeout_s: float, output_bytes: int) -> ExecResult:
-    """Waits without a thread, so that any number of hanging commands costs nothing; keeps the first of the output."""
+async def _wait_and_read(process: subprocess.Popen[bytes], timeout_s: float, output_bytes: int) -> ExecResult:
+    """Waits without a thread, so hanging commands cost nothing. Keeps the beginning of the output."""
     assert process.stdout is not None
     out = process.stdout.fileno()
     os.set_blocking(out, False)
@@ -457,6 +456,6 @@ async def _outcome(process: subprocess.Popen[bytes], timeout_s: float, output_by
         loop.remove_reader(out)
         os.close(pidfd)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the pid is still valid
         code = process.wait()
     return ExecResult(code=code, output=kept.decode(errors="replace").strip())

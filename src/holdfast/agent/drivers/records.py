@@ -1,7 +1,7 @@
-"""The process driver's records on disk, and what the kernel says of the processes they name.
+"""Records of the process driver on disk, and checks of the processes they name.
 
-A record appears under its name only when whole (written aside, synced, renamed). Whether a shim lives is read from the
-lock it holds, never from a pid alone; whether a pid is still the same process, from its start time and the boot.
+A record becomes visible only when complete (written aside, synced, renamed). Whether a shim lives is read from the lock
+that it holds, never from a pid alone. A pid is verified by start time and boot id.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STOP_RECORD_BYTES = 64
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
-    """`task.json`: the start that was decided. Written before the run can begin."""
+    """`task.json`: the decided start. Written before the run can begin."""
 
     task: Task
     forgotten: bool = False
@@ -43,7 +43,7 @@ class StartedRecord(msgspec.Struct, frozen=True):
     at_s: float
 
     def alive(self) -> bool:
-        """Whether the recorded process is still that process, not a later one that got its number."""
+        """Whether the recorded process still runs, as opposed to a later process with the same pid."""
         return self.ticks > 0 and start_ticks(self.pid) == self.ticks and self.boot == boot_id()
 
 
@@ -64,9 +64,9 @@ class TaskDir:
         write_whole(self.path / "task.json", msgspec.json.encode(record))
 
     def prepare(self, task: Task, env: dict[str, str], settings: Sequence[tuple[str, object]] = ()) -> None:
-        """Everything a shim needs, durable before the shim exists. Records of earlier runs go.
+        """Writes everything a shim needs, durably, before the shim exists. Deletes the records of earlier runs.
 
-        `settings` are what the driver adds to the launch: control groups, limits, the lease to run under.
+        `settings` are the driver's additions to the launch file: control groups, limits, the lease file.
         """
         work = self.path / "work"
         work.mkdir(parents=True, exist_ok=True)
@@ -74,11 +74,11 @@ class TaskDir:
             work.chmod(0o777)
         for old in self.path.glob("run-*"):
             if old != self.run_dir(task.run):
-                # A late shim of a dead agent may be writing down, just now, that it starts nothing. What that leaves
-                # behind says nothing about this run, and goes with the next one or with the task.
+                # A late shim of a dead agent may be writing here that it starts nothing. Leftovers do not affect
+                # this run; they are deleted with the next run or with the task.
                 shutil.rmtree(old, ignore_errors=True)
         self.run_dir(task.run).mkdir(exist_ok=True)
-        # Work that fills the disk must be stoppable: what asks it to end has its room from the start.
+        # A task that fills the disk must be stoppable, so the space of the stop request is reserved in advance.
         reserve_record(str(self.run_dir(task.run) / "stop"), STOP_RECORD_BYTES)
         argv = [*task.template.command, *task.template.args]
         pairs = [f"{key}={value}" for key, value in env.items()]
@@ -111,18 +111,18 @@ class TaskDir:
                     at=times.micro_text(float(record["at"])))  # fmt: skip
 
     def ask_to_stop(self, run: int, grace_s: float) -> None:
-        """From here on no shim can start this run any more, and a living one knows how long it may take."""
+        """From here on no shim can start this run, and a running shim knows the grace period."""
         path = self.run_dir(run) / "stop"
         path.parent.mkdir(exist_ok=True)
         try:
             write_record(str(path), {"grace": repr(grace_s)})
         except OSError as error:
-            # The room for one request was reserved: it stands, with its own grace.
+            # Space was reserved for one request: the earlier request stands, with its own grace period.
             if error.errno not in NO_ROOM or not path.exists():
                 raise
 
     def run_until(self, run: int, until_mono_s: float | None) -> None:
-        """When the run must be over, on CLOCK_BOOTTIME; None takes the end away."""
+        """Sets the deadline of the run on CLOCK_BOOTTIME; None removes it."""
         path = self.run_dir(run) / "until"
         if until_mono_s is None:
             path.unlink(missing_ok=True)
@@ -136,20 +136,22 @@ class TaskDir:
         (self.run_dir(run) / "stop").unlink(missing_ok=True)
 
     def shim_pid(self) -> int:
-        """The process that holds the lock, asked of the kernel without taking the lock; 0 when there is none."""
+        """The pid of the process that holds the lock, queried without taking the lock; 0 if there is none."""
         try:
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return 0
         try:
-            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+            query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, query))
         finally:
             os.close(fd)
         return 0 if kind == fcntl.F_UNLCK else int(pid)
 
     def open_shim(self) -> int | None:
-        """A pidfd of the living shim. The lock is asked twice, so that the pid cannot have changed hands between."""
+        """A pidfd of the running shim. The lock is queried twice, so that the pid cannot have been reused in
+        between.
+        """
         for _ in range(limits.READ_BACK_ATTEMPTS):
             pid = self.shim_pid()
             if pid <= 0:
@@ -165,8 +167,9 @@ class TaskDir:
 
 
 def write_in_place(path: Path, data: bytes) -> None:
-    """For text of one length that says itself whether it was read whole: it needs no room once it is there, and
-    nothing of it needs to outlive the machine's power."""
+    """For fixed-length text that reveals a torn read. Needs no free space after the first write; not synced, because
+    the content need not survive a power loss.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(fd, data, 0)
@@ -175,7 +178,7 @@ def write_in_place(path: Path, data: bytes) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Durable and atomic: synced, renamed, and the directory synced, so that a crash shows the old or the new."""
+    """Durable and atomic: synced, renamed, and the directory synced. A crash leaves the old content or the new."""
     part = path.with_name(path.name + ".part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -192,9 +195,9 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def kill_marked(task_id: str) -> int:
-    """Kills every process that carries the task's mark in its environment; how many there were.
+    """Kills every process that carries the task's mark in its environment. Returns how many there were.
 
-    Only for a task whose shim died without doing so: the shim itself ends everything it started.
+    Only for a task whose shim died: a living shim kills everything it started.
     """
     mark = f"{MARK}={task_id}".encode()
     count = 0

@@ -1,1 +1,1 @@
-"""One command per file. Each imports what it needs when it runs."""
+"""One command per file. A command imports its dependencies when it runs."""

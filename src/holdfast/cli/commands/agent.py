@@ -10,39 +10,39 @@ from holdfast.cli.exits import Exit, Stop
 
 
 @click.command()
-@click.option("--config", type=click.Path(dir_okay=False), help="A TOML file of settings; options override it.")
-@click.option("--name", help="The node's name.")
-@click.option("--region", help="The region it belongs to.")
-@click.option("--zone", help="The zone it stands in.")
-@click.option("--pool", help="The node pool.")
-@click.option("--url", help="The address of the region's API.")
-@click.option("--ca", type=click.Path(dir_okay=False), help="The authority that signed the API's certificate.")
-@click.option("--cert", type=click.Path(dir_okay=False), help="The agent's certificate, if it was given one.")
-@click.option("--key", type=click.Path(dir_okay=False), help="Its key.")
+@click.option("--config", type=click.Path(dir_okay=False), help="TOML file with settings; options override it.")
+@click.option("--name", help="Node name.")
+@click.option("--region", help="Region of the node.")
+@click.option("--zone", help="Zone of the node.")
+@click.option("--pool", help="Node pool.")
+@click.option("--url", help="URL of the region's API.")
+@click.option("--ca", type=click.Path(dir_okay=False), help="CA certificate of the API.")
+@click.option("--cert", type=click.Path(dir_okay=False), help="Client certificate, if the agent does not join.")
+@click.option("--key", type=click.Path(dir_okay=False), help="Key of the client certificate.")
 @click.option(
     "--join-token-file",
     type=click.Path(dir_okay=False),
-    help="Instead of --cert: a file with a join token, which becomes the agent's own certificate.",
+    help="File with a join token. The agent exchanges it for its own certificate (instead of --cert).",
 )
-@click.option("--state", type=click.Path(file_okay=False), help="The agent's directory: tasks and their logs.")
-@click.option("--address", help="The address its work is reached at.")
-@click.option("--ports", metavar="FROM-TO", help="The ports it may give to its work.")
+@click.option("--state", type=click.Path(file_okay=False), help="Directory of the agent: tasks and their logs.")
+@click.option("--address", help="Address at which tasks are reachable.")
+@click.option("--ports", metavar="FROM-TO", help="Port range for tasks.")
 @click.option(
     "--capacity",
     multiple=True,
     metavar="RESOURCE=AMOUNT",
-    help="Capacity to declare, such as cpu=8; detected where not given.",
+    help="Capacity of the node, such as cpu=8. Detected if not set.",
 )
-@click.option("--gpu", "gpus", multiple=True, metavar="ID=MODEL", help="A GPU to declare; repeat for each.")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label of the node; may be repeated.")
-@click.option("--tenant", help="Reserve the node for one tenant.")
-@click.option("--stop-work-on-exit", is_flag=True, help="End the work on SIGTERM instead of leaving it running.")
+@click.option("--gpu", "gpus", multiple=True, metavar="ID=MODEL", help="GPU of the node; may be repeated.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of the node; may be repeated.")
+@click.option("--tenant", help="Dedicate the node to one tenant.")
+@click.option("--stop-work-on-exit", is_flag=True, help="Stop tasks on SIGTERM instead of leaving them running.")
 def agent(*, config: str | None, state: str | None, ports: str | None, **options: Any) -> None:
     """Run a node agent.
 
-    It joins its region with a token that becomes a certificate of its own, registers the node, runs what the region
-    binds to it, and reports. On SIGTERM it leaves the work running, so that it can be upgraded, and takes it over again
-    when it returns. `holdfast token create NAME --join REGION` makes the token.
+    The agent joins its region with a join token, registers the node, runs the tasks that the region binds to the node,
+    and reports their status. On SIGTERM tasks keep running, and the restarted agent takes them over, so an agent can be
+    upgraded in place. `holdfast token create NAME --join REGION` creates the join token.
 
     \b
     Example:
@@ -72,33 +72,27 @@ def agent(*, config: str | None, state: str | None, ports: str | None, **options
             stop_work_on_exit=True if stop_work else None,
         )
     except Invalid as error:
-        raise Stop(
-            "the agent's settings cannot be used",
-            why=error.message,
-            next_step="holdfast agent --help lists the options",
-            code=Exit.USAGE,
-        ) from None
+        raise Stop(f"agent settings: {error.message}", next_step="holdfast agent --help", code=Exit.USAGE) from None
     if not settings.url:
-        raise Stop("the agent does not know its region's API", why="--url is missing", code=Exit.USAGE)
+        raise Stop(f"node {settings.name}: --url is missing", next_step="add --url https://HOST:PORT", code=Exit.USAGE)
     configure(cell=settings.region, component=f"agent/{settings.name}")
     try:
         uvloop.run(run_agent(settings))
     except (Unauthorized, Forbidden) as refusal:
         raise Stop(
-            f"region {settings.region} does not let node {settings.name} join",
-            why=refusal.message,
+            f"node {settings.name}: {refusal.message.partition('; next: ')[0]}",
             next_step=f"holdfast token create NAME --join {settings.region} --node {settings.name}",
             code=Exit.DENIED,
         ) from None
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
-    """`KEY=VALUE` options as a table."""
+    """Parses `KEY=VALUE` options."""
     found: dict[str, str] = {}
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key:
-            raise Stop(f"{option} {text!r} cannot be used", why="it is written KEY=VALUE", code=Exit.USAGE)
+            raise Stop(f"{option} {text}: invalid (expected KEY=VALUE)", code=Exit.USAGE)
         found[key] = value
     return found
 
@@ -106,5 +100,5 @@ def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
 def port_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit()):
-        raise Stop(f"--ports {text!r} cannot be used", why="it is written FROM-TO, as 20000-20999", code=Exit.USAGE)
+        raise Stop(f"--ports {text}: invalid (expected FROM-TO)", next_step="--ports 20000-20999", code=Exit.USAGE)
     return int(low), int(high)

@@ -12,10 +12,11 @@ from holdfast.cli.output import output_option, print_json, state_option
 @state_option
 @output_option
 def cleanup_check(state: str, output: str) -> int:
-    """List what an incident left behind.
+    """List resources that an incident has not returned.
 
-    Open recoveries, recovery assignments and grants, drawn places, reservations that were never bound, suspensions,
-    emergency quota, overrides and pins. Exits with 1 when there is one, so that a runbook can end with it.
+    Checks for open Recoveries, recovery Assignments and grants, consumed recovery slots, unbound Reservations,
+    suspended Assignments, emergency quota and active overrides. Exits with 1 if it finds any, so that a runbook can end
+    with this command.
 
     \b
     Examples:
@@ -33,7 +34,7 @@ def cleanup_check(state: str, output: str) -> int:
     finally:
         watcher.close()
     if output == "json":
-        print_json({"clean": not found, "leftovers": found})
+        print_json({"clean": not found, "unreturned": found})
     else:
-        click.echo("\n".join(found) if found else "nothing is left over")
+        click.echo("\n".join(found) if found else "all resources are returned")
     return Exit.FAILED if found else Exit.OK

@@ -8,7 +8,9 @@ import click
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print a script that completes commands, options, kinds, drills and workloads.
+    """Print a shell completion script.
+
+    It completes commands, options, kinds, drills and workloads.
 
     \b
     Examples:
@@ -20,5 +22,5 @@ def completion(shell: str) -> None:
     from holdfast.cli.app import holdfast
 
     found = get_completion_class(shell)
-    assert found is not None  # the three that click has
+    assert found is not None  # click supports these three shells
     click.echo(found(holdfast, {}, "holdfast", "_HOLDFAST_COMPLETE").source())

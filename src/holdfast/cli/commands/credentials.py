@@ -1,4 +1,4 @@
-"""`holdfast credentials`: replaces or refuses what regions and nodes prove themselves with."""
+"""`holdfast credentials`: lists, rotates and revokes the certificates of regions and nodes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 HOLDERS = click.Choice(("region", "node"))
 LOOK_EVERY_S = 0.3
+# Time for a cell or an agent to use its new certificate. After that the command fails and the old one stays valid.
 TAKEN_UP_WITHIN_S = 60.0
 
 
 @click.group()
 def credentials() -> None:
-    """Replace or refuse the credentials of regions and nodes.
+    """List, rotate and revoke the certificates of regions and nodes.
 
-    A region shows its link's certificate to the global cell; a node shows to its region the one it got by joining,
-    which its agent renews by itself. People have tokens: `holdfast token`.
+    A region authenticates to the global cell with the certificate of its link. A node authenticates to its region with
+    the certificate it received on joining; its agent renews that certificate. Users authenticate with tokens
+    (`holdfast token`).
 
     \b
     Examples:
@@ -51,7 +53,7 @@ def _platform(state: str) -> tuple[Platform, Credentials, Watcher]:
 @directory_option
 @output_option
 def list_(state: str, output: str) -> None:
-    """List them: who holds which certificate, until when, and whether it is refused.
+    """List certificates with holder, expiry and state.
 
     \b
     Example:
@@ -65,20 +67,22 @@ def list_(state: str, output: str) -> None:
     try:
         for region in platform.regions:
             serial, ends = held.link_serial(region.name), seconds_text(held.link_ends_s(region.name))
-            rows.append({"holder": "region", "name": region.name, "serial": serial, "ends": ends,
-                         "refused": serial in refused})  # fmt: skip
+            rows.append({"holder": "region", "name": region.name, "serial": serial, "expires": ends,
+                         "revoked": serial in refused})  # fmt: skip
             for item in watcher.try_list("nodeidentities", region.name) or ():
                 spec = item["spec"]
                 rows.append({"holder": "node", "name": item["metadata"]["name"], "serial": spec.get("serial", ""),
-                             "ends": spec.get("expiresAt", ""),
-                             "refused": spec["generation"] <= spec.get("revokedGeneration", 0)})  # fmt: skip
+                             "expires": spec.get("expiresAt", ""),
+                             "revoked": spec["generation"] <= spec.get("revokedGeneration", 0)})  # fmt: skip
     finally:
         watcher.close()
     if output == "json":
         print_json(rows)
         return
-    shown = [(r["holder"], r["name"], r["serial"][:16], r["ends"], "refused" if r["refused"] else "good") for r in rows]
-    click.echo(table(("HOLDER", "NAME", "SERIAL", "ENDS", "STATE"), shown))
+    shown = [
+        (r["holder"], r["name"], r["serial"][:16], r["expires"], "revoked" if r["revoked"] else "valid") for r in rows
+    ]
+    click.echo(table(("HOLDER", "NAME", "SERIAL", "EXPIRES", "STATE"), shown))
 
 
 @credentials.command()
@@ -87,10 +91,10 @@ def list_(state: str, output: str) -> None:
 @directory_option
 @output_option
 def rotate(holder: str, name: str, state: str, output: str) -> None:
-    """Give a region or a node new credentials while it runs, and refuse the old ones once the new are in use.
+    """Replace a certificate while the region or node runs, then revoke the old one.
 
-    A region's work and its link go on; its cell takes the new certificate up by itself. A node joins again with a new
-    key; its work goes on.
+    A region's cell loads its new certificate without a restart. A node joins again with a new key. Tasks keep running
+    in both cases. The old certificate is revoked only after the new one is in use.
 
     \b
     Examples:
@@ -101,7 +105,7 @@ def rotate(holder: str, name: str, state: str, output: str) -> None:
     if output == "json":
         print_json({"holder": holder, "name": name, "result": "rotated", **told})
     else:
-        click.echo(f"{holder} {name} has new credentials; the old ones are refused")
+        click.echo(f"{holder} {name}: certificate rotated, the old one is revoked")
 
 
 @credentials.command()
@@ -111,10 +115,10 @@ def rotate(holder: str, name: str, state: str, output: str) -> None:
 @output_option
 @click.pass_context
 def revoke(ctx: click.Context, holder: str, name: str, state: str, output: str) -> None:
-    """Refuse the credentials of a region or a node from now on, as when they were stolen.
+    """Revoke the certificate of a region or node, for example after theft.
 
-    A region is cut off from the global cell at once, and goes on by itself as in any other cut. A node is cut off from
-    its region: it is fenced, and its work is placed elsewhere. `rotate` takes a region back in.
+    A revoked region is partitioned from the global cell at once; `rotate` reconnects it. A revoked node loses its
+    lease, is fenced, and its replicas are rescheduled.
 
     \b
     Examples:
@@ -134,14 +138,14 @@ def revoke(ctx: click.Context, holder: str, name: str, state: str, output: str) 
     if output == "json":
         print_json({"holder": holder, "name": name, "result": "revoked", "serial": serial})
     else:
-        click.echo(f"region {name} is refused by the global cell from now on")
-        note(f"to take it back: holdfast credentials rotate region {name}")
+        click.echo(f"region {name}: certificate revoked")
+        note(f"next: holdfast credentials rotate region {name} reconnects it")
 
 
 def _known_region(platform: Platform, name: str) -> None:
     known = [region.name for region in platform.regions]
     if name not in known:
-        raise Stop(f"there is no region {name!r}", next_step=f"choose one of {', '.join(known)}", code=Exit.USAGE)
+        raise Stop(f"region {name}: not found (expected one of {', '.join(known)})", code=Exit.USAGE)
 
 
 def _rotate_region(state: str, name: str) -> dict[str, Any]:
@@ -150,24 +154,27 @@ def _rotate_region(state: str, name: str) -> dict[str, Any]:
         _known_region(platform, name)
         old = held.link_serial(name)
         new = held.renew_link(name)
-        # The region's own word that it shows the new one; only then is the old one refused.
+        # Revoke the old certificate only after the region's metrics show that its link uses the new one.
         ends_s = held.link_ends_s(name)
         _until(
             lambda: _shown_until_s(watcher, name) == ends_s,
-            f"the cell of region {name} has not taken up its new certificate",
-            f"look at the log of cell-{name}; the old certificate is still good",
+            f"region {name}: the cell does not use its new certificate; the old one is still valid",
+            f"read the log of cell-{name}",
         )
         held.refuse(old)
         heard = _heard_at(watcher, name)
-        _until(lambda: _heard_at(watcher, name) > heard, f"the global cell does not hear region {name} any more",
-               f"look at the log of cell-{name}: its new certificate is {new}")  # fmt: skip
+        _until(
+            lambda: _heard_at(watcher, name) > heard,
+            f"region {name}: no contact since the old certificate was revoked",
+            f"read the log of cell-{name} (new certificate {new})",
+        )
     finally:
         watcher.close()
     return {"old": old, "new": new}
 
 
 def _shown_until_s(watcher: Watcher, region: str) -> float:
-    """Until when the certificate is good that the region's cell says it shows to the global cell."""
+    """Expiry time of the certificate that the region's link uses, from the cell's metrics."""
     from holdfast.cli.drills.meters import read
 
     family = "holdfast_link_certificate_ends_timestamp_seconds"
@@ -190,12 +197,13 @@ def _rotate_node(state: str, name: str) -> dict[str, Any]:
     before = int(api.get(path)["spec"]["generation"])
     token_name = f"rotate-{name}-{before}"
     with contextlib.suppress(Refusal):
-        api.request("DELETE", f"{PATH}/{token_name}")  # of an earlier try that the agent did not take up
+        api.request("DELETE", f"{PATH}/{token_name}")  # left by an earlier, unfinished rotation
     text = make_token(api, api.name, token_name, node=name, ttl_s=600.0)
     layout.join_token(name).parent.mkdir(mode=0o700, exist_ok=True)
     write_whole(layout.join_token(name), text.encode() + b"\n")
-    _until(lambda: int(api.get(path)["spec"]["generation"]) > before, f"the agent of node {name} has not joined again",
-           f"is it running? elsewhere, hand it a token of `holdfast token create … --node {name}`")  # fmt: skip
+    _until(lambda: int(api.get(path)["spec"]["generation"]) > before, f"node {name}: its agent has not joined again",
+           f"start the agent; on another machine give it a token of holdfast token create NAME --join {api.name} "
+           f"--node {name}")  # fmt: skip
     layout.join_token(name).unlink(missing_ok=True)
     return {"old": before, "new": int(api.get(path)["spec"]["generation"])}
 
@@ -204,5 +212,6 @@ def _until(true: Callable[[], bool], what: str, next_step: str) -> None:
     deadline = time.monotonic() + TAKEN_UP_WITHIN_S
     while not true():
         if time.monotonic() >= deadline:
-            raise Stop(what, why=f"not within {TAKEN_UP_WITHIN_S:.0f} s", next_step=next_step, code=Exit.TIMED_OUT)
+            text = f"{what} (waited {TAKEN_UP_WITHIN_S:.0f} s)"
+            raise Stop(text, next_step=next_step, code=Exit.TIMED_OUT)
         time.sleep(LOOK_EVERY_S)

@@ -12,14 +12,14 @@ MOST_S = 90.0
 
 @click.command()
 @directory_option
-@click.option("--purge", is_flag=True, help="Also remove the directory: objects, keys, logs, everything.")
+@click.option("--purge", is_flag=True, help="Also delete the directory with all objects, keys and logs.")
 @quiet_option
 @output_option
 def down(state: str, purge: bool, quiet: bool, output: str) -> None:
-    """Stop the platform and all the work it runs.
+    """Stop the platform and all tasks it runs.
 
-    Agents end their work, then the cells stop. What was stored stays, and `holdfast up` continues from it. Nothing to
-    stop is not an error.
+    Agents stop their tasks first, then the cells stop. Stored objects remain; `holdfast up` starts the platform with
+    them. It is not an error if nothing runs.
 
     \b
     Examples:
@@ -36,9 +36,8 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
     layout = Layout(state)
     if layout.root.exists() and any(layout.root.iterdir()) and not layout.platform.exists():
         raise Stop(
-            f"{layout.root} is not a platform's directory",
-            why="it has files, but no platform.json",
-            next_step="name the right one with --state",
+            f"{layout.root}: not a platform's directory (platform.json is missing)",
+            next_step="add --state DIR",
             code=Exit.USAGE,
         )
     supervisor = supervisor_of(layout)
@@ -47,21 +46,21 @@ def down(state: str, purge: bool, quiet: bool, output: str) -> None:
             note(f"stopping the platform in {layout.root} (supervisor {supervisor.pid})")
         send(supervisor, signal.SIGTERM)
         if not wait_gone(supervisor, MOST_S):
-            note(f"the supervisor did not finish within {MOST_S:.0f} s; ending it and stopping the rest from here")
+            note(f"the supervisor did not stop within {MOST_S:.0f} s; killing it and stopping its processes")
             send(supervisor, signal.SIGKILL)
             wait_gone(supervisor, 5.0)
-    # With a supervisor that did its work this finds nothing; without one it does it all.
+    # Finds nothing after a supervisor that stopped its processes; stops all of them otherwise.
     stop_programs(layout, (lambda line: None) if quiet else note)
     left = [{"pid": identity.pid, "command": command} for identity, command in marked(layout.root)]
     if left:
+        pids = ", ".join(str(item["pid"]) for item in left)
         raise Stop(
-            f"{len(left)} processes of the platform are still there",
-            why=", ".join(str(item["pid"]) for item in left),
-            next_step="end them by hand; they ignored SIGKILL, so look at the machine",
+            f"platform {layout.root}: processes survived SIGKILL (found {len(left)}: {pids})",
+            next_step=f"ps -o pid,stat,wchan,args -p {pids.replace(' ', '')}",
         )
     if purge:
         shutil.rmtree(layout.root, ignore_errors=True)
     if output == "json":
         print_json({"state": str(layout.root), "stopped": supervisor is not None, "purged": purge})
     elif not quiet:
-        note("down" + (f"; {layout.root} removed" if purge else ""))
+        note("stopped" + (f"; {layout.root} deleted" if purge else ""))

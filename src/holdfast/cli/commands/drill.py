@@ -11,10 +11,10 @@ from holdfast.cli.output import directory_option, note, output_option, print_jso
 
 @click.group()
 def drill() -> None:
-    """Do failures for real, and see whether the promises hold.
+    """Cause real failures and check the recovery.
 
-    A drill kills processes of this platform and nothing else, and works with a tenant of its own. Whatever happens, it
-    undoes what it did and looks for leftovers before it ends; `holdfast drill restore` starts killed processes by hand.
+    A drill kills processes of this platform only. Most drills use their own tenant, `drill`. However a drill ends, it
+    undoes its changes and runs the cleanup check; `holdfast drill restore` restarts killed processes by hand.
 
     \b
     Examples:
@@ -26,7 +26,7 @@ def drill() -> None:
 @drill.command("list")
 @output_option
 def list_drills(output: str) -> None:
-    """List the drills there are.
+    """List all drills.
 
     \b
     Examples:
@@ -36,19 +36,20 @@ def list_drills(output: str) -> None:
 
     if output == "json":
         print_json([
-            {"name": d.name, "failure": d.failure, "does": d.does, "simulated": d.simulated, "aboutSeconds": d.about_s}
+            {"name": d.name, "failure": d.failure, "description": d.does, "simulatedBy": d.simulated,
+             "typicalSeconds": d.about_s}
             for d in DRILLS.values()
         ])  # fmt: skip
     else:
         rows = [(d.name, f"{d.about_s} s", d.failure, d.does, d.simulated) for d in DRILLS.values()]
-        click.echo(table(("DRILL", "ABOUT", "FAILURE", "DOES", "SIMULATED BY"), rows))
+        click.echo(table(("DRILL", "TAKES", "FAILURE", "DESCRIPTION", "SIMULATED BY"), rows))
 
 
 @drill.command("run")
 @click.argument("name", shell_complete=completing.drills)
-@click.option("--region", default="", help="The region it happens to; must be named.")
+@click.option("--region", default="", help="Region in which the failure happens (required).")
 @click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds for each phase.")
-@click.option("--seconds", type=float, default=90.0, show_default=True, help="cut-off: how long the cut lasts.")
+@click.option("--seconds", type=float, default=90.0, show_default=True, help="partition: duration of the partition.")
 @click.option("--fail-back/--no-fail-back", default=True, help="region-loss: also wait for failback.")
 @directory_option
 @quiet_option
@@ -56,27 +57,28 @@ def list_drills(output: str) -> None:
 def run_drill(
     name: str, region: str, *, timeout_s: float, seconds: float, fail_back: bool, state: str, quiet: bool, output: str
 ) -> int:
-    """Run one drill and report: the clock by stage, the promises, and the six questions.
+    """Run one drill and print its report.
 
-    The answers are read from what was recorded while it ran: every change in every cell, events, decisions, counters.
-    Exits with 0 only when the drill passed.
+    The report has the recovery clock, the checked invariants, and the answers to six incident questions. The answers
+    are computed from recorded object changes, events, decisions and counters. Exits with 0 only if the drill passed.
 
     \b
     Examples:
       holdfast drill run region-loss --region eu-central
-      holdfast drill run region-loss --region eu-central -o json | jq .seconds_to_four_serving
+      holdfast drill run region-loss --region eu-central -o json | jq .secondsToMinServing
     """
     from holdfast.cli.drills.catalog import DRILLS, Options, run_drill
     from holdfast.cli.drills.incident import Incident
     from holdfast.cli.platform.layout import Layout
 
     if name not in DRILLS:
-        raise Stop(f"there is no drill {name!r}", next_step=f"choose one of {', '.join(DRILLS)}", code=Exit.USAGE)
+        raise Stop(f"drill {name}: not found (expected one of {', '.join(DRILLS)})", next_step="holdfast drill list",
+                   code=Exit.USAGE)  # fmt: skip
     layout = Layout(state)
     if not region:
         known = [r.name for r in layout.load().regions]
-        step = f"holdfast drill run {name} --region {known[0]} (or {', '.join(known[1:]) or 'no other'})"
-        raise Stop(f"which region shall {name} happen to?", next_step=step, code=Exit.USAGE)
+        text = f"drill {name}: --region is missing (expected one of {', '.join(known)})"
+        raise Stop(text, next_step=f"holdfast drill run {name} --region {known[0]}", code=Exit.USAGE)
     say = (lambda line: None) if quiet else note
     incident = Incident(layout, region, timeout_s=timeout_s, say=say)
     report = run_drill(DRILLS[name], incident, Options(seconds=seconds, fail_back=fail_back))
@@ -92,7 +94,7 @@ def run_drill(
 @quiet_option
 @output_option
 def restore_all(state: str, quiet: bool, output: str) -> None:
-    """Let the supervisor start everything again that a drill holds down.
+    """Restart all processes that a drill has stopped.
 
     \b
     Examples:
@@ -107,4 +109,4 @@ def restore_all(state: str, quiet: bool, output: str) -> None:
     if output == "json":
         print_json({"restored": names})
     elif not quiet:
-        note(f"restored {', '.join(names)}" if names else "nothing was held down")
+        note(f"restarting {', '.join(names)}" if names else "no process is held down")

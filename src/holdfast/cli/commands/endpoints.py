@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.cli.http import Api
 
 LOOK_EVERY_S = 0.5
+# Time limit of the --on-change command. A command that runs longer ends `holdfast endpoints` with an error.
 PATIENCE_S = 30.0
 
 
@@ -22,21 +23,21 @@ PATIENCE_S = 30.0
 @click.argument("workload", metavar="TENANT/WORKLOAD", shell_complete=completing.workloads)
 @click.option(
     "--format", "form", type=click.Choice(("table", "json", "http-sd", "nginx", "haproxy")), default="table",
-    show_default=True, help="A form for people, programs, Prometheus (http_sd), nginx (upstream) or HAProxy (backend).",
+    show_default=True, help="Output format: http-sd for Prometheus, nginx (upstream) or haproxy (backend) for proxies.",
 )  # fmt: skip
-@click.option("--port", default="", help="The name of the port to use; a replica's first when not given.")
-@click.option("--write", "path", type=click.Path(dir_okay=False), help="Write to a file, replaced only as a whole.")
-@click.option("--follow", is_flag=True, help="Keep the file or output current until interrupted.")
-@click.option("--on-change", default="", help="A command to run after each change, such as a proxy's reload.")
+@click.option("--port", default="", help="Name of the port; the first port of the replica if not set.")
+@click.option("--write", "path", type=click.Path(dir_okay=False), help="Write to this file, replaced atomically.")
+@click.option("--follow", is_flag=True, help="Keep the file or output up to date until interrupted.")
+@click.option("--on-change", default="", help="Command to run after each change, such as a proxy reload.")
 @state_option
 @output_option
 def endpoints(
     workload: str, *, form: str, port: str, path: str | None, follow: bool, on_change: str, state: str, output: str
 ) -> None:
-    """List who may receive traffic for a workload.
+    """List the addresses that serve a workload.
 
-    Every address listed belongs to a replica that is ready and serving; it leaves the list before the replica stops.
-    With --follow it keeps a proxy's configuration current.
+    Every address belongs to a replica that is ready and serving. An address is removed before its replica stops. With
+    --follow the command keeps the configuration of a proxy up to date.
 
     \b
     Examples:
@@ -52,19 +53,15 @@ def endpoints(
     tenant, _, name = workload.partition("/")
     if not tenant or not name:
         raise Stop(
-            f"{workload!r} names no workload",
-            why="a workload is named by its tenant and its own name",
-            next_step="holdfast endpoints TENANT/WORKLOAD, for example payments/risk-api",
+            f"{workload}: the tenant is missing (expected TENANT/WORKLOAD)",
+            next_step="holdfast endpoints payments/risk-api",
             code=Exit.USAGE,
         )
     layout = Layout(state)
     api = connect(layout, layout.load(), "global")
     found: list[dict[str, Any]] | None = serving(api, tenant, name)
     if not found and not follow and not any(w["metadata"]["name"] == name for w in api.list("workloads", tenant)):
-        raise Stop(
-            f"there is no workload {name} in tenant {tenant}",
-            next_step="kubectl get workloads -A lists them",
-        )
+        raise Stop(f"workload {tenant}/{name}: not found", next_step=f"holdfast get workloads -n {tenant}")
     if form == "table" and path is None and not follow:
         show(output, tenant, name, found or [])
         return
@@ -110,11 +107,11 @@ def publish(
     if on_change:
         done = subprocess.run(on_change, shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         if done.returncode:
-            note(f"--on-change ended with code {done.returncode}: {done.stderr.strip()[:200]}")
+            note(f"--on-change: the command exited with code {done.returncode}: {done.stderr.strip()[:200]}")
 
 
 def asked(api: Api, tenant: str, name: str) -> list[dict[str, Any]] | None:
-    """None while the cell cannot be reached: what a proxy has stays, as nothing better is known."""
+    """The serving addresses; None while the cell is unreachable, so that a proxy keeps its current configuration."""
     try:
         return serving(api, tenant, name)
     except Stop as stop:
@@ -124,6 +121,6 @@ def asked(api: Api, tenant: str, name: str) -> list[dict[str, Any]] | None:
 
 
 def serving(api: Api, tenant: str, name: str) -> list[dict[str, Any]]:
-    """What the cell says may receive traffic now: addresses of a region it no longer hears are left out by it."""
+    """The serving addresses by region and replica. The cell omits addresses of regions that are out of contact."""
     told = api.get(f"/endpoints/{quote(tenant)}/{quote(name)}")["workloads"].get(name, [])
     return sorted(told, key=lambda address: (address["region"], address.get("replica", "")))

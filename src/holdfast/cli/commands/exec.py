@@ -12,14 +12,14 @@ from holdfast.cli.output import output_option, print_json, state_option
 @click.argument("name", metavar="[TENANT/]REPLICA")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=60.0, show_default=True,
-              help="How many seconds the command may take.")  # fmt: skip
+              help="Seconds until the command is killed.")  # fmt: skip
 @state_option
 @output_option
 def exec_(name: str, command: tuple[str, ...], timeout_s: float, state: str, output: str) -> int:
     """Run a command in a replica's environment.
 
-    It runs beside the work on its node, with the work's environment, directory and user; only operators may. The
-    question goes through the region's API to the node's agent. Ends with the command's own code.
+    The command runs on the replica's node with the environment, working directory and user of its task. The call goes
+    through the region's API to the node's agent and is allowed for operators only. Exits with the command's exit code.
 
     \b
     Examples:
@@ -29,15 +29,18 @@ def exec_(name: str, command: tuple[str, ...], timeout_s: float, state: str, out
     from holdfast.cli.platform.asking import ask_replica, find_replicas
 
     found = [placed for placed in find_replicas(state, name) if placed.node]
-    if len(found) != 1:
+    if not found:
+        raise Stop(f"{name}: no running replica (expected 1, found 0)", next_step="holdfast get replicas")
+    if len(found) > 1:
+        names = [f"{p.tenant}/{p.name}" for p in found]
+        shown = ", ".join(names[:10])
         raise Stop(
-            f"{name} names {len(found)} replicas that have a node",
-            why=", ".join(f"{p.tenant}/{p.name}" for p in found[:10]) or "none runs",
-            next_step="name exactly one: holdfast exec TENANT/REPLICA -- COMMAND",
+            f"{name}: matches several running replicas (expected 1, found {len(names)}: {shown})",
+            next_step=f"holdfast exec {names[0]} -- {' '.join(command)}",
         )
     rows = list(ask_replica(found[0], kind="Exec", command=list(command), timeoutSeconds=timeout_s))
     if not rows:
-        raise Stop(f"the agent of {found[0].node} gave no answer")
+        raise Stop(f"node {found[0].node}: its agent sent no response", next_step="run the command again")
     done = rows[-1]
     if output == "json":
         print_json({"replica": found[0].name, "node": found[0].node, **done})

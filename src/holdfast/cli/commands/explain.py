@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.model.workload import MovesBlock
 
 NOT_WELL = ("Reserved", "Bound", "Starting", "Running", "Failed", "Unknown")
-"""The stages in which a placed replica does not serve: each of them has a story worth telling."""
+"""Stages of a placed replica that does not serve. Each such replica gets a timeline."""
 MAX_STORIES = 10
 
 
@@ -27,10 +27,10 @@ MAX_STORIES = 10
 @state_option
 @output_option
 def explain(subject: str, state: str, output: str) -> int:
-    """Tell the story of a workload or a replica: where it stands, why, and what would help.
+    """Show the history of a workload or replica, its stage, the reason, and the next step.
 
-    The story ends with where it stands, who owns the next step, when it is looked at again, and the smallest change
-    that would let it fit.
+    Each timeline ends with the stage, the owner of the next step, the time of the next retry, and the smallest change
+    that would make the replica schedulable.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def explain(subject: str, state: str, output: str) -> int:
     silent = sorted(regions.silent)
     if output == "json":
         told = [msgspec.to_builtins(s) for s in stories]
-        print_json({"subject": subject, "summary": head, "stories": told, "silent": silent})
+        print_json({"subject": subject, "summary": head, "timelines": told, "unreachable": silent})
     else:
         click.echo("\n\n".join([*head, *(as_text(s) for s in stories)]))
         regions.tell_silent()
@@ -104,14 +104,14 @@ def workload_stories(regions: Regions, key: Key) -> tuple[list[str], list[Story]
         {"fieldSelector": f"metadata.name={key.name}"},
     )
     if not found:
-        regions.missing(f"there is no workload and no replica {key.namespace}/{key.name}",
-                        next_step="holdfast get workloads and holdfast get replicas list them")  # fmt: skip
+        regions.missing(f"{key.namespace}/{key.name}: no such workload or replica",
+                        next_step=f"holdfast get workloads -n {key.namespace}")  # fmt: skip
     workload: Workload = msgspec.convert(found[0], Workload)
     path = f"/apis/holdfast.dev/v1/namespaces/{key.namespace}/assignments"
     assignments = [msgspec.convert(a, Assignment) for a in pages(regions.global_api, path, {})]
     lines = [
         f"workload {key.namespace}/{key.name}: generation {workload.metadata.generation}, {wanted_replicas(workload)} "
-        f"replicas wanted, priority {workload.spec.priority_class_name}, since {workload.metadata.creation_timestamp}"
+        f"desired replicas, priority {workload.spec.priority_class_name}, from {workload.metadata.creation_timestamp}"
     ]
     lines += [f"{c.type} {c.status}: {c.reason} {c.message}" for c in workload.status.conditions]
     lines += [
@@ -134,30 +134,31 @@ def workload_stories(regions: Regions, key: Key) -> tuple[list[str], list[Story]
         stories += waiting_stories(region, key)
         stories += [story_of(region, r) for r in replicas if stage(r) in NOT_WELL]
     if len(stories) > MAX_STORIES:
-        lines.append(f"{len(stories)} stories of what does not serve; the first {MAX_STORIES} follow")
+        lines.append(f"{len(stories)} replicas or requests do not serve; the first {MAX_STORIES} timelines follow")
     return ["\n".join(lines)], stories[:MAX_STORIES]
 
 
 def moves_told(moves: MovesBlock) -> list[str]:
-    """Who waits in a full region and moves on soon, and what was moved on."""
+    """Pending replicas that will spill over, and past spillovers."""
     from holdfast.model import limits
 
     return [
         *(
-            f"waits in full region {w.region} since {w.since} ({w.reason}) while another one has room: moves on after "
-            f"{limits.MOVE_ON_AFTER_S:g} s"
+            f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); another region has room, "
+            f"replicas move after {limits.MOVE_ON_AFTER_S:g} s"
             for w in moves.waits
         ),
         *(
-            f"{left.count} moved on from {left.region} to {left.to} at {left.at}: {left.reason}"
-            f"{': ' + left.message if left.message else ''}; not back before {left.until}"
+            f"spillover: {left.count} replicas moved from {left.region} to {left.to} at {left.at} ({left.reason}"
+            f"{': ' + left.message if left.message else ''}); {left.region} is avoided until {left.until}"
             for left in moves.left
         ),
     ]
 
 
 def waiting_stories(region: Region, key: Key) -> list[Story]:
-    """Of what waits for a place; who may see the region as a whole is told the queue and the cure as of now."""
+    """Timelines of the workload's pending requests. Queue position and suggested fix are shown only to a caller who may
+    list the whole region."""
     import msgspec
 
     from holdfast.cli.platform.regions import now_s
@@ -184,15 +185,15 @@ def as_text(story: Story) -> str:
     rows = [(e.at or "-", e.stage, e.owner, e.text) for e in story.events]
     lines = [story.subject, table(("AT", "STAGE", "BY", "WHAT"), rows)]
     lines += [f"  because: {reason}" for reason in story.reasons]
-    lines.append(f"  stands:  {story.stands}")
-    acts = "nobody has to act:" if story.next_owner == "nobody" else story.next_owner
+    lines.append(f"  stage:   {story.stands}")
+    acts = "no action needed:" if story.next_owner == "nobody" else story.next_owner
     lines.append(f"  next:    {acts} {story.next_step}")
     if story.position:
-        among = f" of {story.waiting} that wait" if story.waiting else ""
+        among = f" of {story.waiting} pending" if story.waiting else ""
         lines.append(f"  queue:   position {story.position}{among} in the region")
     if story.look_again:
-        woken = f", sooner on {', '.join(story.wake_on)}" if story.wake_on else ""
-        lines.append(f"  again:   {story.look_again}{woken}")
+        woken = f", or on {', '.join(story.wake_on)}" if story.wake_on else ""
+        lines.append(f"  retry:   {story.look_again}{woken}")
     if story.cure:
-        lines.append(f"  {'to fit: ' if story.stands in ('Queued', 'Reserved') else 'help:   '} {story.cure}")
+        lines.append(f"  {'to fit: ' if story.stands in ('Queued', 'Reserved') else 'fix:    '} {story.cure}")
     return "\n".join(lines)

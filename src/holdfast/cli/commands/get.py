@@ -1,4 +1,4 @@
-"""`holdfast get`: one table of a kind from every cell that has it."""
+"""`holdfast get`: one table of a kind, merged from all cells."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ WIDE_PRIORITY = 1
 @click.command()
 @click.argument("kind", metavar="KIND", shell_complete=completing.kinds)
 @click.argument("name", required=False, default="")
-@click.option("-n", "--tenant", "--namespace", "tenant", default="", help="Only what belongs to this tenant.")
-@click.option("-l", "--selector", default="", help="Only what carries these labels, such as app=web.")
+@click.option("-n", "--tenant", "--namespace", "tenant", default="", help="Only objects of this tenant.")
+@click.option("-l", "--selector", default="", help="Label selector, such as app=web.")
 @click.option("--region", default="", help="Only this region.")
-@click.option("--wide", is_flag=True, help="More columns.")
+@click.option("--wide", is_flag=True, help="Show more columns.")
 @state_option
 @output_option
 def get(
     kind: str, name: str, *, tenant: str, selector: str, region: str, wide: bool, state: str, output: str
 ) -> int:  # fmt: skip
-    """List objects of a kind from all cells: `kubectl get` everywhere at once.
+    """List objects of a kind from all cells, like `kubectl get`.
 
-    The kind is named as for kubectl: nodes, node or no. What lives in the global cell comes from there, what regions
-    own from each of them; regions that do not answer are named, and end the command with 8.
+    KIND is a plural, singular or short name, as for kubectl. Global kinds are read from the global cell, regional kinds
+    from every region. Unreachable regions are listed, and the command then exits with 8.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def get(
     path = path_of(found, tenant)
     if output == "json":
         items = [{"cell": cell, **item} for cell, api in cells for item in pages(api, path, query)]
-        print_json({"kind": found.name, "items": items, "silent": regions.silent})
+        print_json({"kind": found.name, "items": items, "unreachable": regions.silent})
         empty = not items
     else:
         headers, rows = merged(cells, found, path, query, wide=wide, tenants=found.namespaced and not tenant)
@@ -66,7 +66,7 @@ def get(
             note(f"no {found.plural} found")
         regions.tell_silent()
     if name and empty:
-        regions.missing(f"no cell has {found.singular} {name}", next_step=f"holdfast get {found.plural} lists them")
+        regions.missing(f"{found.singular} {name}: not found in any cell", next_step=f"holdfast get {found.plural}")
     return Exit.UNREACHABLE if regions.silent else Exit.OK
 
 
@@ -81,17 +81,18 @@ def kind_named(text: str) -> Kind:
     import difflib
 
     near = difflib.get_close_matches(wanted, [k.plural for k in shown], n=1)
-    guess = f"did you mean {near[0]}? " if near else ""
-    step = f"{guess}one of {', '.join(sorted(k.plural for k in shown))}"
-    raise Stop(f"there is no kind {text!r}", next_step=step, code=Exit.USAGE)
+    guess = f"; did you mean {near[0]}?" if near else ""
+    known = ", ".join(sorted(k.plural for k in shown))
+    step = f"holdfast get {near[0]}" if near else ""
+    raise Stop(f"kind {text}: not found{guess} (expected one of {known})", next_step=step, code=Exit.USAGE)
 
 
 def cells_of(regions: Regions, kind: Kind, region: str) -> list[tuple[str, Api]]:
-    """Where to ask: the home of the kind; with --region, that region's own copy or original."""
+    """The cells to list: the home cells of the kind, or the region that --region selects."""
     from holdfast.model.kinds import Home
 
     if region:
-        list(regions.named(region))  # says which there are, when it is none of them
+        list(regions.named(region))  # raises if the region does not exist
     own = [("global", regions.global_api)] if kind.home is not Home.REGION and not region else []
     if kind.home is Home.GLOBAL and not region:
         return own
@@ -101,7 +102,8 @@ def cells_of(regions: Regions, kind: Kind, region: str) -> list[tuple[str, Api]]
 def path_of(kind: Kind, tenant: str) -> str:
     root = f"/apis/{kind.group}/v1" if kind.group else "/api/v1"
     if tenant and not kind.namespaced:
-        raise Stop(f"{kind.plural} belong to no tenant", next_step=f"holdfast get {kind.plural}", code=Exit.USAGE)
+        raise Stop(f"-n {tenant}: {kind.plural} do not belong to tenants", next_step=f"holdfast get {kind.plural}",
+                   code=Exit.USAGE)  # fmt: skip
     return f"{root}/namespaces/{tenant}/{kind.plural}" if tenant else f"{root}/{kind.plural}"
 
 

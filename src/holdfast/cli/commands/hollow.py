@@ -16,30 +16,32 @@ FILE = click.Path(dir_okay=False)
 
 
 @click.command()
-@click.option("--count", type=click.IntRange(1, 50_000), required=True, help="How many nodes to pretend to be.")
-@click.option("--region", required=True, help="The region they belong to.")
-@click.option("--prefix", default="hollow-", show_default=True, help="How every node's name begins.")
-@click.option("--zone", "zones", multiple=True, required=True, help="A zone to spread them over; repeat for each.")
-@click.option("--pool", default="default", show_default=True, help="The node pool.")
-@click.option("--url", required=True, help="The address of the region's API.")
-@click.option("--ca", type=FILE, required=True, help="The authority that signed the API's certificate.")
-@click.option("--cert", type=FILE, required=True, help="A certificate of holdfast:hollow:REGION:PREFIX.")
-@click.option("--key", type=FILE, required=True, help="Its key.")
+@click.option("--count", type=click.IntRange(1, 50_000), required=True, help="Number of nodes.")
+@click.option("--region", required=True, help="Region of the nodes.")
+@click.option("--prefix", default="hollow-", show_default=True, help="Prefix of node names.")
+@click.option("--zone", "zones", multiple=True, required=True, help="Zone to spread the nodes over; may be repeated.")
+@click.option("--pool", default="default", show_default=True, help="Node pool.")
+@click.option("--url", required=True, help="URL of the region's API.")
+@click.option("--ca", type=FILE, required=True, help="CA certificate of the API.")
+@click.option("--cert", type=FILE, required=True, help="Client certificate for holdfast:hollow:REGION:PREFIX.")
+@click.option("--key", type=FILE, required=True, help="Key of the client certificate.")
 @click.option(
     "--capacity",
     multiple=True,
     metavar="RESOURCE=AMOUNT",
     default=("cpu=4", "memory=32Gi"),
     show_default=True,
-    help="What each node declares.",
+    help="Capacity of each node.",
 )
 @click.option("--gpus", type=click.IntRange(0, 64), default=0, show_default=True, help="GPUs of each node.")
-@click.option("--gpu-model", default="", help="Their model.")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label of every node.")
-@click.option("--start-delay", default="0.2-1", show_default=True, metavar="S|S-S", help="Seconds until work runs.")
-@click.option("--probe-delay", default="0.2-1", show_default=True, metavar="S|S-S", help="From running to ready.")
-@click.option("--stop-delay", default="0.1-0.5", show_default=True, metavar="S|S-S", help="Until stopped work is gone.")
-@click.option("--work-delay", default="5-15", show_default=True, metavar="S|S-S", help="How long batch work takes.")
+@click.option("--gpu-model", default="", help="Model of the GPUs.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of every node; may be repeated.")
+@click.option("--start-delay", default="0.2-1", show_default=True, metavar="S|S-S", help="Seconds to start a task.")
+@click.option(
+    "--probe-delay", default="0.2-1", show_default=True, metavar="S|S-S", help="Seconds from running to ready."
+)
+@click.option("--stop-delay", default="0.1-0.5", show_default=True, metavar="S|S-S", help="Seconds to stop a task.")
+@click.option("--work-delay", default="5-15", show_default=True, metavar="S|S-S", help="Seconds a batch task runs.")
 def hollow(
     *,
     count: int,
@@ -60,10 +62,10 @@ def hollow(
     stop_delay: str,
     work_delay: str,
 ) -> None:
-    """Pretend to be thousands of nodes, for benchmarks and drills.
+    """Simulate thousands of nodes (hollow nodes, as in Kubemark).
 
-    They register, hold leases, take bindings and report as real nodes do; the work itself is a delay. SIGTERM ends
-    them all at once, as a power cut would.
+    Hollow nodes register, renew leases, accept Bindings and report as real nodes do. A task is only a delay. SIGTERM
+    stops all nodes at once, like a power failure.
 
     \b
     Example:
@@ -97,7 +99,7 @@ def hollow(
 
 
 async def run(config: HollowConfig, *, url: str, ca: str, cert: str, key: str) -> None:
-    """Until a signal."""
+    """Runs the hollow nodes until SIGTERM or SIGINT."""
     import asyncio
     import contextlib
     import gc
@@ -129,6 +131,7 @@ def span(option: str, text: str) -> Span:
     except ValueError:
         found = Span(-1.0, -1.0)
     if not 0 <= found.low_s <= found.high_s:
-        why = "it is written in seconds: 0.5, or 0.2-1 for something in between"
-        raise Stop(f"{option} {text!r} cannot be used", why=why, code=Exit.USAGE)
+        raise Stop(
+            f"{option} {text}: invalid (expected seconds, such as 0.5, or a range, such as 0.2-1)", code=Exit.USAGE
+        )
     return found

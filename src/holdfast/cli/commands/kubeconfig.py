@@ -12,14 +12,14 @@ from holdfast.cli.output import directory_option, note
 
 @click.command()
 @directory_option
-@click.option("--write", "target", type=click.Path(dir_okay=False), help="Write this file instead of printing.")
+@click.option("--write", "target", type=click.Path(dir_okay=False), help="Write to this file instead of stdout.")
 @click.option("--token", default="", help="Use this API token instead of the operator's certificate.")
-@click.option("--force", is_flag=True, help="Overwrite a file that exists.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def kubeconfig(state: str, target: str | None, token: str, force: bool) -> None:
     """Write a kubeconfig with one context per cell.
 
-    Printed as JSON, which is YAML too. ~/.kube/config is never touched unless you name it, and an existing file is only
-    replaced with --force. The file holds a private key: keep it to yourself.
+    The output is JSON, which is valid YAML. ~/.kube/config is not changed unless --write names it. An existing file is
+    replaced only with --force. The file contains a private key.
 
     \b
     Examples:
@@ -39,10 +39,9 @@ def kubeconfig(state: str, target: str | None, token: str, force: bool) -> None:
     path = Path(target).expanduser().absolute()
     if path.exists() and not force:
         raise Stop(
-            f"{path} exists",
-            why="it may hold contexts of other clusters, which would be lost",
-            next_step="choose another file, or say --force",
+            f"{path}: the file exists and may contain other clusters",
+            next_step=f"add --force, or choose another file: holdfast kubeconfig --write {path}.holdfast",
             code=Exit.CONFLICT,
         )
     write_kubeconfig(layout, platform, path, token=token)
-    note(f"wrote {path}; its contexts are {', '.join(name for name, _ in platform.cells)}")
+    note(f"wrote {path} with the contexts {', '.join(name for name, _ in platform.cells)}")

@@ -1,4 +1,4 @@
-"""`holdfast load`: tells autoscaling how busy a workload is, from a number of one's own or from what agents measure."""
+"""`holdfast metrics`: pushes load metrics for autoscaling, either a given value or the measured CPU usage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_PAUSE_S = 1.0
 
 @click.group()
 def load() -> None:
-    """Push the load that autoscaling follows.
+    """Push load metrics for autoscaling.
 
     \b
     Examples:
@@ -31,7 +31,7 @@ def load() -> None:
 @state_option
 @output_option
 def push(workload: str, metric: str, value: float, state: str, output: str) -> None:
-    """Say what the average load of one serving replica is now.
+    """Push the current average load per serving replica.
 
     \b
     Example:
@@ -41,24 +41,24 @@ def push(workload: str, metric: str, value: float, state: str, output: str) -> N
     from holdfast.cli.platform.measuring import push_value
 
     if not 0 <= value < float("inf"):
-        raise Stop(f"{value} is no load", why="it is a finite number from zero up", code=Exit.USAGE)
+        raise Stop(f"{metric} {value}: invalid (expected a finite number, at least 0)", code=Exit.USAGE)
     api, tenant, name = connected(state, workload)
     told(output, workload, metric, value, push_value(api, tenant, name, metric, value))
     follows = api.get(f"/apis/holdfast.dev/v1/namespaces/{quote(tenant)}/workloads/{quote(name)}")["spec"]
     wanted = (follows.get("autoscale") or {}).get("metric")
     if wanted != metric:
-        why = f"follows {wanted}" if wanted else "has no spec.autoscale"
-        note(f"nothing will follow it: {workload} {why}")
+        why = f"uses metric {wanted}" if wanted else "has no spec.autoscale"
+        note(f"metric {metric} has no effect: workload {workload} {why}")
 
 
 @load.command()
 @click.argument("workload", metavar="TENANT/WORKLOAD")
 @click.option("--every", "every_s", type=click.FloatRange(LEAST_PAUSE_S), default=None,
-              help="Go on, with a pause of so many seconds; without it once.")  # fmt: skip
+              help="Repeat at this interval in seconds; without it, push once.")  # fmt: skip
 @state_option
 @output_option
 def measure(workload: str, every_s: float | None, state: str, output: str) -> None:
-    """Push cpuPercent as the agents measure it: CPU in use beside CPU asked for, over all replicas that run.
+    """Measure and push cpuPercent: used CPU divided by requested CPU, over all running replicas.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def measure(workload: str, every_s: float | None, state: str, output: str) -> No
     while True:
         percent = measured(dict(regions(state)), tenant, name)
         if percent is None:
-            note(f"no replica of {workload} could be measured: nothing is pushed")
+            note(f"workload {workload}: no replica could be measured, no value is pushed")
         else:
             told(output, workload, "cpuPercent", percent, push_value(api, tenant, name, "cpuPercent", percent))
         if every_s is None:
@@ -87,5 +87,5 @@ def told(output: str, workload: str, metric: str, value: float, scale: dict[str,
     if output == "json":
         print_json({"workload": workload, "metric": metric, "value": value, "scale": scale})
         return
-    tail = f"; {scale['replicas']} replicas so far ({scale.get('reason', '')})" if scale else ""
-    click.echo(f"{workload}: {metric} is {value:g}{tail}")
+    tail = f"; desired replicas {scale['replicas']} ({scale.get('reason', '')})" if scale else ""
+    click.echo(f"{workload}: pushed {metric} {value:g}{tail}")

@@ -20,24 +20,25 @@ FIND_EVERY = 20
 
 @click.command()
 @click.argument("name", metavar="[TENANT/]REPLICA|WORKLOAD", shell_complete=completing.workloads)
-@click.option("-f", "--follow", is_flag=True, help="Keep printing what is written from now on.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.option(
     "--tail",
     type=click.IntRange(0, 1_000_000),
     default=200,
     show_default=True,
-    help="How many of the last lines to print for each replica.",
+    help="Number of last lines to print for each replica.",
 )
 @click.option(
-    "--api", "via_api", is_flag=True, help="Ask the agents through their regions, wherever they are; else read files."
+    "--api", "via_api", is_flag=True, help="Read from the agents through the API instead of from local files."
 )
 @state_option
 @output_option
 def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, output: str) -> None:
-    """Print what replicas wrote, from this machine's agents.
+    """Print the logs of replicas.
 
-    Names one replica, or a workload and so all its replicas; lines of several replicas carry their names. With -o json
-    each line is a JSON object of its own. With --api the question goes through the region to each node's agent.
+    The name is a replica, or a workload for all its replicas. Lines of several replicas are prefixed with the replica's
+    name. Logs are read from the agents' files on this machine, or with --api from the agents through the region. With
+    -o json each line is one JSON object.
 
     \b
     Examples:
@@ -58,9 +59,8 @@ def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, outpu
     found = find_logs(layout, name)
     if not found and not follow:
         raise Stop(
-            f"no agent on this machine has run {name}",
-            why=f"looked in {layout.root / 'agents'}",
-            next_step="holdfast status shows what runs; --follow waits for it",
+            f"{name}: no logs on this machine (searched {layout.root / 'agents'})",
+            next_step=f"holdfast logs {name} --api, or --follow to wait for logs",
             code=Exit.FAILED,
         )
     show = printer(output, several=len(found) != 1)
@@ -71,14 +71,14 @@ def logs(name: str, *, follow: bool, tail: int, via_api: bool, state: str, outpu
         time.sleep(FOLLOW_EVERY_S)
         turn += 1
         if turn % FIND_EVERY == 0 or not known:
-            # Replicas that were started since are followed from their first line.
+            # New replicas are followed from their first line.
             for log in find_logs(layout, name):
                 known.setdefault(log.path, log)
         show(sorted((line for log in known.values() for line in log.read_new()), key=lambda found: found.line.at))
 
 
 def from_agents(name: str, *, follow: bool, tail: int, state: str, output: str) -> None:
-    """Each replica's lines as its agent sends them; several are followed side by side."""
+    """Prints the logs that agents send. With --follow, several replicas are followed concurrently."""
     import threading
 
     from holdfast.cli.platform.asking import Placed, ask_replica, find_replicas

@@ -1,4 +1,4 @@
-"""`holdfast plan --lose-region`: who would recover where, what would make way, and what would stay short."""
+"""`holdfast plan --lose-region`: recovery targets, nodes, preempted replicas, and workloads that stay short."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READS = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "Priorit
 
 
 def lose(state: str, region: str, zone: str, output: str) -> int:
-    """Prints the whole picture of one loss. Exits with 4 when a promise would be broken."""
+    """Prints the forecast of one loss. Exits with 4 if a replica would be pending or an objective would be missed."""
     from holdfast.cli.drills.outage import region_of
     from holdfast.cli.drills.world import Watcher
     from holdfast.cli.exits import Stop
@@ -35,8 +35,7 @@ def lose(state: str, region: str, zone: str, output: str) -> int:
     platform = layout.load()
     plan = region_of(platform, region)
     if zone and zone not in plan.zones:
-        known = ", ".join(plan.zones)
-        raise Stop(f"region {region} has no zone {zone!r}", next_step=f"choose one of {known}", code=Exit.USAGE)
+        raise Stop(f"zone {zone}: not in region {region} (expected one of {', '.join(plan.zones)})", code=Exit.USAGE)
     watcher = Watcher(layout, platform)
     try:
         view = _view(watcher)
@@ -94,14 +93,14 @@ def _told(seen: Foreseen, watcher: Watcher, region: str, zone: str) -> dict[str,
 
 
 def _has_work(assignment: dict[str, Any]) -> bool:
-    """A batch that is done waits for nothing."""
+    """Whether the Assignment still has replicas to run. A completed batch has none."""
     spec, batch = assignment["spec"], assignment["spec"].get("batch") or {}
     done = bool(batch) and assignment.get("status", {}).get("succeeded", 0) >= batch.get("completions", 1)
     return bool(spec.get("replicas")) and not done
 
 
 def _placings(regions: Regions, seen: Foreseen, view: Cache) -> list[Placing]:
-    """What the regions' own planner would do with it, on copies of what they hold now."""
+    """Placements by the planner of each target region, on a copy of the region's current state."""
     from holdfast.cli.platform.foresight import placings_of_recovery
     from holdfast.model.workload import Workload
 
@@ -119,7 +118,7 @@ def _placings(regions: Regions, seen: Foreseen, view: Cache) -> list[Placing]:
 
 
 def _placed(placings: Sequence[Placing]) -> dict[str, Any]:
-    """Which node each replica would take, who makes way for it, and which of them a region could not place now."""
+    """The node of each replica, the preempted replicas, and the replicas that would be pending."""
     return {
         "places": [{"region": p.region, "replica": p.replica, "node": p.node} for p in placings if p.node],
         "evicts": [
@@ -150,18 +149,18 @@ def _as_text(told: dict[str, Any]) -> str:
         nodes = [(p["replica"], p["region"], p["node"]) for p in told["places"]]
         parts.append(table(("REPLICA", "REGION", "NODE"), nodes))
     for row in told["safe"]:
-        parts.append(f"{row['tenant']}/{row['workload']} still serves enough elsewhere")
+        parts.append(f"{row['tenant']}/{row['workload']}: still serves minServing in another region")
     for row in told["short"]:
         parts.append(f"STAYS SHORT: {row['tenant']}/{row['workload']}: {row['why']}")
     if told["evicts"]:
         leaving = [(e["region"], e["node"], e["tenant"], e["replica"], e["for"]) for e in told["evicts"]]
-        parts.append(table(("REGION", "NODE", "TENANT", "MAKES WAY", "FOR"), leaving))
+        parts.append(table(("REGION", "NODE", "TENANT", "PREEMPTED", "FOR"), leaving))
     for row in told["waits"]:
         cure = f" (to fit: {row['toFit']})" if row["toFit"] else ""
-        parts.append(f"WOULD WAIT: {row['replica']} in {row['region']}: {row['reason']}: {row['message']}{cure}")
+        parts.append(f"PENDING: {row['replica']} in {row['region']}: {row['reason']}: {row['message']}{cure}")
     if told["unprotected"]:
         waiting = [(u["tenant"], u["workload"], u["replicas"]) for u in told["unprotected"]]
-        parts.append(table(("TENANT", "WAITS FOR THE REGION (NO PROMISE)", "REPLICAS"), waiting))
+        parts.append(table(("TENANT", "NOT RECOVERED (NO OBJECTIVE)", "REPLICAS"), waiting))
     if not told["decided"]:
-        parts.append("the search was cut short: a plan for everyone may exist that was not found")
+        parts.append("the search reached its limit: a better plan may exist")
     return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""`holdfast node`: cordon, uncordon, revoke, and drain with its progress and what blocks it."""
+"""`holdfast node`: cordon, uncordon, drain and revoke nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_EVERY_S = 0.5
 
 @click.group()
 def node() -> None:
-    """Keep new work off a node, or empty it.
+    """Cordon, drain and revoke nodes.
 
     \b
     Examples:
@@ -33,7 +33,7 @@ def node() -> None:
 @state_option
 @output_option
 def cordon(name: str, state: str, output: str) -> None:
-    """Place no new work on a node; what runs there stays.
+    """Mark a node unschedulable. Its replicas keep running.
 
     \b
     Example:
@@ -49,7 +49,7 @@ def cordon(name: str, state: str, output: str) -> None:
 @state_option
 @output_option
 def uncordon(name: str, state: str, output: str) -> None:
-    """Allow new work on a node again, and end its drain.
+    """Mark a node schedulable and end its drain.
 
     \b
     Example:
@@ -64,16 +64,16 @@ def uncordon(name: str, state: str, output: str) -> None:
 @click.argument("name")
 @click.option(
     "--deadline", type=click.FloatRange(1, 7 * 86400), default=300.0, show_default=True,
-    help="How many seconds it should take at most.",
+    help="Seconds until the drain is overdue.",
 )  # fmt: skip
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it until it is done or overdue.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the drain is complete or overdue.")
 @state_option
 @output_option
 def drain(name: str, *, deadline: float, wait: bool, state: str, output: str) -> None:
-    """Move everything off a node, as disruption budgets allow.
+    """Evict all replicas from a node, within disruption budgets.
 
-    Replicas leave one by one; each leaves its endpoint first and has its replacement elsewhere. When the deadline
-    passes, the drain goes on, and this command says which replica blocks it and why, and ends with code 5.
+    Each replica leaves its endpoint before it stops and is replaced on another node. If the deadline passes, the
+    command prints the blocking replica and the reason, and exits with 5. The drain continues.
 
     \b
     Examples:
@@ -101,9 +101,8 @@ def drain(name: str, *, deadline: float, wait: bool, state: str, output: str) ->
             if output == "json":
                 print_json({"node": name, "result": "overdue", **block})
             raise Stop(
-                f"node {name} is not empty after {deadline:g} s",
-                why=message,
-                next_step="it goes on; raise the budget, delete the replica, or: holdfast node uncordon " + name,
+                f"node {name}: not drained after {deadline:g} s; the drain continues ({message})",
+                next_step=f"raise spec.disruption.maxUnavailable of the workload, or holdfast node uncordon {name}",
                 code=Exit.TIMED_OUT,
             )
         time.sleep(LOOK_EVERY_S)
@@ -114,10 +113,10 @@ def drain(name: str, *, deadline: float, wait: bool, state: str, output: str) ->
 @state_option
 @output_option
 def revoke(name: str, state: str, output: str) -> None:
-    """Refuse a node's certificates from now on, as when its machine is lost or stolen.
+    """Revoke a node's certificate, for example when the machine is lost or stolen.
 
-    Its agent is cut off at once: the lease ends, the node is fenced, and its work is placed elsewhere; exclusive work
-    ends before the lease does. To take the node back, let it join again with a token made for it.
+    The agent loses access at once: the lease expires, the node is fenced, and its replicas are rescheduled. Exclusive
+    tasks stop before the lease expires. To use the node again, let it join with a new token.
 
     \b
     Example:
@@ -134,9 +133,8 @@ def revoke(name: str, state: str, output: str) -> None:
         if refusal.status != 404:
             raise
         raise Stop(
-            f"node {name} never joined with a token",
-            why="its certificate was given to it by other means",
-            next_step="revoke that where it was made",
+            f"node {name}: it did not join with a token, so this platform did not issue its certificate",
+            next_step="revoke the certificate at the CA that issued it",
         ) from None
     change = {"spec": {"revokedGeneration": generation}}
     api.request("PATCH", path, change, content_type="application/merge-patch+json")
@@ -148,7 +146,7 @@ def path_of(name: str) -> str:
 
 
 def find(state: str, name: str) -> tuple[Api, dict[str, Any]]:
-    """The region's API that knows the node, and the node."""
+    """The API of the node's region, and the node object."""
     from holdfast.cli.http import Refusal
     from holdfast.cli.platform.layout import Layout
     from holdfast.cli.platform.survey import connect
@@ -167,8 +165,8 @@ def find(state: str, name: str) -> tuple[Api, dict[str, Any]]:
             if stop.code is not Exit.UNREACHABLE:
                 raise
             silent.append(region.name)
-    unheard = f"; not heard: {', '.join(silent)}" if silent else ""
-    raise Stop(f"no region has a node {name}{unheard}", next_step="holdfast get nodes lists them")
+    unheard = f" (unreachable regions: {', '.join(silent)})" if silent else ""
+    raise Stop(f"node {name}: not found in any region{unheard}", next_step="holdfast get nodes")
 
 
 def change(api: Api, name: str, spec: dict[str, Any]) -> None:

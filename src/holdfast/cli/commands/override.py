@@ -24,10 +24,10 @@ BREAK_GLASS_TTL_S = 900.0
 
 @click.group()
 def override() -> None:
-    """Tell the platform what to do for a while, on record.
+    """Create, approve, revoke and list overrides: audited, expiring exceptions.
 
-    An override has a scope, a reason, someone who asked, and an end. It ends by itself, and its effect is verified to
-    be gone. A longer time is another override.
+    An override has a scope, a reason, a requester and a TTL. It expires by itself, and the platform verifies that its
+    effect is reverted. To extend an override, create another one.
 
     \b
     Examples:
@@ -46,46 +46,46 @@ def _watcher(state: str) -> Watcher:
 
 @override.command("create")
 @click.argument("kind", type=click.Choice(KINDS))
-@click.option("--name", default="", help="Its name; made up when left out.")
-@click.option("--reason", required=True, help="Why, for whoever reads this after the incident.")
+@click.option("--name", default="", help="Name of the override; generated if not set.")
+@click.option("--reason", required=True, help="Reason, for the incident review.")
 @click.option(
-    "--ttl", "ttl_s", type=float, default=3600.0, show_default=True, help="Seconds it lasts; 900 with --break-glass."
+    "--ttl", "ttl_s", type=float, default=3600.0, show_default=True, help="TTL in seconds; 900 with --break-glass."
 )
-@click.option("--region", default="", help="The region it is about.")
-@click.option("--zone", default="", help="The zone it is about.")
-@click.option("--tenant", default="", help="The tenant it is about.")
-@click.option("--workload", default="", help="The workload it is about.")
-@click.option("--quota", multiple=True, metavar="RESOURCE=AMOUNT", help="EmergencyQuota: how much is added.")
-@click.option("--rank", type=int, default=0, help="RaisePriority: the rank to queue with.")
-@click.option("--policy-revision", default="", help="PinPolicy: the revision to stay on.")
-@click.option("--break-glass", is_flag=True, help="Ask the region itself, while the global cell is out of reach.")
-@click.option("--yes", is_flag=True, help="Do not ask after showing what it would touch.")
+@click.option("--region", default="", help="Scope: region.")
+@click.option("--zone", default="", help="Scope: zone.")
+@click.option("--tenant", default="", help="Scope: tenant.")
+@click.option("--workload", default="", help="Scope: workload.")
+@click.option("--quota", multiple=True, metavar="RESOURCE=AMOUNT", help="EmergencyQuota: the additional quota.")
+@click.option("--priority", type=int, default=0, help="RaisePriority: the new priority.")
+@click.option("--policy-revision", default="", help="PinPolicy: the pinned policy revision.")
+@click.option("--break-glass", is_flag=True, help="Create it in the region while the global cell is unreachable.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @state_option
 @output_option
 def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, **given: Any) -> None:
-    """Ask for an override. Shows what it would touch before it is accepted.
+    """Create an override. Prints the affected workloads and asks for confirmation first.
 
-    With --break-glass the region of --region is asked, which takes it only while it does not hear the global cell:
-    half an hour at most, no quota, no declared loss. It is reported to the global cell as soon as that is back.
+    With --break-glass the override is created in the region of --region. The region accepts it only while the global
+    cell is unreachable, for at most 30 minutes, and not for EmergencyQuota or DeclareRegionLost. It is reported to the
+    global cell after reconnection.
 
     \b
     Examples:
       holdfast override create AvoidZone --region eu-west --zone eu-west-a --reason "cooling failed" --ttl 1800
       holdfast override create EmergencyQuota --tenant payments --quota cpu=4 --reason "sale" --yes
-      holdfast override create PauseRepair --break-glass --region eu-west --ttl 900 --reason "cut off, flapping"
+      holdfast override create PauseRepair --break-glass --region eu-west --ttl 900 --reason "partitioned, flapping"
     """
     import uuid
 
     if break_glass and not given["region"]:
-        raise Stop("--break-glass asks one region", next_step="name it with --region", code=Exit.USAGE)
+        raise Stop("--break-glass: --region is missing", next_step="add --region REGION", code=Exit.USAGE)
     cell = given["region"] if break_glass else "global"
     if break_glass and click.get_current_context().get_parameter_source("ttl_s") is click.core.ParameterSource.DEFAULT:
         given["ttl_s"] = BREAK_GLASS_TTL_S
     watcher = _watcher(state)
     try:
         if cell != "global" and cell not in watcher.regions:
-            raise Stop(f"there is no region {cell!r}", next_step=f"choose one of {', '.join(watcher.regions)}",
-                       code=Exit.USAGE)  # fmt: skip
+            raise Stop(f"region {cell}: not found (expected one of {', '.join(watcher.regions)})", code=Exit.USAGE)
         scope = {key: given[key] for key in ("region", "zone", "tenant", "workload") if given[key]}
         _check_scope(watcher, scope, cell)
         touched = _blast_radius(watcher, kind, scope, cell)
@@ -96,8 +96,8 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
         spec: dict[str, Any] = {"kind": kind, "scope": scope, "reason": given["reason"], "ttlSeconds": given["ttl_s"]}
         if given["quota"]:
             spec["quota"] = dict(_pair(text) for text in given["quota"])
-        if given["rank"]:
-            spec["rank"] = given["rank"]
+        if given["priority"]:
+            spec["rank"] = given["priority"]
         if given["policy_revision"]:
             spec["policyRevision"] = given["policy_revision"]
         made_up = f"{kind.lower()}-{uuid.uuid4().hex[:8]}"
@@ -113,24 +113,23 @@ def create(kind: str, *, state: str, output: str, yes: bool, break_glass: bool, 
         print_json(made)
         return
     phase = made.get("status", {}).get("phase", "")
-    click.echo(f"override {name}: {phase or 'asked for'}")
+    click.echo(f"override {name}: {phase or 'created'}")
     if phase == "Pending":
-        note(f"a second person approves it: holdfast override approve {name}")
+        note(f"next: another operator runs holdfast override approve {name}")
 
 
 def _confirm(question: str) -> None:
     try:
         agreed = click.confirm(question, default=False, err=True)
-    except click.Abort:  # Ctrl-C, or nobody there to ask
+    except click.Abort:  # Ctrl-C, or no terminal
         note("")
         agreed = False
     if not agreed:
-        raise Stop("nothing was created: it was not confirmed", next_step="--yes creates it without asking",
-                   code=Exit.INTERRUPTED)  # fmt: skip
+        raise Stop("override: not created, because it was not confirmed", next_step="add --yes", code=Exit.INTERRUPTED)
 
 
 def _check_scope(watcher: Watcher, scope: dict[str, str], cell: str) -> None:
-    """An override of something that does not exist would be accepted, and touch nothing: a typo in an incident."""
+    """Raises if the scope names a missing object. The API would accept such an override without effect."""
     region, zone, tenant, workload = (scope.get(part, "") for part in ("region", "zone", "tenant", "workload"))
     regions = {r["metadata"]["name"]: r for r in watcher.list("regions", cell)}
     if region:
@@ -138,30 +137,30 @@ def _check_scope(watcher: Watcher, scope: dict[str, str], cell: str) -> None:
     if zone:
         among = [regions[region]] if region else list(regions.values())
         zones = [z for r in among for z in r["spec"].get("zones", [])]
-        _one_of(f"zone in region {region}:" if region else "zone", zone, zones)
+        _one_of("zone", zone, zones, f" in region {region}" if region else "")
     if tenant:
         _one_of("tenant", tenant, [t["metadata"]["name"] for t in watcher.list("tenants", cell)])
-    if workload and cell == "global":  # regions have only what they were assigned
+    if workload and cell == "global":  # a region has only the workloads assigned to it
         known = [w["metadata"] for w in watcher.list("workloads", cell)]
         _one_of("workload", workload, [w["name"] for w in known if tenant in ("", w["namespace"])])
 
 
-def _one_of(what: str, name: str, known: Iterable[str]) -> None:
+def _one_of(what: str, name: str, known: Iterable[str], where: str = "") -> None:
     names = sorted(known)
     if name not in names:
         shown = ", ".join(names[:10]) + (" …" if len(names) > 10 else "")
-        raise Stop(f"there is no {what} {name!r}", next_step=f"choose one of {shown}", code=Exit.USAGE)
+        raise Stop(f"{what} {name}: not found{where} (expected one of {shown})", code=Exit.USAGE)
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, amount = text.partition("=")
     if not equals or not name or not amount:
-        raise Stop(f"--quota {text!r} is not RESOURCE=AMOUNT", next_step="for example --quota cpu=4", code=Exit.USAGE)
+        raise Stop(f"--quota {text}: invalid (expected RESOURCE=AMOUNT)", next_step="--quota cpu=4", code=Exit.USAGE)
     return name, amount
 
 
 def _until_seen(watcher: Watcher, made: dict[str, Any], cell: str) -> dict[str, Any]:
-    """A moment later the platform has said whether it acts."""
+    """Waits up to 2 s for the controller to set the phase."""
     import time
 
     for _ in range(20):
@@ -173,7 +172,7 @@ def _until_seen(watcher: Watcher, made: dict[str, Any], cell: str) -> dict[str, 
 
 
 def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str], cell: str) -> list[str]:
-    """What the override would touch, in words, from the state at this moment."""
+    """The workloads, replicas and serving replicas in the scope, as lines of text."""
     held = []
     for item in watcher.list("assignments", cell):
         spec = item["spec"]
@@ -189,19 +188,19 @@ def _blast_radius(watcher: Watcher, kind: str, scope: dict[str, str], cell: str)
     workloads = sorted({f"{a['metadata']['namespace']}/{a['spec']['workload']}" for a in held})
     replicas = sum(a["spec"].get("replicas", 0) for a in held)
     serving = sum(a.get("status", {}).get("serving", 0) for a in held)
-    if cell != "global":  # its copies say what is wanted; how that goes, its own replicas do
+    if cell != "global":  # a region's copies of Assignments have no status, so its replicas are counted
         serving = _serving(watcher, cell, {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held})
     return _touched(kind, scope, workloads, replicas, serving)
 
 
 def _zone_radius(watcher: Watcher, kind: str, scope: dict[str, str], held: list[dict[str, Any]]) -> list[str]:
-    """Only what is placed in the zone; the region itself knows."""
+    """The same for the replicas placed in one zone, read from the region."""
     from holdfast.cli.drills.world import serves
 
     found = watcher.try_list("replicas", scope["region"])
     where = _where(scope)
     if found is None:
-        return [f"{kind} on {where}: region {scope['region']} does not answer, so what is in the zone is not known"]
+        return [f"{kind} on {where}: region {scope['region']} is unreachable, so the affected replicas are not known"]
     assignments = {(a["metadata"]["namespace"], a["metadata"]["name"]) for a in held}
     there = [
         r
@@ -214,7 +213,7 @@ def _zone_radius(watcher: Watcher, kind: str, scope: dict[str, str], held: list[
 
 
 def _touched(kind: str, scope: dict[str, str], workloads: list[str], replicas: int, serving: int) -> list[str]:
-    said = f"touches {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"
+    said = f"affects {len(workloads)} workload(s), {replicas} replica(s), {serving} serving"
     lines = [f"{kind} on {_where(scope)} {said}", *(f"  {name}" for name in workloads[:10])]
     if len(workloads) > 10:
         lines.append(f"  and {len(workloads) - 10} more")
@@ -235,11 +234,11 @@ def _serving(watcher: Watcher, region: str, assignments: set[tuple[str, str]]) -
 
 @override.command("approve")
 @click.argument("name")
-@click.option("--token", envvar="HOLDFAST_TOKEN", default="", show_envvar=True, help="Approve as this token's person.")
+@click.option("--token", envvar="HOLDFAST_TOKEN", default="", show_envvar=True, help="API token of the approver.")
 @state_option
 @output_option
 def approve(name: str, token: str, state: str, output: str) -> None:
-    """Agree to someone else's override. Whoever asked for it cannot.
+    """Approve another operator's override. The requester cannot approve it.
 
     \b
     Examples:
@@ -251,11 +250,11 @@ def approve(name: str, token: str, state: str, output: str) -> None:
 
 @override.command("revoke")
 @click.argument("name")
-@click.option("--region", default="", help="Where it was given with --break-glass; the global cell when left out.")
+@click.option("--region", default="", help="Region of a break-glass override; the global cell if not set.")
 @state_option
 @output_option
 def revoke(name: str, region: str, state: str, output: str) -> None:
-    """End an override before its time. It stays on record.
+    """End an override before its TTL. Its record remains.
 
     \b
     Examples:
@@ -280,10 +279,10 @@ def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell
 
 
 def _everywhere(watcher: Watcher) -> list[dict[str, Any]]:
-    """Those of the global cell, and what regions were told that it does not know of yet."""
+    """Overrides of the global cell, and break-glass overrides of regions that are not reported to it yet."""
     found = watcher.try_list("overrides", "global")
     if found is None:
-        note("the global cell does not answer: these are the copies and the break-glass overrides of the regions")
+        note("the global cell is unreachable: the list shows the regions' copies and break-glass overrides")
     known = {o["metadata"]["name"]: o for o in found or ()}
     for region in watcher.regions:
         for item in watcher.try_list("overrides", region) or ():
@@ -293,11 +292,11 @@ def _everywhere(watcher: Watcher) -> list[dict[str, Any]]:
 
 
 @override.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also those that have ended.")
+@click.option("--all", "everything", is_flag=True, help="Include expired and revoked overrides.")
 @state_option
 @output_option
 def list_overrides(everything: bool, state: str, output: str) -> None:
-    """List overrides: what, where, why, who, and how long they still act.
+    """List overrides with scope, phase, remaining time, requester, approver and reason.
 
     \b
     Examples:
@@ -325,4 +324,4 @@ def list_overrides(everything: bool, state: str, output: str) -> None:
         where = " ".join(f"{k}={v}" for k, v in spec.get("scope", {}).items())
         rows.append((item["metadata"]["name"], spec["kind"], where, status.get("phase", ""), left,
                      spec.get("requester", ""), spec.get("approver", ""), spec["reason"]))  # fmt: skip
-    click.echo(table(("NAME", "KIND", "SCOPE", "PHASE", "LEFT", "BY", "APPROVED BY", "REASON"), rows))
+    click.echo(table(("NAME", "KIND", "SCOPE", "PHASE", "REMAINING", "REQUESTER", "APPROVER", "REASON"), rows))

@@ -16,17 +16,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "-f", "--file", "file", type=click.Path(dir_okay=False, allow_dash=True), help="Workloads to plan; - is stdin."
+    "-f", "--file", "file", type=click.Path(dir_okay=False, allow_dash=True), help="Workload manifests; - is stdin."
 )
-@click.option("--drain", "drain", metavar="NODE", help="Where everything on this node would go.")
-@click.option("--policy", "policy", type=click.Path(exists=True, dir_okay=False), help="Plan by this SchedulerPolicy.")
+@click.option("--drain", "drain", metavar="NODE", help="Plan the drain of this node.")
+@click.option("--policy", "policy", type=click.Path(exists=True, dir_okay=False), help="Use this SchedulerPolicy.")
 @click.option(
-    "--last", default=100, show_default=True, help="With --policy alone: how many recent decisions to compare."
+    "--last", default=100, show_default=True, help="With --policy alone: number of recent decisions to compare."
 )
-@click.option(
-    "--lose-region", "lose_region", metavar="REGION", help="Who would recover where if this region were lost."
-)
-@click.option("--lose-zone", "lose_zone", metavar="ZONE", default="", help="With --lose-region: only this zone of it.")
+@click.option("--lose-region", "lose_region", metavar="REGION", help="Plan the loss of this region.")
+@click.option("--lose-zone", "lose_zone", metavar="ZONE", default="", help="With --lose-region: only this zone.")
 @state_option
 @output_option
 def plan(
@@ -40,11 +38,11 @@ def plan(
     state: str,
     output: str,
 ) -> int:
-    """Show what would be placed, where, evicting whom, and who would go; nothing is written.
+    """Dry run: show placements, evictions and removals. Writes nothing.
 
-    The same assignment, replication and planning as the platform itself, on a copy of its state. With --policy alone,
-    the last decisions are planned again by that policy, and what it would have done otherwise is listed. Of a rollout
-    it shows the first step: the next ones follow as replicas of the new revision serve.
+    Runs the platform's own assign, replicate and planning functions on a copy of its state. With --policy alone, the
+    last decisions are repeated under that policy and the differences are listed. Of a rollout only the first step is
+    shown, because later steps depend on replicas that serve.
 
     \b
     Examples:
@@ -59,8 +57,8 @@ def plan(
 
         return lose(state, lose_region, lose_zone, output)
     if lose_zone:
-        step = f"holdfast plan --lose-region REGION --lose-zone {lose_zone}"
-        raise Stop(f"which region does zone {lose_zone} belong to?", next_step=step, code=Exit.USAGE)
+        step = f"holdfast plan --lose-region {lose_zone.rpartition('-')[0] or 'REGION'} --lose-zone {lose_zone}"
+        raise Stop(f"--lose-zone {lose_zone}: --lose-region is missing", next_step=step, code=Exit.USAGE)
     from holdfast.cli.commands.replay import read_rules
     from holdfast.cli.platform.regions import Regions
 
@@ -77,11 +75,11 @@ def plan(
         for region in regions.heard:
             if region.one("Node", Key("", drain)) is not None:
                 return shown(output, Outlook(placings=tuple(placings_of_drain(region, drain, rules=rules))))
-        regions.missing(f"there is no node {drain}", next_step="holdfast get nodes lists them")
+        regions.missing(f"node {drain}: not found in any region", next_step="holdfast get nodes")
     if rules is not None:
         return compared(output, regions, rules, last)
-    step = "holdfast plan -f FILE, --drain NODE, --lose-region REGION or --policy FILE"
-    raise Stop("nothing to plan", next_step=step, code=Exit.USAGE)
+    text = "plan: no subject (expected one of --file, --drain, --lose-region, --policy)"
+    raise Stop(text, next_step="holdfast plan -f FILE", code=Exit.USAGE)
 
 
 def read_workloads(path: str) -> list[Given]:
@@ -99,22 +97,22 @@ def read_workloads(path: str) -> list[Given]:
             with open(path, encoding="utf-8") as source:
                 documents = list(yaml.safe_load_all(source))
     except FileNotFoundError:
-        raise Stop(f"there is no file {path}", code=Exit.USAGE) from None
+        raise Stop(f"{path}: file not found", code=Exit.USAGE) from None
     except (OSError, UnicodeDecodeError) as wrong:
-        raise Stop(f"{path} cannot be read", why=str(wrong), code=Exit.USAGE) from None
+        raise Stop(f"{path}: not readable ({wrong})", code=Exit.USAGE) from None
     except yaml.YAMLError as wrong:
-        raise Stop(f"{path} is not YAML", why=" ".join(str(wrong).split()), code=Exit.USAGE) from None
+        raise Stop(f"{path}: not valid YAML ({' '.join(str(wrong).split())})", code=Exit.USAGE) from None
     try:
         found = workloads_in(documents)
     except msgspec.ValidationError as wrong:
-        raise Stop(f"{path} does not hold valid workloads", why=str(wrong)) from wrong
+        raise Stop(f"{path}: not a valid Workload ({wrong})", next_step="edit the file") from wrong
     for given in found:
         wrong_fields = problems(given.workload)
         if wrong_fields:
             name = given.workload.metadata.name
-            raise Stop(f"workload {name} in {path} is not valid", why="; ".join(wrong_fields))
+            raise Stop(f"workload {name} in {path}: invalid ({'; '.join(wrong_fields)})", next_step="edit the file")
     if not found:
-        raise Stop(f"{path} holds no Workload", code=Exit.USAGE)
+        raise Stop(f"{path}: no Workload in the file", code=Exit.USAGE)
     return found
 
 
@@ -136,10 +134,10 @@ def shown(output: str, outlook: Outlook) -> int:
 
 
 def as_text(outlook: Outlook) -> str:
-    """What changes first, then who is placed where, then who goes, then what would help."""
+    """Spec changes, then placements, removals, and the changes that would make pending replicas schedulable."""
     parts = [f"{r.workload} would be refused: {r.why}" for r in outlook.refused]
     parts += [
-        f"{c.workload} is new" if c.new else f"{c.workload} changes: {'; '.join(str(f) for f in c.fields)}"
+        f"{c.workload} would be created" if c.new else f"{c.workload} would change: {'; '.join(map(str, c.fields))}"
         for c in outlook.changes
     ]
     if outlook.placings:
@@ -147,7 +145,7 @@ def as_text(outlook: Outlook) -> str:
             (p.replica, p.region, p.node or "-", ", ".join(p.victims), f"{p.reason}: {p.message}" if p.reason else "")
             for p in outlook.placings
         ]
-        parts.append(table(("REPLICA", "REGION", "NODE", "EVICTS", "WAITS FOR"), rows))
+        parts.append(table(("REPLICA", "REGION", "NODE", "EVICTS", "PENDING BECAUSE"), rows))
     if outlook.removals:
         rows_going = [(r.replica, r.region, r.node or "-") for r in outlook.removals]
         parts.append(table(("REMOVED REPLICA", "REGION", "NODE"), rows_going))
@@ -156,7 +154,7 @@ def as_text(outlook: Outlook) -> str:
 
 
 def compared(output: str, regions: Regions, rules: Any, last: int) -> int:
-    """The last decisions under another policy, region by region."""
+    """Repeats the last decisions of every region under another policy and prints the differences."""
     from holdfast.flow.replay import NotReplayable
 
     same = 0
@@ -181,7 +179,7 @@ def compared(output: str, regions: Regions, rules: Any, last: int) -> int:
             click.echo(table(("REGION", "DECISION", "DIFFERENCE"), changed))
         told = ", ".join(f"{count} NotReplayable({reason})" for reason, count in sorted(unsure.items()))
         click.echo(
-            f"{same} decisions the same, {len({d for _, d, _ in changed})} otherwise" + (f", {told}" if told else "")
+            f"{same} decisions unchanged, {len({d for _, d, _ in changed})} different" + (f", {told}" if told else "")
         )
         regions.tell_silent()
     return Exit.PLAN_CHANGES if changed else Exit.OK

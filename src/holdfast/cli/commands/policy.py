@@ -18,11 +18,12 @@ SHADOW_LOOKS = 30
 
 @click.group()
 def policy() -> None:
-    """See, try, promote and take back scheduling policies.
+    """Inspect, shadow, promote and roll back scheduling policies.
 
-    A policy's rules become immutable revisions. A draft decides nothing, a shadow is compared with what is decided, a
-    canary decides in the regions it names, an active one everywhere. What is bound or starting keeps the decision it
-    has. With spec.guard a revision that does badly is paused or taken back by itself.
+    The rules of a policy become immutable revisions. A draft is not used. A shadow is evaluated beside the active
+    revision, without effect. A canary decides in the regions it names, an active revision in all others. Bound and
+    starting replicas keep their decision. With spec.guard the platform pauses or rolls back a revision that performs
+    badly.
 
     \b
     Examples:
@@ -32,7 +33,7 @@ def policy() -> None:
 
 
 class Policies:
-    """The policy API of a platform's global cell."""
+    """Policies and their revisions, read and written through the global cell."""
 
     def __init__(self, state: str) -> None:
         from holdfast.cli.drills.world import Watcher
@@ -65,7 +66,7 @@ class Policies:
         return done
 
     def shadowed(self, name: str) -> dict[str, Any]:
-        """What regions recorded of the policy's shadow revision beside their own decisions."""
+        """Comparison of the policy's shadow revision with the decisions that regions recorded."""
         revision = next((r["metadata"]["name"] for r in self.revisions(name) if r["spec"]["stage"] == "Shadow"), "")
         rows: list[dict[str, Any]] = []
         examples: list[str] = []
@@ -87,7 +88,7 @@ class Policies:
         }
 
     def until_shadowed(self, name: str) -> None:
-        """A moment later the new rules are a revision; if that takes longer, what is shown says so."""
+        """Waits up to 3 s until the controller has created the shadow revision."""
         import time
 
         for _ in range(SHADOW_LOOKS):
@@ -100,11 +101,11 @@ class Policies:
 
 
 def _differs(region: str, decision: dict[str, Any]) -> list[str]:
-    """One line for each replica the shadow would have placed elsewhere."""
-    chosen = {entry["replica"]: entry.get("node") or "no place" for entry in decision["spec"]["entries"]}
+    """One line for each replica that the shadow would have placed differently."""
+    chosen = {entry["replica"]: entry.get("node") or "no node" for entry in decision["spec"]["entries"]}
     return [
         f"{region}: {decision['metadata']['namespace']}/{entry['replica']}: {chosen.get(entry['replica'], '?')}, "
-        f"the shadow: {entry.get('node') or 'no place (' + entry.get('reason', '') + ')'}"
+        f"shadow: {entry.get('node') or 'no node (' + entry.get('reason', '') + ')'}"
         for entry in decision["spec"]["shadow"].get("entries", [])
     ]
 
@@ -117,8 +118,8 @@ def _told(output: str, done: dict[str, Any], line: str) -> None:
 
 
 def replaced_revisions(revisions: list[dict[str, Any]]) -> set[str]:
-    """Those that were active and are no more. They keep their stage, as a rollback goes back to one of them: what
-    decides is the active one with the highest sequence."""
+    """Names of the revisions that were active before. They keep stage Active, because a rollback returns to one of
+    them. The active revision with the highest sequence decides."""
     active = [r for r in revisions if r["spec"]["stage"] == "Active"]
     newest = max(active, key=lambda r: int(r["spec"]["sequence"]), default=None)
     return {r["metadata"]["name"] for r in active if r is not newest}
@@ -129,7 +130,7 @@ def replaced_revisions(revisions: list[dict[str, Any]]) -> set[str]:
 @state_option
 @output_option
 def list_revisions(name: str, state: str, output: str) -> None:
-    """List a policy's revisions, and which regions decide by which. One that was active before is Replaced.
+    """List a policy's revisions and the regions that use them. Formerly active revisions are shown as Replaced.
 
     \b
     Examples:
@@ -154,9 +155,9 @@ def list_revisions(name: str, state: str, output: str) -> None:
          " ".join(using.get(r["metadata"]["name"], [])))
         for r in found
     ]  # fmt: skip
-    click.echo(table(("REVISION", "SEQUENCE", "STAGE", "CANARY REGIONS", "DECIDES IN"), rows))
+    click.echo(table(("REVISION", "SEQUENCE", "STAGE", "CANARY REGIONS", "USED IN"), rows))
     if held:
-        click.echo(f"{held['revision']} was stopped by its guard ({held['action']}): {held['message']}")
+        click.echo(f"{held['revision']}: stopped by its guard ({held['action']}): {held['message']}")
 
 
 @policy.command("diff")
@@ -164,7 +165,7 @@ def list_revisions(name: str, state: str, output: str) -> None:
 @state_option
 @output_option
 def diff(name: str, state: str, output: str) -> int:
-    """Show how the policy's rules differ from the active revision's. Exits with 3 when they do.
+    """Compare the policy's rules with the active revision. Exits with 3 if they differ.
 
     \b
     Examples:
@@ -179,7 +180,7 @@ def diff(name: str, state: str, output: str) -> int:
     if output == "json":
         print_json(changed)
     elif not changed:
-        click.echo("the active revision has these rules")
+        click.echo("no difference to the active revision")
     else:
         for key, sides in changed.items():
             click.echo(f"{key}:\n  - {sides['active']}\n  + {sides['policy']}")
@@ -188,14 +189,14 @@ def diff(name: str, state: str, output: str) -> int:
 
 @policy.command("shadow")
 @click.argument("name", default="default")
-@click.option("-f", "--file", "file", type=click.Path(exists=True, dir_okay=False), help="A SchedulerPolicy to try.")
+@click.option("-f", "--file", "file", type=click.Path(exists=True, dir_okay=False), help="SchedulerPolicy to shadow.")
 @state_option
 @output_option
 def shadow(name: str, file: str | None, state: str, output: str) -> None:
-    """Let new rules decide beside the active ones, without effect, and show where they differ.
+    """Evaluate new rules beside the active ones, without effect, and show the differences.
 
-    Regions plan by both on the same state and record in their Decisions what the shadow would have chosen. Without
-    -f the policy's own rules are shadowed; run it again to see what was recorded since.
+    Regions plan with both rule sets on the same state and record the shadow's choice in their Decisions. Without -f the
+    policy's own rules are shadowed. Run the command again to see newer results.
 
     \b
     Examples:
@@ -209,14 +210,17 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
         with open(file, encoding="utf-8") as source:
             document = yaml.safe_load(source) or {}
         if document.get("kind") != "SchedulerPolicy":
-            raise Stop(f"{file} holds no SchedulerPolicy", next_step="kind: SchedulerPolicy", code=Exit.USAGE)
+            raise Stop(
+                f"{file}: wrong kind (expected SchedulerPolicy, found {document.get('kind') or 'none'})",
+                code=Exit.USAGE,
+            )
         spec["rules"] = document.get("spec", {}).get("rules", {})
     with Policies(state) as policies:
         stage = policies.policy(name)["spec"].get("stage", "Active")
         if file is None and stage == "Active":
             raise Stop(
-                f"policy {name} is active: its rules decide everywhere and cannot be tried beside themselves",
-                next_step=f"holdfast policy shadow {name} -f RULES.yaml, with a SchedulerPolicy that has others",
+                f"policy {name}: already active, so there is nothing to shadow",
+                next_step=f"holdfast policy shadow {name} -f RULES.yaml",
                 code=Exit.CONFLICT,
             )
         if file is not None or stage != "Shadow":
@@ -226,10 +230,10 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
     if output == "json":
         print_json(shadowed)
         return
-    click.echo(f"policy {name}: Shadow, revision {shadowed['revision'] or '(not made yet: look again)'}")
+    click.echo(f"policy {name}: Shadow, revision {shadowed['revision'] or '(not created yet; run the command again)'}")
     rows = [(r["region"], r["decisions"], r["same"], r["other"], r["gained"], r["lost"]) for r in shadowed["regions"]]
     click.echo(
-        table(("REGION", "DECISIONS COMPARED", "SAME", "OTHER", "ONLY IT PLACES", "ONLY THE ACTIVE PLACES"), rows)
+        table(("REGION", "DECISIONS COMPARED", "SAME", "DIFFERENT", "ONLY SHADOW PLACES", "ONLY ACTIVE PLACES"), rows)
     )
     for line in shadowed["examples"]:
         click.echo(f"  {line}")
@@ -237,11 +241,11 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
 
 @policy.command("promote")
 @click.argument("name", default="default")
-@click.option("--canary", multiple=True, metavar="REGION", help="Decide by it in these regions only.")
+@click.option("--canary", multiple=True, metavar="REGION", help="Use the policy in this region only; may be repeated.")
 @state_option
 @output_option
 def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None:
-    """Let the policy decide: in the canary regions named, or everywhere.
+    """Activate the policy, in the canary regions or in all regions.
 
     \b
     Examples:
@@ -251,7 +255,7 @@ def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None
     stage = "Canary" if canary else "Active"
     with Policies(state) as policies:
         done = policies.patch(name, {"stage": stage, "canaryRegions": list(canary)})
-    _told(output, done, f"policy {name}: {stage}{' in ' + ', '.join(canary) if canary else ' everywhere'}")
+    _told(output, done, f"policy {name}: {stage} in {', '.join(canary) if canary else 'all regions'}")
 
 
 @policy.command("rollback")
@@ -259,7 +263,7 @@ def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None
 @state_option
 @output_option
 def rollback(name: str, state: str, output: str) -> None:
-    """Go back to the rules that were active before. The sequence still rises.
+    """Return to the previously active rules, as a new sequence number.
 
     \b
     Examples:
@@ -270,7 +274,7 @@ def rollback(name: str, state: str, output: str) -> None:
         before = next((r for r in policies.revisions(name)
                        if r["spec"]["stage"] == "Active" and r["metadata"]["name"] != current), None)  # fmt: skip
         if before is None:
-            raise Stop(f"policy {name} has no earlier active revision", next_step="holdfast policy list shows them")
+            raise Stop(f"policy {name}: no earlier active revision", next_step=f"holdfast policy list {name}")
         rules = before["spec"].get("rules", {})
         done = policies.patch(name, {"stage": "Active", "canaryRegions": [], "rules": rules})
-    _told(output, done, f"policy {name}: back to the rules of {before['metadata']['name']}")
+    _told(output, done, f"policy {name}: rolled back to the rules of revision {before['metadata']['name']}")

@@ -1,4 +1,4 @@
-"""`holdfast pool`: node pools, and the provider that makes them true on this machine."""
+"""`holdfast pool`: lists node pools and runs the local node provider."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdfast.cli.output import directory_option, note, output_option, print_jso
 
 @click.group()
 def pool() -> None:
-    """See node pools, and start and stop their nodes.
+    """List node pools, and start and stop their nodes.
 
     \b
     Examples:
@@ -23,7 +23,7 @@ def pool() -> None:
 @state_option
 @output_option
 def list_(state: str, output: str) -> None:
-    """List the pools of every region: their nodes, and what they wait for.
+    """List the node pools of every region with their size and state.
 
     \b
     Example:
@@ -45,19 +45,19 @@ def list_(state: str, output: str) -> None:
     if output == "json":
         print_json(rows)
         return
-    headers = ("REGION", "POOL", "NODES", "OF", "STATE", "SAYS")
+    headers = ("REGION", "POOL", "NODES", "MAX", "REASON", "MESSAGE")
     keys = ("region", "pool", "nodes", "max", "reason", "message")
     click.echo(table(headers, [tuple(row[key] for key in keys) for row in rows]))
 
 
 @pool.command()
-@click.option("--once", is_flag=True, help="Take one step and end.")
-@click.option("--measure", is_flag=True, help="Also measure the CPU of every workload that scales by cpuPercent.")
+@click.option("--once", is_flag=True, help="Reconcile once and exit.")
+@click.option("--measure", is_flag=True, help="Also push cpuPercent of every workload that scales by it.")
 @directory_option
 def provide(*, once: bool, measure: bool, state: str) -> None:
-    """Start and stop agents on this machine until every pool has the nodes it should have. Runs until it is stopped.
+    """Start and stop agents on this machine so that every pool has its desired nodes.
 
-    `holdfast up` runs it, with --measure, unless it is told not to.
+    Runs until stopped. `holdfast up` runs it with --measure, unless --no-provider is set.
 
     \b
     Example:
@@ -84,7 +84,7 @@ def provide(*, once: bool, measure: bool, state: str) -> None:
                 silent.discard(region.name)
             except Stop as stop:
                 if region.name not in silent:
-                    note(f"{region.name}: {stop.what}; trying again until it answers")
+                    note(f"{stop.what}; retrying")
                 silent.add(region.name)
         if meter is not None:
             meter.look(time.monotonic())

@@ -12,10 +12,11 @@ from holdfast.cli.output import output_option, print_json, state_option, table
 
 @click.group()
 def repair() -> None:
-    """See what is stuck, who must act on it, and what repair asked for.
+    """List stuck objects, their owners, and requested repairs.
 
-    Repair asks and never takes away: deletions that hang are told with the finalizer's owner, its deadline and when it
-    was last heard. `holdfast override create PauseRepair|ApproveRepair` stops repairs, or lets many at once go on.
+    The repair controller requests a reschedule; it never deletes a claim itself. A stuck deletion is listed with the
+    owner of its finalizer, the deadline and the owner's last heartbeat. `holdfast override create PauseRepair` stops
+    repairs; `ApproveRepair` allows more of them at once.
 
     \b
     Examples:
@@ -27,7 +28,7 @@ def repair() -> None:
 @state_option
 @output_option
 def list_repairs(state: str, output: str) -> int:
-    """List stuck finalizers, repairs, leaked reservations and orphaned bindings. Exits with 1 when there is one.
+    """List stuck finalizers, repairs, leaked Reservations and orphaned Bindings. Exits with 1 if there is one.
 
     \b
     Examples:

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("decision", metavar="TENANT/DECISION")
 @click.option(
-    "--policy", "policy", type=click.Path(exists=True, dir_okay=False), help="A SchedulerPolicy to try instead."
+    "--policy", "policy", type=click.Path(exists=True, dir_okay=False), help="Use this SchedulerPolicy instead."
 )
 @state_option
 @output_option
 def replay(decision: str, policy: str | None, state: str, output: str) -> int:
-    """Plan a decision again on the state it was made on, and prove that the outcome is the same.
+    """Repeat a scheduling decision on the state it was made on, and compare the outcome.
 
-    Reads the store's history at the revisions the decision names. With --policy it shows what another policy would
-    have done on the very same state.
+    Reads the store's history at the revisions that the Decision names. With --policy it shows what another policy would
+    have decided on the same state.
 
     \b
     Examples:
@@ -50,12 +50,11 @@ def replay(decision: str, policy: str | None, state: str, output: str) -> int:
             click.echo(as_text(decision, found, outcome, other=rules is not None))
         failed = isinstance(outcome, NotReplayable) or (rules is None and not outcome.same)
         return Exit.FAILED if failed else Exit.OK
-    step = f"holdfast get decisions -n {key.namespace} lists them"
-    regions.missing(f"there is no decision {decision}", next_step=step)
+    regions.missing(f"decision {decision}: not found", next_step=f"holdfast get decisions -n {key.namespace}")
 
 
 def read_rules(path: str) -> Rules:
-    """The rules of a SchedulerPolicy, or bare rules, in a YAML or JSON file."""
+    """Reads rules from a YAML or JSON file that holds a SchedulerPolicy or only its rules."""
     import msgspec
     import yaml
 
@@ -65,17 +64,17 @@ def read_rules(path: str) -> Rules:
         with open(path, encoding="utf-8") as file:
             data: Any = yaml.safe_load(file)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as wrong:
-        raise Stop(f"{path} cannot be read", why=" ".join(str(wrong).split()), code=Exit.USAGE) from None
+        raise Stop(f"{path}: not readable ({' '.join(str(wrong).split())})", code=Exit.USAGE) from None
     try:
         if isinstance(data, dict) and data.get("kind") == "SchedulerPolicy":
             rules = msgspec.convert(data, SchedulerPolicy).spec.rules
         else:
             rules = msgspec.convert(data, Rules)
     except msgspec.ValidationError as wrong:
-        raise Stop(f"{path} is not a policy", why=str(wrong), next_step="see docs/policies.md") from wrong
+        raise Stop(f"{path}: not a SchedulerPolicy ({wrong})", next_step="see docs/policies.md") from wrong
     causes = [f"{c.field}: {c.message}" for c in validate_rules("spec.rules", rules)]
     if causes:
-        raise Stop(f"{path} is not a valid policy", why="; ".join(causes))
+        raise Stop(f"{path}: invalid policy ({'; '.join(causes)})", next_step="edit the file")
     return rules
 
 
@@ -104,7 +103,7 @@ def as_text(name: str, decision: Decision, outcome: Replayed | NotReplayable, *,
         return f"{name}: NotReplayable({outcome.reason}): {outcome.message}"
     basis = f"snapshot {spec.snapshot_hash} at revision {spec.snapshot_revision}, policy {spec.policy_revision}"
     if outcome.same:
-        what = "the other policy would have done the same" if other else "the same outcome, bit for bit"
+        what = "the other policy gives the same outcome" if other else "identical outcome"
         return f"{name}: {what} ({len(spec.entries)} replicas, {basis})"
-    what = "the other policy would have done otherwise" if other else "ANOTHER OUTCOME"
+    what = "the other policy gives a different outcome" if other else "DIFFERENT OUTCOME"
     return "\n".join([f"{name}: {what} ({basis})", *(f"  {line}" for line in outcome.differences)])

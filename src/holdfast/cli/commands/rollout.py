@@ -1,4 +1,4 @@
-"""`holdfast rollout`: how a new revision makes its way, its history, and the ways to stop or reverse it."""
+"""`holdfast rollout`: status, history, pause, resume and undo of rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.5
 OVER = ("Complete", "RolledBack", "Failed")
-_HEADERS = ("REGION", "REVISION", "WANTED", "BOUND", "STARTED", "READY", "SERVING", "UPDATED", "WAITING FOR")
+_HEADERS = ("REGION", "REVISION", "DESIRED", "BOUND", "STARTED", "READY", "SERVING", "UPDATED", "PENDING BECAUSE")
 
 
 @click.group()
@@ -31,17 +31,18 @@ def rollout() -> None:
 
 @rollout.command()
 @click.argument("workload", metavar="TENANT/WORKLOAD")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Follow it until it ends.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the rollout ends.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(0), default=900.0, show_default=True,
-    help="How many seconds to follow it at most.",
+    help="Seconds to wait.",
 )  # fmt: skip
 @state_option
 @output_option
 def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: str) -> None:
-    """Show how far a rollout is: bound, started, ready and serving in each region.
+    """Show the progress of a rollout: bound, started, ready and serving replicas in each region.
 
-    Ends with code 0 when the wanted revision serves everywhere, with 1 when it failed or was rolled back.
+    Exits with 0 if the new revision serves in all regions, with 1 if the rollout failed or was rolled back, and with 5
+    if --timeout expires.
 
     \b
     Example:
@@ -53,14 +54,20 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
     deadline, shown = time.monotonic() + timeout_s, ""
     while True:
         found = read(api, tenant, name)
-        text = f"{found['phase'] or 'Waiting'}: {found['message']}\n{progress(found)}"
+        text = f"{found['phase'] or 'Pending'}: {found['message']}\n{progress(found)}"
         if output == "text" and wait and text != shown:
             note(text)
             shown = text
         if not wait or found["phase"] in OVER:
             break
         if time.monotonic() >= deadline:
-            raise Stop(f"the rollout of {workload} goes on", why=found["message"], code=Exit.TIMED_OUT)
+            wanted, updated = (sum(r[key] for r in found["regions"]) for key in ("wanted", "updatedServing"))
+            raise Stop(
+                f"rollout {workload}: not complete when --timeout expired (expected {wanted} updated replicas serving, "
+                f"found {updated}); the rollout continues",
+                next_step=f"holdfast rollout status {workload} --timeout {2 * timeout_s:g}",
+                code=Exit.TIMED_OUT,
+            )
         time.sleep(LOOK_EVERY_S)
     if output == "json":
         print_json(found)
@@ -69,7 +76,10 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
     else:
         click.echo(f"{workload} {found['revision']}: {found['phase']}")
     if wait and found["phase"] != "Complete":
-        raise Stop(f"the rollout of {workload} ended as {found['phase']}", why=found["message"])
+        raise Stop(
+            f"rollout {workload}: ended in phase {found['phase']} (expected Complete): {found['message']}",
+            next_step=f"holdfast explain {workload}",
+        )
 
 
 @rollout.command()
@@ -77,7 +87,7 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
 @state_option
 @output_option
 def history(workload: str, state: str, output: str) -> None:
-    """List the revisions a workload had, the newest first.
+    """List the revisions of a workload, newest first.
 
     \b
     Example:
@@ -93,16 +103,16 @@ def history(workload: str, state: str, output: str) -> None:
         (e["revision"], e.get("generation", 0), e.get("at", "")[:19], e.get("outcome", ""), marks(block, e), command(e))
         for e in entries
     ]
-    click.echo(table(("REVISION", "GENERATION", "AT", "OUTCOME", "IS", "COMMAND"), rows))
+    click.echo(table(("REVISION", "GENERATION", "AT", "OUTCOME", "MARK", "COMMAND"), rows))
 
 
 @rollout.command()
 @click.argument("workload", metavar="TENANT/WORKLOAD")
-@click.option("--to", "revision", default="", help="The revision to go back to; the last good one when not given.")
+@click.option("--to", "revision", default="", help="Revision to return to; the last good revision if not set.")
 @state_option
 @output_option
 def undo(workload: str, revision: str, state: str, output: str) -> None:
-    """Put an earlier revision back, as a rollout of its own.
+    """Return to an earlier revision with a new rollout.
 
     \b
     Examples:
@@ -118,11 +128,9 @@ def undo(workload: str, revision: str, state: str, output: str) -> None:
     back = revision or (good if good != block.get("revision") else next(iter(older), ""))
     entry = next((e for e in entries if e["revision"] == back), None)
     if entry is None:
-        raise Stop(
-            f"{workload} has no revision {back or 'to go back to'}",
-            why=f"known are {', '.join(e['revision'] for e in entries) or 'none'}",
-            next_step=f"holdfast rollout history {workload}",
-        )
+        known = ", ".join(e["revision"] for e in entries) or "none"
+        what = f"revision {back} not found" if back else "no earlier revision"
+        raise Stop(f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}")
     replaced = [{"op": "replace", "path": "/spec/template", "value": entry["template"]}]
     api.request("PATCH", path_of(tenant, name), replaced, content_type="application/json-patch+json")
     told(output, workload, "undone", revision=back)
@@ -133,7 +141,7 @@ def undo(workload: str, revision: str, state: str, output: str) -> None:
 @state_option
 @output_option
 def pause(workload: str, state: str, output: str) -> None:
-    """Hold a rollout where it is; its deadline waits as well.
+    """Pause a rollout and its progress deadline.
 
     \b
     Example:
@@ -148,7 +156,7 @@ def pause(workload: str, state: str, output: str) -> None:
 @state_option
 @output_option
 def resume(workload: str, state: str, output: str) -> None:
-    """Let a paused rollout go on.
+    """Resume a paused rollout.
 
     \b
     Example:
@@ -164,7 +172,7 @@ def connected(state: str, workload: str) -> tuple[Api, str, str]:
 
     tenant, _, name = workload.partition("/")
     if not tenant or not name:
-        raise Stop(f"{workload!r} names no workload", why="it is written TENANT/WORKLOAD", code=Exit.USAGE)
+        raise Stop(f"{workload}: the tenant is missing (expected TENANT/WORKLOAD)", code=Exit.USAGE)
     layout = Layout(state)
     return connect(layout, layout.load(), "global"), tenant, name
 
@@ -183,7 +191,7 @@ def block_of(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(api: Api, tenant: str, name: str) -> dict[str, Any]:
-    """Where the rollout stands, with each region's own count."""
+    """Phase and message of the rollout, with counts per region."""
     import msgspec
 
     from holdfast.model.template import Template, template_hash
@@ -197,7 +205,7 @@ def read(api: Api, tenant: str, name: str) -> dict[str, Any]:
          "waitingFor": next((p["reason"] for p in a.get("status", {}).get("pending", [])), "")}
         for a in api.list("assignments", tenant) if a["spec"]["workload"] == name
     ]  # fmt: skip
-    settled = block.get("revision", "") == wanted  # until then the block is about an earlier rollout
+    settled = block.get("revision", "") == wanted  # otherwise the status describes an earlier rollout
     return {
         "workload": f"{tenant}/{name}", "revision": block.get("revision", ""),
         "phase": block.get("phase", "") if settled else "", "message": block.get("message", ""),
@@ -211,9 +219,9 @@ def progress(found: dict[str, Any]) -> str:
 
 
 def marks(block: dict[str, Any], entry: dict[str, Any]) -> str:
-    said = [word for word, key in (("wanted", "revision"), ("good", "lastGoodRevision")) if
-            block.get(key) == entry["revision"]]  # fmt: skip
-    return ",".join(said)
+    found = [mark for mark, key in (("current", "revision"), ("last-good", "lastGoodRevision")) if
+             block.get(key) == entry["revision"]]  # fmt: skip
+    return ",".join(found)
 
 
 def command(entry: dict[str, Any]) -> str:
@@ -231,4 +239,4 @@ def told(output: str, workload: str, result: str, **more: str) -> None:
     if output == "json":
         print_json({"workload": workload, "result": result, **more})
     else:
-        click.echo(f"rollout of {workload} {result}{' to ' + more['revision'] if more else ''}")
+        click.echo(f"rollout {workload}: {result}{' to revision ' + more['revision'] if more else ''}")

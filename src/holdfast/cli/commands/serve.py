@@ -10,47 +10,47 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--cell", required=True, metavar="global|REGION", help="Which cell this is.")
+@click.option("--cell", required=True, metavar="global|REGION", help="Name of the cell.")
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="The cell's own directory: its store lives here.",
+    help="Directory of the cell; it contains the SQLite store.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), required=True, help="The port to listen on.")
-@click.option("--tls-cert", type=FILE, required=True, help="The server's certificate.")
-@click.option("--tls-key", type=FILE, required=True, help="Its key.")
-@click.option("--client-ca", type=FILE, required=True, help="The authority that signs clients' certificates.")
-@click.option("--node-ca", type=FILE, help="For a region: the authority that certifies the nodes that join it.")
-@click.option("--node-ca-key", type=FILE, help="For a region: the key of that authority; without it nobody can join.")
-@click.option("--tokens", type=FILE, required=True, help="The file of hashed API tokens.")
-@click.option("--global-url", default="", help="For a region: the address of the global cell.")
-@click.option("--link-cert", type=FILE, help="For a region: the certificate it shows to the global cell.")
-@click.option("--link-key", type=FILE, help="For a region: the key of that certificate.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listen address.")
+@click.option("--port", type=click.IntRange(1, 65535), required=True, help="Listen port.")
+@click.option("--tls-cert", type=FILE, required=True, help="Server certificate.")
+@click.option("--tls-key", type=FILE, required=True, help="Key of the server certificate.")
+@click.option("--client-ca", type=FILE, required=True, help="CA certificate for client certificates.")
+@click.option("--node-ca", type=FILE, help="Regions: CA certificate for node certificates.")
+@click.option("--node-ca-key", type=FILE, help="Regions: key of the node CA. Without it no node can join.")
+@click.option("--tokens", type=FILE, required=True, help="File with hashed API tokens.")
+@click.option("--global-url", default="", help="Regions: URL of the global cell.")
+@click.option("--link-cert", type=FILE, help="Regions: client certificate for the global cell.")
+@click.option("--link-key", type=FILE, help="Regions: key of the link certificate.")
 @click.option(
     "--store",
     type=click.Choice(("sqlite", "etcd", "memory")),
     default="sqlite",
     show_default=True,
-    help="Where objects are kept; memory forgets them with the process.",
+    help="Store of the cell. `memory` is not durable.",
 )
-@click.option("--etcd-endpoints", default="", metavar="URL,…", help="With --store etcd: the members of the cluster.")
-@click.option("--etcd-ca", default="", help="The authority that signs etcd's certificates.")
-@click.option("--etcd-cert", default="", help="The certificate shown to etcd.")
-@click.option("--etcd-key", default="", help="The key of that certificate.")
-@click.option("--etcd-user", default="", help="The user at etcd, where it asks for one.")
-@click.option("--etcd-password-file", default="", help="A file with that user's password.")
+@click.option("--etcd-endpoints", default="", metavar="URL,…", help="With --store etcd: endpoints of the cluster.")
+@click.option("--etcd-ca", default="", help="CA certificate of etcd.")
+@click.option("--etcd-cert", default="", help="Client certificate for etcd.")
+@click.option("--etcd-key", default="", help="Key of the etcd client certificate.")
+@click.option("--etcd-user", default="", help="etcd user, if authentication is enabled.")
+@click.option("--etcd-password-file", default="", help="File with the password of the etcd user.")
 @click.option(
     "--parts",
     default="api,controllers,authority,scheduler",
     show_default=True,
     metavar="PART,…",
-    help="With --store etcd: what this process runs; others run the rest. The API is always served.",
+    help="With --store etcd: components that this process runs. The API always runs.",
 )
-@click.option("--advertise", default="", metavar="URL", help="Where the cell's other servers reach this one.")
-@click.option("--peer-cert", type=FILE, help="The certificate shown to the cell's other servers.")
-@click.option("--peer-key", type=FILE, help="Its key.")
+@click.option("--advertise", default="", metavar="URL", help="URL of this process for the cell's other processes.")
+@click.option("--peer-cert", type=FILE, help="Client certificate for the cell's other processes.")
+@click.option("--peer-key", type=FILE, help="Key of the peer certificate.")
 def serve(
     *,
     cell: str,
@@ -78,10 +78,10 @@ def serve(
     peer_cert: Path | None,
     peer_key: Path | None,
 ) -> int:
-    """Run one cell: the global one, or a region's.
+    """Run one cell: the global cell or a regional cell.
 
-    The API server, the store and the controllers of the cell, in one process. SIGTERM stops it cleanly. `holdfast up`
-    runs these for you on one machine.
+    Runs the API server, the store and the controllers of the cell in one process. SIGTERM stops it cleanly. `holdfast
+    up` runs all cells of a local platform.
 
     \b
     Example:
@@ -92,9 +92,8 @@ def serve(
 
     if cell != "global" and not global_url:
         raise Stop(
-            f"region {cell} does not know the global cell",
-            why="--global-url is missing",
-            next_step="add --global-url https://HOST:PORT, --link-cert and --link-key",
+            f"region {cell}: --global-url is missing",
+            next_step="add --global-url https://HOST:PORT --link-cert FILE --link-key FILE",
             code=Exit.USAGE,
         )
     import uvloop
@@ -138,18 +137,20 @@ def serve(
     try:
         return uvloop.run(run_cell(config))
     except Fault as fault:
-        raise Stop(f"the cell {cell} cannot run", why=fault.message, next_step="see docs/etcd.md") from fault
+        raise Stop(f"cell {cell}: {fault.message}", next_step="see docs/etcd.md") from fault
 
 
 def _check_parts(chosen: tuple[str, ...], store: str, endpoints: str) -> None:
     from holdfast.cell_process import PARTS
     from holdfast.cli.exits import Exit, Stop
 
-    wrong = sorted(set(chosen) - set(PARTS))
-    problem = f"{', '.join(wrong)} is no part; the parts are {', '.join(PARTS)}" if wrong or not chosen else ""
+    wrong = ", ".join(sorted(set(chosen) - set(PARTS))) or "none"
+    problem = ""
     if store != "etcd" and set(chosen) != set(PARTS):
-        problem = "a cell on one machine is one process: only --store etcd can be shared by several"
-    if store == "etcd" and not endpoints:
-        problem = "--store etcd needs --etcd-endpoints"
+        problem = f"--parts: only --store etcd supports several processes per cell (found --store {store})"
+    elif wrong != "none" or not chosen:
+        problem = f"--parts: invalid component (expected {', '.join(PARTS)}, found {wrong})"
+    elif store == "etcd" and not endpoints:
+        problem = "--store etcd: --etcd-endpoints is missing"
     if problem:
-        raise Stop("these options do not go together", why=problem, next_step="holdfast serve --help", code=Exit.USAGE)
+        raise Stop(problem, next_step="holdfast serve --help", code=Exit.USAGE)

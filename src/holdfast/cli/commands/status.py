@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 @state_option
 @output_option
 def status(state: str, output: str) -> int:
-    """Show cells, nodes and workloads by stage.
+    """Show cells, nodes, and workloads by stage.
 
-    Asks every cell, and shows what it could not reach. Exits with 8 when a cell does not
-    answer, so that scripts notice.
+    Queries every cell and shows unreachable cells as not ready. Exits with 8 if a cell is not ready.
 
     \b
     Examples:
@@ -47,9 +46,9 @@ def status(state: str, output: str) -> int:
 
 
 def as_text(survey: Survey) -> str:
-    here = f"supervisor {survey.supervisor_pid}" if survey.supervisor_pid else "no supervisor: holdfast up starts it"
+    here = f"supervisor {survey.supervisor_pid}" if survey.supervisor_pid else "no supervisor; next: holdfast up"
     restarts = {p.name: p for p in survey.processes}
-    parts = [f"platform {survey.state} ({'elsewhere' if survey.remote else here})"]
+    parts = [f"platform {survey.state} ({'remote' if survey.remote else here})"]
     cells = []
     for cell in survey.cells:
         process = restarts.get(f"cell-{cell.name}")
@@ -58,23 +57,23 @@ def as_text(survey: Survey) -> str:
     parts.append(table(("CELL", "ADDRESS", "READY", "HEALTH", "RESTARTS", "MESSAGE"), cells))
     if survey.nodes:
         nodes = [(n.region, n.name, n.zone, n.contact, n.running, n.reason) for n in survey.nodes]
-        parts.append(table(("REGION", "NODE", "ZONE", "CONTACT", "RUNNING", "NOT SCHEDULABLE"), nodes))
+        parts.append(table(("REGION", "NODE", "ZONE", "CONTACT", "RUNNING", "UNSCHEDULABLE BECAUSE"), nodes))
     if survey.workloads:
         rows = [
             (
                 w.tenant,
                 w.name,
-                f"{w.succeeded}/{w.wanted} done" if w.type == "Batch" else f"{w.serving}/{w.wanted}",
+                f"{w.succeeded}/{w.wanted} succeeded" if w.type == "Batch" else f"{w.serving}/{w.wanted}",
                 " ".join(f"{stage}:{count}" for stage, count in w.stages.items()),
                 " ".join(f"{region}:{count}" for region, count in w.regions.items()),
                 w.reason,
             )
             for w in survey.workloads
         ]
-        parts.append(table(("TENANT", "WORKLOAD", "SERVING", "STAGES", "REGIONS", "WAITING FOR"), rows))
+        parts.append(table(("TENANT", "WORKLOAD", "SERVING", "STAGES", "REGIONS", "NOT SERVING BECAUSE"), rows))
     if survey.hidden:
-        step = "kubectl -n TENANT get workloads shows those of a tenant of yours"
-        parts.append(f"not for your eyes, and so not shown: {', '.join(survey.hidden)}; {step}")
+        step = "kubectl -n TENANT get workloads"
+        parts.append(f"not authorized to list: {', '.join(survey.hidden)}; next: {step}")
     down = [p for p in survey.processes if not p.running]
-    parts.extend(f"{p.name} is not running: {p.last_exit or 'not started'}; see {p.log}" for p in down)
+    parts.extend(f"{p.name}: not running ({p.last_exit or 'not started'}); see {p.log}" for p in down)
     return "\n\n".join(parts)

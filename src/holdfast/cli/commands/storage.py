@@ -22,20 +22,20 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 def _etcd_options(command: F) -> F:
     for name, text in (
-        ("--etcd-password-file", "A file with that user's password."),
-        ("--etcd-user", "The user at etcd, where it asks for one."),
-        ("--etcd-key", "The key of that certificate."),
-        ("--etcd-cert", "The certificate shown to etcd."),
-        ("--etcd-ca", "The authority that signs etcd's certificates."),
-        ("--etcd-endpoints", "The members of the etcd cluster, where that holds the cell; else its SQLite file does."),
+        ("--etcd-password-file", "File with the password of the etcd user."),
+        ("--etcd-user", "etcd user, if authentication is enabled."),
+        ("--etcd-key", "Key of the etcd client certificate."),
+        ("--etcd-cert", "Client certificate for etcd."),
+        ("--etcd-ca", "CA certificate of etcd."),
+        ("--etcd-endpoints", "Endpoints of the etcd cluster; without them the cell's SQLite file is used."),
     ):
         command = click.option(name, default="", help=text)(command)
     return command
 
 
 def _cell_options(command: F) -> F:
-    command = click.option("--state", type=FOLDER, required=True, help="The cell's own directory.")(command)
-    return click.option("--cell", required=True, metavar="global|REGION", help="Which cell it is.")(command)
+    command = click.option("--state", type=FOLDER, required=True, help="Directory of the cell.")(command)
+    return click.option("--cell", required=True, metavar="global|REGION", help="Name of the cell.")(command)
 
 
 def _place(cell: str, state: Path, etcd: dict[str, str]) -> Place:
@@ -55,7 +55,7 @@ def _run(work: Coroutine[Any, Any, T], what: str) -> T:
     try:
         return asyncio.run(work)
     except Fault as fault:
-        raise Stop(f"{what} did not work", why=fault.message, next_step="see docs/operations/backup.md") from fault
+        raise Stop(f"{what}: {fault.message}", next_step="see docs/operations/backup.md") from fault
 
 
 def _say(text: str, output: str, **facts: Any) -> None:
@@ -67,13 +67,13 @@ def _say(text: str, output: str, **facts: Any) -> None:
 
 @click.command()
 @_cell_options
-@click.option("--to", "path", type=FILE, required=True, help="The file to write.")
+@click.option("--to", "path", type=FILE, required=True, help="Backup file to write.")
 @_etcd_options
 @output_option
 def backup(*, cell: str, state: Path, path: Path, output: str, **etcd: str) -> int:
-    """Save a cell to a file while it runs.
+    """Back up a running cell to a file.
 
-    Holds every object as of one revision, and the audit log. It can be restored to either store.
+    The backup contains all objects at one revision, and the audit log. It can be restored to SQLite or etcd.
 
     \b
     Example:
@@ -81,20 +81,20 @@ def backup(*, cell: str, state: Path, path: Path, output: str, **etcd: str) -> i
     """
     from holdfast.cell_storage import save
 
-    objects, records = _run(save(_place(cell, state, etcd), path), "the backup")
-    text = f"{path}: {objects} objects and {records} audit records of the cell {cell}"
+    objects, records = _run(save(_place(cell, state, etcd), path), f"backup of cell {cell}")
+    text = f"{path}: {objects} objects and {records} audit records of cell {cell}"
     _say(text, output, cell=cell, path=str(path), objects=objects, records=records)
     return 0
 
 
 @click.command()
 @_cell_options
-@click.option("--from", "path", type=FILE, required=True, help="The backup.")
-@click.option("--replace", is_flag=True, help="Give up what the store holds now.")
-@click.option("--node-journal", "journals", type=FILE, multiple=True, help="A copy of nodes.journal, of any host.")
+@click.option("--from", "path", type=FILE, required=True, help="Backup file.")
+@click.option("--replace", is_flag=True, help="Delete the present content of the store.")
+@click.option("--node-journal", "journals", type=FILE, multiple=True, help="Copy of nodes.journal; may be repeated.")
 @click.option(
     "--trust-nodes/--distrust-nodes", default=None,
-    help="Where revocations since the backup are lost: believe its nodes' certificates, or let all nodes join again.",
+    help="If revocations since the backup are lost: accept node certificates, or require all nodes to join again.",
 )  # fmt: skip
 @_etcd_options
 @output_option
@@ -102,12 +102,11 @@ def restore(
     *, cell: str, state: Path, path: Path, replace: bool, journals: tuple[Path, ...], trust_nodes: bool | None,
     output: str, **etcd: str,
 ) -> int:  # fmt: skip
-    """Fill a stopped cell from a backup.
+    """Restore a stopped cell from a backup.
 
-    The cell comes back as a new incarnation and rejoins: agents stop what they run and register anew, nothing is bound
-    until the leases of before have ended, and nothing is spent until the global cell has renewed the grants. What was
-    written after the backup is gone, except that certificates of nodes which were revoked since stay revoked; join
-    tokens are not restored.
+    The cell starts as a new incarnation. Agents stop their tasks and register again. Nothing is bound until all earlier
+    leases have expired, and no quota is spent until the global cell has renewed the grants. Writes after the backup are
+    lost, except revocations of node certificates. Join tokens are not restored.
 
     \b
     Example:
@@ -117,22 +116,22 @@ def restore(
 
     place = _place(cell, state, etcd)
     work = fill(place, path, replace=replace, journals=journals, trust_nodes=trust_nodes)
-    incarnation = _run(work, "the restore")
-    text = f"the cell {cell} is restored as incarnation {incarnation}; start it: it rejoins by itself"
+    incarnation = _run(work, f"restore of cell {cell}")
+    text = f"cell {cell}: restored as incarnation {incarnation}; next: start the cell"
     _say(text, output, cell=cell, incarnation=incarnation)
     return 0
 
 
 @click.command("migrate-store")
 @_cell_options
-@click.option("--to-state", type=FOLDER, help="From etcd to SQLite: the directory of the new store.")
+@click.option("--to-state", type=FOLDER, help="From etcd to SQLite: directory of the new store.")
 @_etcd_options
 @output_option
 def migrate_store(*, cell: str, state: Path, to_state: Path | None, output: str, **etcd: str) -> int:
     """Move a stopped cell to another store.
 
-    From the SQLite file in --state to the etcd cluster that --etcd-endpoints names; with --to-state the other way. The
-    source stays as it is; start the cell on the target only.
+    Copies from the SQLite file in --state to the etcd cluster of --etcd-endpoints; with --to-state in the other
+    direction. The source is not changed. Afterwards start the cell on the target only.
 
     \b
     Examples:
@@ -146,15 +145,14 @@ def migrate_store(*, cell: str, state: Path, to_state: Path | None, output: str,
     there = _place(cell, state, etcd)
     if there.etcd is None:
         raise Stop(
-            "there is nowhere to move to",
-            why="--etcd-endpoints is missing",
+            f"cell {cell}: --etcd-endpoints is missing",
             next_step="add --etcd-endpoints https://HOST:2379",
             code=Exit.USAGE,
         )
     here = Place(cell=cell, state=state)
     if to_state is not None:
         here, there = there, Place(cell=cell, state=to_state)
-    objects = _run(copy(here, there), "moving the cell")
-    text = f"{objects} objects of the cell {cell} were moved; start it on the new store only"
+    objects = _run(copy(here, there), f"migration of cell {cell}")
+    text = f"cell {cell}: {objects} objects copied; next: start the cell on the new store only"
     _say(text, output, cell=cell, objects=objects)
     return 0

@@ -1,4 +1,4 @@
-"""`holdfast supervise`: what `holdfast up` runs in the background. Hidden, as nobody needs to type it."""
+"""`holdfast supervise`: the supervisor process that `holdfast up` starts. A hidden command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from holdfast.cli.output import directory_option
 
 @click.command(hidden=True)
 @directory_option
-@click.option("--with-parent", "parent_pid", type=int, default=0, help="Stop everything when this process is gone.")
+@click.option("--with-parent", "parent_pid", type=int, default=0, help="Stop when this process exits.")
 def supervise(state: str, parent_pid: int) -> None:
-    """Keep the processes of a prepared platform running until told to stop.
+    """Supervise the processes of a prepared platform until SIGTERM.
 
     \b
     Example:
@@ -32,7 +32,7 @@ def supervise(state: str, parent_pid: int) -> None:
 
     parent = identify(parent_pid) if parent_pid else None
     if parent_pid and parent is None:
-        say("the command that started this platform is already gone")
+        say("the parent command has already exited")
         return
     Supervisor(layout, programs(platform, layout), say).run(parent=parent)
     say("stopped")

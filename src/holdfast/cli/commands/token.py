@@ -19,10 +19,10 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @click.group()
 def token() -> None:
-    """Create, list and revoke API tokens, and the join tokens of nodes.
+    """Create, list and revoke API tokens and join tokens.
 
-    A token is shown once, when it is made; only its hash is kept. Cells notice changes at once. With --join REGION the
-    commands are about the tokens with which that region's nodes join.
+    A token is shown once, on creation; only its hash is stored. Cells apply changes at once. With --join REGION the
+    commands manage the join tokens of that region's nodes.
 
     \b
     Examples:
@@ -33,29 +33,27 @@ def token() -> None:
 
 @token.command("create")
 @click.argument("name")
-@click.option("--user", default="", help="The user it stands for; its own name when not given.")
-@click.option("--tenant", "tenants", multiple=True, help="A tenant it may work in; may be repeated.")
-@click.option("--viewer", is_flag=True, help="It may read everything and change nothing.")
-@click.option("--operator", is_flag=True, help="It may do everything an operator may.")
-@click.option("--cell", "cells", multiple=True, help="Use it at this cell only; may be repeated.")
-@click.option("--join", "region", default="", metavar="REGION", help="A token with which nodes join this region.")
-@click.option(
-    "--node", "node_name", default="", help="With --join: the one node it is for, which may have joined before."
-)
-@click.option("--uses", type=click.IntRange(1, 256), default=1, show_default=True, help="With --join: how many nodes.")
+@click.option("--user", default="", help="User name; the token's name if not set.")
+@click.option("--tenant", "tenants", multiple=True, help="Grant access to this tenant; may be repeated.")
+@click.option("--viewer", is_flag=True, help="Grant read access to everything.")
+@click.option("--operator", is_flag=True, help="Grant the operator role.")
+@click.option("--cell", "cells", multiple=True, help="Restrict the token to this cell; may be repeated.")
+@click.option("--join", "region", default="", metavar="REGION", help="Create a join token for nodes of this region.")
+@click.option("--node", "node_name", default="", help="With --join: restrict the token to this node, also to rejoin.")
+@click.option("--uses", type=click.IntRange(1, 256), default=1, show_default=True, help="With --join: number of uses.")
 @click.option(
     "--certificate",
     "certificate",
     default="30d",
     show_default=True,
     metavar="DURATION",
-    help="With --join: how long each certificate is good; agents renew theirs in time.",
+    help="With --join: lifetime of each node certificate. Agents renew their certificates.",
 )
 @click.option(
     "--expires",
     default="",
     metavar="DURATION",
-    help="How long it is good, as 12h or 30d; for ever if not given, or 1h with --join.",
+    help="Lifetime, such as 12h or 30d. Default: unlimited, or 1h with --join.",
 )
 @directory_option
 @output_option
@@ -75,7 +73,7 @@ def create(
     state: str,
     output: str,
 ) -> None:
-    """Make a token and print it: the only time it can be seen.
+    """Create a token and print it. It cannot be shown again.
 
     \b
     Examples:
@@ -91,15 +89,15 @@ def create(
 
     if region:
         if tenants or viewer or operator or cells or user:
-            why = "a join token lets nodes join, and nothing else"
-            raise Stop(f"token {name} was not made", why=why, next_step="leave the other options out", code=Exit.USAGE)
+            text = f"token {name}: a join token grants no API access (--tenant, --viewer, --operator, --cell, --user)"
+            raise Stop(text, next_step=f"holdfast token create {name} --join {region}", code=Exit.USAGE)
         lasts_s = duration_s(expires or "1h"), duration_s(certificate)
         create_join(name, region, node_name, uses, lasts_s, state=state, output=output)
         return
     if not (tenants or viewer or operator):
         raise Stop(
-            "a token that may do nothing is of no use",
-            next_step="say --tenant NAME, --viewer or --operator",
+            f"token {name}: no access granted (expected --tenant, --viewer or --operator)",
+            next_step=f"holdfast token create {name} --viewer",
             code=Exit.USAGE,
         )
     groups = (
@@ -113,7 +111,7 @@ def create(
     try:
         made = TokenFile(layout.tokens).issue(name, user or name, groups, expires_at_s=expires_at_s, cells=cells)
     except ValueError as error:
-        raise Stop(f"token {name} was not made", why=str(error), code=Exit.CONFLICT) from None
+        raise Stop(f"token {name}: {error}", next_step=f"holdfast token revoke {name}", code=Exit.CONFLICT) from None
     if output == "json":
         print_json({"name": name, "user": user or name, "groups": groups, "token": made})
     else:
@@ -123,7 +121,7 @@ def create(
 def create_join(
     name: str, region: str, node: str, uses: int, lasts_s: tuple[float, float], *, state: str, output: str
 ) -> None:
-    """`lasts_s`: how long the token is good, and how long a certificate that it gives."""
+    """Creates a join token and prints it. `lasts_s` holds the lifetimes of the token and of the node certificates."""
     from holdfast.cli.platform.enrol import make_token
 
     text = make_token(
@@ -143,16 +141,16 @@ def region_api(state: str, region: str) -> Api:
     platform = layout.load()
     if region not in {planned.name for planned in platform.regions}:
         names = ", ".join(planned.name for planned in platform.regions)
-        raise Stop(f"there is no region {region}", next_step=f"the regions are {names}", code=Exit.USAGE)
+        raise Stop(f"region {region}: not found (expected one of {names})", code=Exit.USAGE)
     return connect(layout, platform, region)
 
 
 @token.command("list")
-@click.option("--join", "region", default="", metavar="REGION", help="The join tokens of this region instead.")
+@click.option("--join", "region", default="", metavar="REGION", help="List the join tokens of this region.")
 @directory_option
 @output_option
 def list_tokens(region: str, state: str, output: str) -> None:
-    """List the tokens there are, never their secrets.
+    """List tokens, without their secrets.
 
     \b
     Examples:
@@ -186,7 +184,7 @@ def list_join(api: Api, output: str) -> None:
         {
             "name": item["metadata"]["name"], "node": item["spec"].get("node", ""), "uses": item["spec"]["uses"],
             "used": [use["node"] for use in item["status"].get("used", [])],
-            "made": item["metadata"]["creationTimestamp"], "ttlSeconds": item["spec"]["ttlSeconds"],
+            "created": item["metadata"]["creationTimestamp"], "ttlSeconds": item["spec"]["ttlSeconds"],
         }
         for item in found
     ]  # fmt: skip
@@ -194,19 +192,19 @@ def list_join(api: Api, output: str) -> None:
         print_json(rows)
         return
     lines = [
-        (r["name"], r["node"] or "any", f"{len(r['used'])}/{r['uses']}", r["made"], f"{r['ttlSeconds']:g}s")
+        (r["name"], r["node"] or "any", f"{len(r['used'])}/{r['uses']}", r["created"], f"{r['ttlSeconds']:g}s")
         for r in rows
     ]
-    click.echo(table(("NAME", "NODE", "USED", "MADE", "GOOD FOR"), lines))
+    click.echo(table(("NAME", "NODE", "USED", "CREATED", "TTL"), lines))
 
 
 @token.command("revoke")
 @click.argument("name")
-@click.option("--join", "region", default="", metavar="REGION", help="A join token of this region.")
+@click.option("--join", "region", default="", metavar="REGION", help="Revoke a join token of this region.")
 @directory_option
 @output_option
 def revoke(name: str, *, region: str, state: str, output: str) -> None:
-    """Refuse a token from now on. Nodes that joined with it stay; `holdfast node revoke` is about those.
+    """Revoke a token. Nodes that joined with it keep their certificates; see `holdfast node revoke`.
 
     \b
     Examples:
@@ -221,16 +219,16 @@ def revoke(name: str, *, region: str, state: str, output: str) -> None:
     if region:
         region_api(state, region).request("DELETE", f"/apis/holdfast.dev/v1/jointokens/{quote(name)}")
     elif not TokenFile(layout.tokens).revoke(name):
-        raise Stop(f"there is no token {name}", next_step="holdfast token list shows them")
+        raise Stop(f"token {name}: not found", next_step="holdfast token list")
     if output == "json":
         print_json({"name": name, "revoked": True})
     else:
-        note(f"revoked {name}")
+        note(f"token {name}: revoked")
 
 
 def duration_s(text: str) -> float:
-    """`90s`, `15m`, `12h`, `30d`."""
+    """Parses `90s`, `15m`, `12h` or `30d` to seconds."""
     match = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if match is None:
-        raise Stop(f"{text!r} is not a duration", why="it is written as 90s, 15m, 12h or 30d", code=Exit.USAGE)
+        raise Stop(f"{text}: not a duration (expected a form such as 90s, 15m, 12h or 30d)", code=Exit.USAGE)
     return int(match[1]) * float(UNITS_S[match[2]])

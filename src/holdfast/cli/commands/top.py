@@ -16,14 +16,14 @@ MIB = 1024 * 1024
 
 @click.command()
 @click.option("--by", type=click.Choice(("node", "workload", "replica")), default="node", show_default=True,
-              help="What to add up.")  # fmt: skip
+              help="Group rows by this.")  # fmt: skip
 @state_option
 @output_option
 def top(by: str, state: str, output: str) -> None:
-    """Show what work uses beside what it asked for.
+    """Show resource usage and requests.
 
-    Each node's agent measures its own: CPU within the last half second, memory and processes now. Nodes that cannot
-    be asked are named.
+    Each node's agent measures its tasks: CPU over the last half second, current memory and process count. Unreachable
+    nodes are listed.
 
     \b
     Examples:
@@ -38,21 +38,21 @@ def top(by: str, state: str, output: str) -> None:
         try:
             nodes = [item["metadata"]["name"] for item in api.list("nodes")]
         except Stop as stop:
-            silent.append(f"{region}: {stop.what}")
+            silent.append(stop.what)
             continue
         for node in nodes:
             try:
                 rows += [{"region": region, "node": node, **row} for row in ask_node(api, node, kind="Usage")]
             except Stop as stop:
-                silent.append(f"{node}: {stop.why or stop.what}")
+                silent.append(f"{node}: {stop.what}")
     summed = add_up(rows, by)
     if output == "json":
-        print_json({"by": by, "rows": summed, "silent": silent})
+        print_json({"by": by, "rows": summed, "unreachable": silent})
         return
-    headers = ("NAME", "REPLICAS", "CPU", "OF", "MEMORY", "OF", "PROCESSES")
+    headers = ("NAME", "REPLICAS", "CPU", "REQUESTED", "MEMORY", "REQUESTED", "PROCESSES")
     click.echo(table(headers, [shown(row) for row in summed]))
     for line in silent:
-        note(f"not known: {line}")
+        note(f"not measured: {line}")
 
 
 def add_up(rows: Iterable[dict[str, Any]], by: str) -> list[dict[str, Any]]:

@@ -13,36 +13,36 @@ from holdfast.cli.output import directory_option, output_option, quiet_option
     default="us-east,eu-central,eu-west",
     show_default=True,
     metavar="NAME,…",
-    help="The regions to run; the part before the first dash is the region's residency tag.",
+    help="Regions to run. The part before the first dash is the region's residency tag.",
 )
 @click.option(
     "--agents",
     type=click.IntRange(1, 50),
     default=2,
     show_default=True,
-    help="Agents per region, spread over its two zones; the first has two pretend GPUs.",
+    help="Agents per region, spread over two zones. The first agent has two simulated GPUs.",
 )
-@click.option("--detach", is_flag=True, help="Return once everything serves; `holdfast down` stops it.")
+@click.option("--detach", is_flag=True, help="Return when everything serves; `holdfast down` stops the platform.")
 @directory_option
 @click.option(
     "--port-base",
     type=int,
     default=7400,
     show_default=True,
-    help="The global cell's port; regions and agents use the ones after it.",
+    help="Port of the global cell. Regions and agents use the ports after it.",
 )
 @click.option(
     "--store",
     default="sqlite",
     show_default=True,
     metavar="sqlite|etcd|CELL=STORE,…",
-    help="Where cells keep their objects; etcd starts a local cluster of three members.",
+    help="Store of the cells. `etcd` starts a local cluster of three members.",
 )
 @click.option("--no-samples", is_flag=True, help="Do not apply the sample tenants and workloads.")
 @click.option(
     "--no-provider",
     is_flag=True,
-    help="Do not measure loads, nor start and stop the nodes of pools; `holdfast pool provide` does it by hand.",
+    help="Do not run the node provider, which also pushes CPU metrics (`holdfast pool provide`).",
 )
 @click.option(
     "--timeout",
@@ -50,7 +50,7 @@ from holdfast.cli.output import directory_option, output_option, quiet_option
     type=click.FloatRange(1, 3600),
     default=120.0,
     show_default=True,
-    help="How many seconds to wait until everything serves.",
+    help="Seconds to wait until everything serves.",
 )
 @quiet_option
 @output_option
@@ -70,11 +70,11 @@ def up(
 ) -> int:
     """Start a whole platform on this machine.
 
-    Real processes: a global cell, a cell per region, agents, and the sample workloads they run. It shows progress until
-    everything serves, then prints the API's address, the kubeconfig and three commands to try. Ctrl-C stops it all;
-    with --detach it keeps running. A second `up` on the same directory continues where the first one ended, and does
-    not wait for work that says itself why it cannot serve. --timeout running out exits with 5 and leaves the platform
-    up, so that it can be looked at.
+    Starts real processes: a global cell, one cell per region, agents, and sample workloads. Prints progress until
+    everything serves, then the API's URL, the kubeconfig and three commands to try. Ctrl-C stops the platform; with
+    --detach it keeps running. A second `up` on the same directory continues the platform, and does not wait for
+    workloads that report why they cannot serve. If --timeout expires, the command exits with 5 and the platform keeps
+    running.
 
     \b
     Examples:

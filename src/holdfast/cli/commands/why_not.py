@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @state_option
 @output_option
 def why_not(replica: str, node: str, state: str, output: str) -> int:
-    """Say why a replica is not on a node: all that stands in the way, or how it scores.
+    """Show why a replica cannot run on a node, or how the node scores.
 
-    Asks the planner about the region as it is now, without the replica's own claim.
+    Runs the planner's filters and scores on the region's current state, without the replica's own claim.
 
     \b
     Examples:
@@ -38,8 +38,7 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     regions = Regions(state)
     found = regions.replica(key)
     if found is None:
-        step = f"holdfast get replicas -n {key.namespace} lists them"
-        regions.missing(f"there is no replica {replica}", next_step=step)
+        regions.missing(f"replica {replica}: not found", next_step=f"holdfast get replicas -n {key.namespace}")
     region, item = found
     spec = item.spec
     request = SchedulingRequest(
@@ -57,8 +56,8 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
                 region.builder().delete(claim)
     verdict = region.question(ask_of(request), now_s()).verdict(node)
     if verdict is None:
-        step = f"holdfast get nodes --region {region.name} lists them"
-        raise Stop(f"region {region.name}, which has the replica, has no node {node}", next_step=step)
+        step = f"holdfast get nodes --region {region.name}"
+        raise Stop(f"node {node}: not found in region {region.name}, the region of the replica", next_step=step)
     if output == "json":
         print_json(msgspec.to_builtins(verdict))
     else:
@@ -67,17 +66,17 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
 
 
 def as_text(replica: str, where: str, verdict: Verdict) -> str:
-    now = f" (it is on {where})" if where else ""
+    now = f" (currently on {where})" if where else ""
     if verdict.obstacles:
-        lines = [f"{replica} cannot go to node {verdict.node}{now}:"]
+        lines = [f"{replica}: cannot run on node {verdict.node}{now}:"]
         for obstacle in verdict.obstacles:
             lines += [f"  {obstacle.reason}: {obstacle.message}", f"    to fit: {obstacle.cure}"]
         return "\n".join(lines)
-    parts = ", ".join(f"{s.name} {s.value} by {s.weight}" for s in verdict.scores)
+    parts = ", ".join(f"{s.name} {s.value} (weight {s.weight})" for s in verdict.scores)
     lines = [
-        f"{replica} could go to node {verdict.node}{now}: place {verdict.place} of {verdict.feasible} feasible nodes",
+        f"{replica}: can run on node {verdict.node}{now}: rank {verdict.place} of {verdict.feasible} feasible nodes",
         f"  score {verdict.score}: {parts}",
     ]
     if verdict.best != verdict.node:
-        lines.append(f"  node {verdict.best} has {verdict.best_score}")
+        lines.append(f"  best: node {verdict.best} with score {verdict.best_score}")
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""Drills: failures done for real to a running platform, with a clock, the promises checked, and a report."""
+"""Drills: real failures injected into a running platform, with a clock, invariant checks and a report."""

@@ -1,6 +1,6 @@
-"""The six questions, answered from what was recorded: the history of the objects, events, decisions and counters.
+"""Answers the six incident questions from recorded object changes, events, decisions and counters. Pure.
 
-Pure: steps and readings go in, lines come out. What nothing was recorded about says so; no line is made up.
+If nothing was recorded for a question, the answer says so.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ DESIRED = frozenset(
     {"Workload", "Assignment", "Override", "SchedulerPolicy", "PolicyRevision", "RecoveryBudget", "Quota", "Node"}
 )
 NOT_CONTROLLERS = frozenset({"agent", "region", "link", "operator", "user"})
-"""Who reports or wishes; everybody else decides."""
+"""Roles that report or request. All other roles are controllers."""
 BOOKKEEPERS = frozenset({"workload-status", "grant", "backing", "grant-sync", "policy", "rollout"})
-"""Controllers that sum up what others did; they act first only where nobody else acts."""
+"""Controllers that only summarize. They are named as first only if no other controller acted."""
 
 SUMS = frozenset({"GrantCopy", "Grant", "Quota", "RecoveryBudget"})
-"""Kinds whose changes add up what others do."""
+"""Kinds whose changes only summarize other changes."""
 HEARTBEATS = frozenset({"heardAt", "heardSequence", "at", "sequence"})
-"""Fields that move while nothing happens."""
+"""Fields that change without any event."""
 
 
 def desired_state(steps: Sequence[Step]) -> list[str]:
-    """Changes of what is wanted, by whom; replicas as numbers."""
+    """Spec changes with their writer; created and deleted replicas as counts."""
     told = [
         f"+{s.at_s:.1f} s {s.cell}: {_who(s)}{s.op} {s.subject}{_what(s, 'spec')}"
         for s in steps
@@ -44,11 +44,11 @@ def desired_state(steps: Sequence[Step]) -> list[str]:
     ]
     counted = Counter((s.cell, s.op) for s in steps if s.kind == "Replica" and s.op != "changed")
     told_last = [f"{cell}: replicate {op} {n} replica(s)" for (cell, op), n in sorted(counted.items())]
-    return [*_few(told), *told_last] or ["nothing: no spec changed in any cell"]
+    return [*_few(told), *told_last] or ["none: no spec changed in any cell"]
 
 
 def acted_first(steps: Sequence[Step]) -> list[str]:
-    """The first controller that wrote after the failure, and who came next, each with its first write."""
+    """The controllers that wrote after the failure, in order, each with its first write."""
     seen: dict[str, Step] = {}
     for step in steps:
         if decided(step):
@@ -57,20 +57,20 @@ def acted_first(steps: Sequence[Step]) -> list[str]:
                     seen.setdefault(role, step)
     first = [(r, s) for r, s in seen.items() if r not in BOOKKEEPERS] or list(seen.items())
     lines = [f"+{s.at_s:.1f} s {role} ({s.cell}) {s.op} {s.subject}{_what(s)}" for role, s in first]
-    return _few(lines) or ["no controller wrote anything"]
+    return _few(lines) or ["none: no controller wrote"]
 
 
 def decided(step: Step) -> bool:
-    """Whether a change is a controller's act: not a report, not a sum, not a pulse, not the end of a deletion."""
+    """Whether the change is a controller's decision: no report, summary, heartbeat or completed deletion."""
     if step.op == "deleted" or step.kind in SUMS or only_beats(step):
         return False
     return any(role not in NOT_CONTROLLERS for role in step.roles)
 
 
 def partial_progress(steps: Sequence[Step]) -> list[str]:
-    """Stages that replicas reached and when; what requests waited for; how far recoveries were."""
+    """Stages that replicas reached with times, pending reasons, progress of recoveries, and repairs."""
     lines = [*_stages(steps), *_waits(steps), *_recoveries(steps), *_repairs(steps)]
-    return lines or ["nothing was under way"]
+    return lines or ["none: nothing was in progress"]
 
 
 def _stages(steps: Sequence[Step]) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _waits(steps: Sequence[Step]) -> list[str]:
     for step in steps:
         if step.kind == "SchedulingRequest" and step.after is not None:
             for reason in step.after.get("status", {}).get("reasons", []):
-                found.setdefault(f"{step.namespace}/{step.name} waits: {reason['reason']}", step.at_s)
+                found.setdefault(f"{step.namespace}/{step.name} pending: {reason['reason']}", step.at_s)
     return _few([f"+{at_s:.1f} s {text}" for text, at_s in found.items()])
 
 
@@ -114,13 +114,13 @@ def _repairs(steps: Sequence[Step]) -> list[str]:
     for step in steps:
         if step.kind == "Replica" and "status.repair" in step.groups and step.after is not None:
             block = step.after.get("status", {}).get("repair") or {}
-            said = f"{block.get('reason')} {block.get('state')}: {block.get('message')}" if block else "taken back"
+            said = f"{block.get('reason')} {block.get('state')}: {block.get('message')}" if block else "withdrawn"
             found.append(f"+{step.at_s:.1f} s repair of {step.namespace}/{step.name}: {said}")
     return _few(found)
 
 
 def telemetry(moved: Readings, events: Iterable[tuple[str, Item]], steps: Sequence[Step]) -> list[str]:
-    """Counters that moved, events that were said, decisions that were recorded."""
+    """Increased counters, emitted events and recorded decisions."""
     lines = [f"{cell}: {series} +{value:g}" for (cell, series), value in sorted(moved.items()) if _telling(series)]
     said = Counter((cell, e.get("reportingComponent", ""), e["reason"]) for cell, e in events)
     spoken = [f"{cell}: event {reason} by {who}, {_times(n)}" for (cell, who, reason), n in said.most_common(LINES)]
@@ -129,40 +129,40 @@ def telemetry(moved: Readings, events: Iterable[tuple[str, Item]], steps: Sequen
         for s in steps if s.kind == "Decision" and s.op == "created" and s.after is not None
     )  # fmt: skip
     decided = [f"{cell}: {n} Decision(s) by policy revision {revision}" for (cell, revision), n in made.items()]
-    return [*_few(lines, LINES * 2), *spoken, *decided] or ["no counter moved and no event was said"]
+    return [*_few(lines, LINES * 2), *spoken, *decided] or ["none: no counter increased and no event was emitted"]
 
 
 def _telling(series: str) -> bool:
-    """Not what moves in any minute anyway."""
+    """Whether the series is significant. Some counters increase all the time."""
     usual = 'result="Accepted",verb="renew"' in series
     return not usual and not series.startswith(("holdfast_store_", "holdfast_gate_commits"))
 
 
 def way_back(steps: Sequence[Step], left: Sequence[str]) -> list[str]:
-    """How things went back: what was ended, lifted or freed after the failure was over, and what the check found."""
+    """Recovery phases, ended overrides, reverted policies and released claims, and the result of the cleanup check."""
     lines = []
     freed: Counter[str] = Counter()
     for step in steps:
         if step.op == "deleted" and step.kind in ("Binding", "Reservation", "Replica"):
-            freed[f"{step.cell}: {step.kind}s freed"] += 1
+            freed[f"{step.cell}: {step.kind}s deleted"] += 1
         elif step.kind == "Recovery" and _was(step, "status", "phase") != _is(step, "status", "phase"):
             lines.append(f"+{step.at_s:.1f} s recover: {step.subject} {_is(step, 'status', 'phase')}")
         elif step.kind == "Override" and _was(step, "status", "phase") != _is(step, "status", "phase"):
-            now = _is(step, "status", "phase") or "removed from the records"
+            now = _is(step, "status", "phase") or "deleted"
             lines.append(f"+{step.at_s:.1f} s override: {step.subject} {now}")
         elif step.kind in DESIRED - {"Node"} and (step.op == "deleted" or step.kind == "SchedulerPolicy"):
             lines.append(f"+{step.at_s:.1f} s {step.cell}: {_who(step)}{step.op} {step.subject}{_what(step, 'spec')}")
-    checked = "cleanup check: nothing left over" if not left else f"cleanup check: {len(left)} left over"
+    checked = "cleanup check: all resources returned" if not left else f"cleanup check: {len(left)} not returned"
     return [*_few(lines, LINES * 2), *(f"{what}, {_times(n)}" for what, n in freed.items()), checked]
 
 
 def _who(step: Step) -> str:
-    """The writer, where there is no doubt about it. Whatever people own, a person changed."""
+    """The writer, if it is unambiguous. Changes of user-owned fields are made by a user."""
     people = {"operator", "user"}
     if step.kind == "Override" and not is_break_glass(step.name):
-        people.add("region")  # a region writes only of those that were given in it
+        people.add("region")  # a region writes only break-glass overrides
     if step.roles and set(step.roles) <= people:
-        return "a person "
+        return "a user "
     return f"{step.roles[0]} " if len(step.roles) == 1 else ""
 
 
@@ -181,7 +181,7 @@ def _at(item: Any, path: Sequence[str]) -> Any:
 
 
 def _what(step: Step, under: str = "") -> str:
-    """The fields that changed, with their old and new values; for a new object what it says first."""
+    """The changed fields with old and new values."""
     if step.op != "changed" or step.after is None:
         return ""
     groups = [g for g in step.groups if g.startswith(under)] if under else list(step.groups)
@@ -198,7 +198,7 @@ def _beats(text: str) -> bool:
 
 
 def only_beats(step: Step) -> bool:
-    """Whether a change says no more than that somebody was heard again."""
+    """Whether the change updates only heartbeat fields."""
     if step.op != "changed" or step.after is None:
         return False
     for group in step.groups:
@@ -219,7 +219,7 @@ def _differences(was: Any, now: Any, name: str) -> Iterator[str]:
     if isinstance(was, list) or isinstance(now, list):
         yield f"{name} changed"
     else:
-        yield f"{name} {was if was is not None else 'nothing'} → {now if now is not None else 'nothing'}"
+        yield f"{name} {was if was is not None else 'unset'} → {now if now is not None else 'unset'}"
 
 
 def _times(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Demand rises while replicas are not ready: the autoscaler must not make more of what does not work."""
+"""Drill autoscaler: the load rises while no replica is ready. The autoscaler must not add replicas."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PUSHES, PUSH_EVERY_S = 6, 5.0
 
 
 def run(incident: Incident) -> None:
-    """Readiness of every replica hangs on a file; the drill takes it away and pushes a load ten times too high."""
+    """Readiness of every replica depends on a file. The drill deletes the file and pushes ten times the target load."""
     folder = tempfile.TemporaryDirectory(prefix="holdfast-drill-")
     Path(folder.name).chmod(0o755)
     well = Path(folder.name) / "well"
     well.touch(mode=0o644)
-    incident.undo_with("the file of readiness", folder.cleanup)
+    incident.undo_with("the readiness file", folder.cleanup)
     load = Load(incident)
     rules = {
         "minReplicas": FEWEST, "maxReplicas": MOST, "metric": METRIC, "target": TARGET,
@@ -33,31 +33,31 @@ def run(incident: Incident) -> None:
     if not incident.until("the drill's workload serves", lambda: load.serving(NAME) == FEWEST, within_s=60):
         return
     _push(incident, TARGET)
-    incident.until("the autoscaler follows it", lambda: _scale(incident).get("replicas") == FEWEST, within_s=60)
-    incident.struck("nothing of the workload is ready any more, and demand is ten times its target")
+    incident.until("the autoscaler uses the metric", lambda: _scale(incident).get("replicas") == FEWEST, within_s=60)
+    incident.struck("no replica is ready, and the load is ten times the target")
     well.unlink()
     incident.until("no replica serves", lambda: load.serving(NAME) == 0, within_s=60)
     _push(incident, HIGH)
-    incident.until("it says why it holds back", lambda: _scale(incident).get("reason") == "ScaleHeld", within_s=30)
+    incident.until("scale-up blocked", lambda: _scale(incident).get("reason") == "ScaleHeld", within_s=30)
     for _ in range(PUSHES - 1):
         time.sleep(PUSH_EVERY_S)
         _push(incident, HIGH)
-    incident.until("it still holds back", lambda: _scale(incident).get("reason") == "ScaleHeld", within_s=30)
+    incident.until("scale-up still blocked", lambda: _scale(incident).get("reason") == "ScaleHeld", within_s=30)
     said = _scale(incident)
     wanted = _wanted(incident)
     incident.facts |= {
-        "most_wanted_while_unready": max(wanted),
+        "maxDesiredWhileNotReady": max(wanted),
         "reason": said.get("reason", ""),
         "message": said.get("message", ""),
     }
-    incident.expect(max(wanted) == FEWEST, f"{max(wanted)} replicas were wanted while none was ready")
+    incident.expect(max(wanted) == FEWEST, f"{max(wanted)} replicas were requested while none was ready")
     incident.held.append(
-        f"wanted replicas stayed at {FEWEST} over {len(wanted)} recorded word(s) of the autoscaler: "
+        f"desired replicas stayed at {FEWEST} in {len(wanted)} recorded status update(s) of the autoscaler: "
         f"{said.get('reason', '')}, {said.get('message', '')}"
     )
     well.touch(mode=0o644)
     incident.until("the replicas are ready again", lambda: load.serving(NAME) == FEWEST, within_s=60)
-    incident.until("now it scales up", lambda: _scaled_up(incident), within_s=90)
+    incident.until("the autoscaler adds replicas", lambda: _scaled_up(incident), within_s=90)
 
 
 def _push(incident: Incident, value: float) -> None:
@@ -70,13 +70,13 @@ def _scale(incident: Incident) -> Item:
 
 
 def _scaled_up(incident: Incident) -> bool:
-    """Demand is still high, and said so as often as it is looked at."""
+    """Pushes the high load again and checks whether replicas were added."""
     _push(incident, HIGH)
     return int(_scale(incident).get("replicas", 0)) > FEWEST
 
 
 def _wanted(incident: Incident) -> list[int]:
-    """Every number of replicas the autoscaler wrote since the failure."""
+    """All replica counts that the autoscaler wrote since the failure."""
     found = [_scale(incident)["replicas"]]
     for step in incident.steps():
         if step.kind == "Workload" and step.name == NAME and step.after is not None:

@@ -1,4 +1,4 @@
-"""The drills there are: what each does, which failure of the design it is, and where the same is simulated."""
+"""The table of all drills: the failure, a description, and the scenario that simulates the same failure."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from holdfast.cli.drills.report import Report
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a person may choose; each drill reads what concerns it."""
+    """Options of the command line. Each drill reads the options that concern it."""
 
     seconds: float = 90.0
     fail_back: bool = True
 
 
 class Drill(msgspec.Struct, frozen=True):
-    """`simulated` names the scenario in which the simulation does the same; `about_s` is how long it takes here."""
+    """`simulated` is the scenario that simulates the same failure; `about_s` is the typical duration."""
 
     name: str
     failure: str
@@ -50,58 +50,58 @@ DRILLS: dict[str, Drill] = {
     for drill in (
         Drill(
             "region-loss", "regional capacity loss",
-            "Kill a region's cell, agents and work; every critical workload must serve elsewhere in time.",
+            "Kill a region's cell, agents and tasks. Every critical workload must serve in another region in time.",
             "region-lost-then-nodes", 120,
             lambda incident, options: region_loss.run(incident, fail_back=options.fail_back),
         ),
         Drill(
             "loss-during-recovery", "regional capacity loss during recovery",
-            "Kill a region, and a node of the region its work recovers in; the promise must hold all the same.",
+            "Kill a region and then a node of the target region. The recovery objective must still be met.",
             "region-lost-then-nodes", 150, _plain(loss_during_recovery.run),
         ),
         Drill(
             "zone-loss", "loss of a zone inside a region",
-            "Kill a zone's agents and work; the region must replace it in its other zones by itself.",
+            "Kill a zone's agents and tasks. The region must replace the replicas in its other zones.",
             "zone-lost", 75, _plain(zone_loss.run),
         ),
         Drill(
             "stale-cache", "stale scheduler cache",
-            "Propose placements from an old picture of the region; the authority must refuse each for its reason.",
+            "Propose placements from stale state. The authority must refuse each with the right reason.",
             "stale-scheduler-and-drain", 25, _plain(stale_cache.run),
         ),
         Drill(
             "timeout-after-commit", "timeout after a reservation or binding commit",
-            "Hang up before the answers of reserve and bind; asking again must find the first commit.",
+            "Drop the responses of reserve and bind. A retry must find the first commit.",
             "lost-answers", 15, _plain(timeout_after_commit.run),
         ),
         Drill(
             "leader-restart", "scheduler leader restart during placement",
-            "Kill the region's cell at the first commits of a burst; each replica must be placed exactly once.",
+            "Kill the region's cell at the first commits of a burst. Each replica must be placed exactly once.",
             "leader-dies-at-commits", 40, _plain(leader_restart.run),
         ),
         Drill(
             "policy-rollback", "policy rollback while replicas are starting",
-            "Promote a policy, let replicas start under it, take it back; what is bound must stay as decided.",
+            "Promote a policy and roll it back while replicas start. Bound replicas must keep their decision.",
             "policy-in-the-middle", 35, _plain(policy_rollback.run),
         ),
         Drill(
             "autoscaler", "autoscaler amplification during low readiness",
-            "Raise demand while no replica is ready; the autoscaler must hold, say why, and go on when they are ready.",
+            "Raise the load while no replica is ready. The autoscaler must hold until replicas are ready.",
             "autoscaler-under-low-readiness", 60, _plain(autoscaler.run),
         ),
         Drill(
             "repair-in-incident", "repair loop running during an incident",
-            "Lose a node while an agent is deaf; repair must be paused by override, then act once and free the place.",
+            "Lose a node while an agent ignores its Bindings. Repair must obey its pause, then act exactly once.",
             "repair-in-incident", 200, _plain(repair_in_incident.run),
         ),
         Drill(
             "override-expires", "human override that must expire",
-            "Avoid a zone, kill the global cell, and see the override end on time and its effect verified as gone.",
+            "Avoid a zone and kill the global cell. The override must expire on time and be verified as reverted.",
             "override-expires", 60, _plain(override_expires.run),
         ),
         Drill(
-            "cut-off", "the ninety-second outage",
-            "Kill the global cell for a while and a node meanwhile; the region must go on and replace it alone.",
+            "partition", "partition from the global cell",
+            "Kill the global cell for 90 s and also a node. The region must replace the node's replicas alone.",
             "cut-off", 150,
             lambda incident, options: cut_off.run(incident, seconds=options.seconds),
         ),
@@ -110,7 +110,7 @@ DRILLS: dict[str, Drill] = {
 
 
 def run_drill(drill: Drill, incident: Incident, options: Options) -> Report:
-    """Does it, undoes it, checks, reports. What was done is undone even when the drill itself breaks."""
+    """Runs the drill, undoes its changes, checks and reports. Changes are undone even if the drill fails."""
     try:
         incident.begin()
         try:

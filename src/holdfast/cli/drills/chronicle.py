@@ -1,8 +1,8 @@
-"""What really happened while a drill ran: every change of the objects that matter, in every cell, as it was committed.
+"""Records every committed change of the relevant kinds in all cells while a drill runs.
 
-Owns the recording: one watch per cell and kind, from the revision at which the drill began. A cell that dies is taken
-up again where its history was left, so that nothing committed is missed. Who made a change follows from the table of
-ownership, which the gate enforces (S6): nothing here guesses.
+- One watch per cell and kind, from the revision at which the drill began. After a crash of the cell the watch resumes
+  at its last revision, so that no commit is missed.
+- The writer of a change follows from the ownership table, which the gate enforces (S6).
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ REGIONAL_KINDS = (
 )  # fmt: skip
 WATCH_S = 300
 AGAIN_S = 0.3
+# Maximum recorded changes. Later changes are only counted.
 STEPS_KEPT = 50_000
 GONE = 410
 MARKS = ("labels", "annotations", "finalizers", "deletionTimestamp")
-"""What of an object's metadata is said by somebody; the rest the server counts."""
+"""Metadata fields that writers set. The server sets the others."""
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One change of one object. `groups` are the field groups that changed, `roles` who owns them."""
+    """One change of one object. `groups` are the changed field groups, `roles` their owners."""
 
     at_s: float
     cell: str
@@ -58,7 +59,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Chronicle:
-    """Records from `begin` until `end`. Times are seconds after `begin`."""
+    """Records from `begin` to `end`. Times are seconds since `begin`."""
 
     def __init__(self, layout: Layout, platform: Platform) -> None:
         self._layout = layout
@@ -75,7 +76,7 @@ class Chronicle:
         return self._began_at
 
     def begin(self) -> None:
-        """Returns when every watch has its starting point, so that whatever happens from now on is recorded."""
+        """Starts all watches. Every change after the return is recorded."""
         self._began_mono_s, self._began_at = time.monotonic(), time.time()
         for cell, _ in self._platform.cells:
             for kind in GLOBAL_KINDS if cell == "global" else REGIONAL_KINDS:
@@ -93,7 +94,7 @@ class Chronicle:
         return time.monotonic() - self._began_mono_s
 
     def steps(self, *, since_s: float = 0.0) -> list[Step]:
-        """Those of one cell in the order of their commits; between cells in the order they were seen."""
+        """Recorded changes: within a cell in commit order, between cells in the order of arrival."""
         with self._lock:
             found = in_order(self._steps)
         return [step for step in found if step.at_s >= since_s]
@@ -149,7 +150,8 @@ class Chronicle:
 
 
 def in_order(steps: Sequence[Step]) -> list[Step]:
-    """Watches of different kinds race: a commit was there at the latest when a later one of its cell was seen."""
+    """Sorts changes into commit order. Watches of different kinds race, so a change gets at most the time of a later
+    revision of its cell."""
     found: list[Step] = []
     for cell in sorted({step.cell for step in steps}):
         latest_s = float("inf")
@@ -173,14 +175,14 @@ def _listed(api: Api, kind: str) -> tuple[dict[str, Item], int]:
 
 
 def changed_groups(kind: str, before: Item | None, after: Item) -> Iterator[str]:
-    """The owned groups in which two versions of an object differ."""
+    """The field groups in which two versions of an object differ."""
     for group in sorted(OWNERS.get(kind, {"spec": frozenset(), "status": frozenset()})):
         if part_of(kind, before or {}, group) != part_of(kind, after, group):
             yield group
 
 
 def part_of(kind: str, item: Item, group: str) -> Any:
-    """A group's value without the groups inside of it, which have owners of their own."""
+    """The value of a field group, without nested groups, which have their own owners."""
     if group == "metadata":
         return {m: item.get("metadata", {}).get(m) for m in MARKS}
     value: Any = item
@@ -193,7 +195,7 @@ def part_of(kind: str, item: Item, group: str) -> Any:
 
 
 def roles_of(kind: str, groups: tuple[str, ...], before: Item | None, after: Item, *, op: str) -> tuple[str, ...]:
-    """Who may have written these groups. Where two share one, the object itself says which of them it was."""
+    """The roles that may have written these groups. Shared groups are resolved by the content of the object."""
     if kind == "Term":
         return ("election",)
     if kind == "Assignment" and ({"spec", "metadata"} & set(groups)):

@@ -1,7 +1,7 @@
-"""Regions cut off from the global cell: it is killed for a while, a node is lost meanwhile, the region goes on alone.
+"""Drill partition: the global cell is killed for a while, and a node is lost meanwhile.
 
-Committed work runs on; what the lost node ran is placed anew by the region's own authority, within the limits it holds
-durably. When the global cell is back nothing is concluded from its own silence.
+Bound replicas keep running. The region's authority replaces the replicas of the lost node within its stored limits.
+After its restart the global cell must not declare a region lost because of its own downtime.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ def run(incident: Incident, *, seconds: float) -> None:
     node = _busiest(incident)
     names = ["cell-global", f"agent-{node}"]
     wanted = len(_serving(incident))
-    incident.expect(wanted, f"nothing served in {incident.region} before the cut")
+    incident.expect(wanted, f"no replica served in {incident.region} before the partition")
     known = {r["metadata"]["name"] for r in watcher.list("recoveries")}
-    incident.facts |= {"node_lost": node, "seconds_cut_off": seconds, "served_before": wanted}
+    incident.facts |= {"lostNode": node, "partitionSeconds": seconds, "servingBefore": wanted}
     incident.undo_with("the global cell and the node", lambda: _back(incident, names))
     hold_down(incident.layout, names)
     incident.struck(f"the global cell and node {node} are killed; {wanted} replicas serve in {incident.region}")
     kill(incident.layout, names)
     ends_mono_s = time.monotonic() + seconds
-    incident.until("the region misses what the node ran", lambda: len(_serving(incident)) < wanted, within_s=seconds)
+    incident.until("the region detects the lost node", lambda: len(_serving(incident)) < wanted, within_s=seconds)
     left_s = ends_mono_s - time.monotonic()
     incident.until(
         "replaced without the global cell", lambda: len(_serving(incident)) >= wanted, within_s=max(1.0, left_s)
     )
-    incident.until("the cut is over", lambda: time.monotonic() >= ends_mono_s, within_s=seconds)
+    incident.until("the partition ends", lambda: time.monotonic() >= ends_mono_s, within_s=seconds)
     restore(incident.layout, names)
-    incident.until("every region is heard again", lambda: _all_healthy(incident))
+    incident.until("all regions are healthy", lambda: _all_healthy(incident))
     opened = [r["metadata"]["name"] for r in watcher.list("recoveries") if r["metadata"]["name"] not in known]
-    incident.expect(not opened, f"the global cell took its own silence for a loss: {', '.join(opened)}")
-    incident.held.append(f"no Recovery was opened from the global cell's own silence: {len(opened)} opened")
+    incident.expect(not opened, f"the global cell opened a Recovery because of its own downtime: {', '.join(opened)}")
+    incident.held.append(f"no Recovery because of the global cell's downtime: {len(opened)} opened")
 
 
 def _busiest(incident: Incident) -> str:
-    """The node whose loss is felt most."""
+    """The node with the most serving replicas."""
     served = [r["status"]["placement"].get("node", "") for r in _serving(incident)]
     return max((a.name for a in incident.plan.agents), key=served.count)
 

@@ -1,4 +1,4 @@
-"""Promises checked on the whole recorded history, not on moments: every version of every object that was seen."""
+"""Invariants checked on the whole recorded history: every version of every recorded object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.cli.drills.chronicle import Step
 
 
 def unique_bindings(steps: Sequence[Step]) -> tuple[list[str], int]:
-    """S1 over all versions: no replica identity has two live bindings at any revision. Also how many were looked at."""
+    """S1: no replica identity has two live Bindings at any revision. Returns violations and the number of versions."""
     live: dict[tuple[str, str], dict[str, None]] = {}
     where: dict[str, str] = {}
     found: list[str] = []
@@ -36,7 +36,7 @@ def unique_bindings(steps: Sequence[Step]) -> tuple[list[str], int]:
 
 
 def kept_decisions(steps: Sequence[Step]) -> tuple[list[str], int]:
-    """S10 over all versions: a binding's node, intent and policy revision never change; nor does a decision."""
+    """S10: Decisions, and node, intent and policy revision of Bindings never change."""
     found: list[str] = []
     looked = 0
     for step in steps:
@@ -51,12 +51,12 @@ def kept_decisions(steps: Sequence[Step]) -> tuple[list[str], int]:
             for field in ("node", "intent", "policyRevision", "devices"):
                 was, now = step.before["spec"].get(field), step.after["spec"].get(field)
                 if was != now:
-                    found.append(f"S10: {field} of {step.subject} in {step.cell} went from {was} to {now}")
+                    found.append(f"S10: {field} of {step.subject} in {step.cell} changed from {was} to {now}")
     return found, looked
 
 
 def attempts_rise(steps: Sequence[Step]) -> tuple[list[str], int]:
-    """A replica's attempt never goes back: an old intent cannot come back to life."""
+    """A replica's attempt never decreases, so an old intent stays invalid."""
     highest: dict[str, int] = {}
     found: list[str] = []
     looked = 0
@@ -67,6 +67,6 @@ def attempts_rise(steps: Sequence[Step]) -> tuple[list[str], int]:
         uid = step.after["metadata"]["uid"]
         attempt = int(step.after.get("status", {}).get("placement", {}).get("attempt", 1))
         if attempt < highest.get(uid, 0):
-            found.append(f"the attempt of {step.subject} went back from {highest[uid]} to {attempt}")
+            found.append(f"the attempt of {step.subject} decreased from {highest[uid]} to {attempt}")
         highest[uid] = max(attempt, highest.get(uid, 0))
     return found, looked

@@ -1,7 +1,7 @@
-"""The frame of every drill: it records, keeps the clock, checks the promises, undoes what was done, and reports.
+"""Common frame of all drills: records changes, keeps the clock, checks invariants, undoes changes and reports.
 
-What always holds: whatever a drill did is undone, in reverse, however the drill ends; the cleanup check comes last; the
-report's answers are made from what was recorded.
+- All changes of a drill are undone in reverse order, however the drill ends. The cleanup check runs last.
+- The answers of the report are computed only from recorded data.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from holdfast.model.times import parse_time
 
 LOOK_EVERY_S = 0.25
 CHECK_EVERY_S = 2.0
+# Time for the platform to return all resources after a drill. Resources that remain are reported, and the drill fails.
 CLEAN_WITHIN_S = 90.0
+# Delay before the report, so that watches deliver the last changes.
 LAST_WORDS_S = 0.5
+# The failure starts after REST_S without a controller decision, at the latest after REST_WITHIN_S.
 REST_S = 1.0
 REST_WITHIN_S = 10.0
 
 
 class Incident:
-    """One drill under way on a running platform."""
+    """One running drill."""
 
     def __init__(self, layout: Layout, region: str, *, timeout_s: float, say: Callable[[str], None]) -> None:
         self.layout = layout
@@ -62,27 +65,26 @@ class Incident:
         self._before = meters.read(self.watcher)
 
     def check_whole(self) -> None:
-        """A drill on a platform that is not whole would prove nothing about the drill."""
+        """Raises unless all services serve and all resources of earlier incidents are returned."""
         for workload in self.watcher.list("workloads"):
             summary = workload.get("status", {}).get("summary", {})
             service = workload["spec"].get("type", "Service") == "Service"
             if service and summary.get("serving", 0) < workload["spec"]["replicas"]:
+                name = f"{workload['metadata']['namespace']}/{workload['metadata']['name']}"
                 raise Stop(
-                    f"the platform is not whole: {workload['metadata']['name']} does not serve all its replicas yet",
-                    next_step="holdfast status shows what is missing; start the drill when everything serves",
+                    f"workload {name}: not fully serving; a drill needs a healthy platform (expected "
+                    f"{workload['spec']['replicas']} replicas, found {summary.get('serving', 0)})",
+                    next_step=f"holdfast explain {name}",
                     code=Exit.CONFLICT,
                 )
         left = leftovers(self.watcher)
         if left:
-            raise Stop(
-                f"something is left over from before: {left[0]}",
-                next_step="wait until holdfast cleanup-check finds nothing",
-                code=Exit.CONFLICT,
-            )
+            text = f"{left[0]}: not returned after an earlier incident"
+            raise Stop(text, next_step="holdfast cleanup-check", code=Exit.CONFLICT)
 
     def struck(self, what: str) -> None:
-        """The failure happens now: the clock counts from here. Waits until what came before has come to rest, so that
-        whatever is recorded afterwards is an answer to the failure."""
+        """Starts the clock of the failure. First waits until controllers are idle, so that later changes are reactions
+        to the failure."""
         deadline = time.monotonic() + REST_WITHIN_S
         while time.monotonic() < deadline:
             recent = self._chronicle.steps(since_s=self._chronicle.now_s() - REST_S)
@@ -97,7 +99,7 @@ class Incident:
         return self._chronicle.now_s() - self.struck_s
 
     def wall_s(self) -> float:
-        """The time of day, as deadlines in objects are written."""
+        """Wall-clock time, to compare with timestamps in objects."""
         return time.time()
 
     def mark(self, stage: str) -> None:
@@ -108,7 +110,7 @@ class Incident:
     def until(
         self, stage: str, true: Callable[[], bool], *, within_s: float = 0.0, every_s: float = LOOK_EVERY_S
     ) -> bool:
-        """Looks until it is true and marks the stage; a failure is noted when time is up. Checks promises meanwhile."""
+        """Polls until `true()` holds and marks the stage. Records a failure on timeout. Checks invariants meanwhile."""
         deadline = time.monotonic() + (within_s or self.timeout_s)
         while True:
             try:
@@ -119,14 +121,14 @@ class Incident:
                 if stop.code is not Exit.UNREACHABLE:
                     raise
             if time.monotonic() >= deadline:
-                self.failures.append(f"within {within_s or self.timeout_s:.0f} s it did not come to this: {stage}")
+                self.failures.append(f"not reached within {within_s or self.timeout_s:.0f} s: {stage}")
                 return False
             if every_s == LOOK_EVERY_S and time.monotonic() - self._checked_mono_s >= CHECK_EVERY_S:
                 self.check()
             time.sleep(every_s)
 
     def check(self) -> None:
-        """Recomputes the promises from the stored objects of every cell that answers."""
+        """Checks invariants S1 to S3 on the stored objects of all reachable cells."""
         self._checked_mono_s = time.monotonic()
         try:
             found = violations(self.watcher)
@@ -140,19 +142,19 @@ class Incident:
             self.failures.append(otherwise)
 
     def hold(self, promise: str, found: list[str], looked: int) -> None:
-        """A promise checked on the history: what was found counts as violated, what was looked at is told."""
+        """Records the result of an invariant check: its violations and the number of checked versions."""
         self.violations += [v for v in found if v not in self.violations]
-        self.held.append(f"{promise}: {looked} recorded version(s) looked at, {len(found)} violation(s)")
+        self.held.append(f"{promise}: {looked} recorded version(s) checked, {len(found)} violation(s)")
 
     def steps(self) -> list[Step]:
-        """What was recorded since the failure."""
+        """Changes recorded since the failure."""
         return self._chronicle.steps(since_s=self.struck_s)
 
     def moved(self) -> meters.Readings:
         return meters.moved(self._before, meters.read(self.watcher))
 
     def undo_with(self, what: str, undo: Callable[[], None]) -> None:
-        """Before something is done: how it is undone."""
+        """Registers how to undo a change. Called before the change is made."""
         self._undoing.append((what, undo))
 
     # The end
@@ -164,16 +166,16 @@ class Incident:
             try:
                 undo()
             except Stop as stop:
-                self.failures.append(f"{what} could not be undone: {stop.what}; {stop.why}")
-            except Exception as error:  # whatever it is, the rest must be undone too
-                self.failures.append(f"{what} could not be undone: {type(error).__name__}: {error}")
+                self.failures.append(f"undo of {what} failed: {stop.what}")
+            except Exception as error:  # the remaining changes must be undone too
+                self.failures.append(f"undo of {what} failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         self._chronicle.end()
         self.watcher.close()
 
     def cleaned(self) -> list[str]:
-        """What is left over after some time to give everything back."""
+        """Waits until all resources are returned and all services serve. Returns the ones that remain."""
         deadline = time.monotonic() + CLEAN_WITHIN_S
         left = ["not checked"]
         while left and time.monotonic() < deadline:
@@ -183,7 +185,7 @@ class Incident:
                 left = [stop.what]
             if left:
                 time.sleep(2 * LOOK_EVERY_S)
-        self.mark("whole again, nothing left over") if not left else None
+        self.mark("all serve, all resources returned") if not left else None
         return left
 
     def _not_whole(self) -> list[str]:
@@ -196,13 +198,13 @@ class Incident:
         return short
 
     def report(self, name: str, left: list[str]) -> Report:
-        time.sleep(LAST_WORDS_S)  # the last changes are still on their way to the watches
+        time.sleep(LAST_WORDS_S)
         self.check()
         steps = self.steps()
         for promise, found in (
             ("S1, one live binding per replica", history_checks.unique_bindings(steps)),
-            ("S10, decisions stay as committed", history_checks.kept_decisions(steps)),
-            ("attempts only rise", history_checks.attempts_rise(steps)),
+            ("S10, decisions are immutable", history_checks.kept_decisions(steps)),
+            ("attempts only increase", history_checks.attempts_rise(steps)),
         ):
             self.hold(promise, *found)
         shifted = [_since(step, self.struck_s) for step in steps]
@@ -215,7 +217,7 @@ class Incident:
             violations=self.violations,
             failures=self.failures,
             leftovers=left,
-            facts={**self.facts, "recorded_changes": len(steps)},
+            facts={**self.facts, "recordedChanges": len(steps)},
             answers=SixAnswers(
                 desired_state_changed=answers.desired_state(before_undo),
                 acted_first=answers.acted_first(before_undo),

@@ -1,4 +1,4 @@
-"""What an incident may leave behind: every reservation, draw, emergency quota, override and pin that still acts."""
+"""Resources that an incident has not returned: claims, consumed slots, grants, overrides and open recoveries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from holdfast.model.quantity import amounts
 
 
 def leftovers(watcher: Watcher) -> list[str]:
-    """One line each, with the object to look at; empty when nothing is left."""
+    """One line for each object that is not returned; empty if all are."""
     found: list[str] = []
     for recovery in watcher.list("recoveries"):
         phase = recovery.get("status", {}).get("phase", "Open")
@@ -30,12 +30,12 @@ def leftovers(watcher: Watcher) -> list[str]:
         phase = status.get("phase", "")
         name = f"override/{override['metadata']['name']}"
         if phase in ("", "Pending", "Active"):
-            found.append(f"{name}: {override['spec']['kind']} {phase or 'not yet looked at'}")
+            found.append(f"{name}: {override['spec']['kind']} {phase or 'without phase'}")
         elif any(c["type"] == "Reverted" and c["status"] != "True" for c in status.get("conditions", [])):
-            found.append(f"{name}: {override['spec']['kind']} {phase}, its effect is not reverted yet")
+            found.append(f"{name}: {override['spec']['kind']} {phase}, not reverted yet")
     for quota in watcher.list("quotas"):
         if any(c["type"] == "OverQuota" and c["status"] == "True" for c in quota["status"].get("conditions", [])):
-            found.append(f"quota/{quota['metadata']['namespace']}: in use beyond the quota")
+            found.append(f"quota/{quota['metadata']['namespace']}: usage exceeds the quota")
     for region in watcher.regions:
         found += _in_region(watcher, region)
     return found
@@ -44,15 +44,15 @@ def leftovers(watcher: Watcher) -> list[str]:
 def _in_region(watcher: Watcher, region: str) -> list[str]:
     holds = watcher.try_list("holds", region)
     if holds is None:
-        return [f"region/{region}: its cell does not answer, so it could not be checked"]
+        return [f"region/{region}: unreachable, not checked"]
     known = {o["metadata"]["name"]: o.get("status", {}).get("phase", "") for o in watcher.list("overrides")}
     found = [
-        f"override/{region}/{o['metadata']['name']}: {o['spec']['kind']} still acts in the region"
+        f"override/{region}/{o['metadata']['name']}: {o['spec']['kind']} still active in the region"
         for o in watcher.list("overrides", region)
         if o.get("status", {}).get("phase") == "Active" and known.get(o["metadata"]["name"]) != "Active"
     ]
     found += [
-        f"hold/{region}/{h['metadata']['name']}: drawn by {h['status']['draw'].get('claim', '')}"
+        f"recoveryslot/{region}/{h['metadata']['name']}: consumed by {h['status']['draw'].get('claim', '')}"
         for h in holds
         if h.get("status", {}).get("draw")
     ]

@@ -1,6 +1,6 @@
-"""Work of the drill's own: a tenant with a quota and plain workloads, which goes away with the drill.
+"""The tenant `drill` with a quota and simple workloads. It is deleted at the end of the drill.
 
-Samples and users' work are never scaled or changed: a drill adds to a platform and takes that away again.
+A drill never changes samples or users' workloads.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NOT_FOUND = 404
 
 
 class Load:
-    """The drill's tenant. Making it promises to remove it."""
+    """The drill's tenant. Its deletion is registered as an undo before it is created."""
 
     def __init__(self, incident: Incident) -> None:
         self._incident = incident
         self._api = incident.watcher.api()
         incident.undo_with(f"tenant {TENANT}", self.remove)
-        self._apply({"kind": "Tenant", "metadata": {"name": TENANT}, "spec": {"description": "A drill's own work."}})
+        self._apply({"kind": "Tenant", "metadata": {"name": TENANT}, "spec": {"description": "Workloads of a drill."}})
         meta = {"name": "quota", "namespace": TENANT}
         self._apply({"kind": "Quota", "metadata": meta, "spec": {"hard": QUOTA, "pendingReplicas": 1000}})
 
@@ -41,8 +41,8 @@ class Load:
     def workload(
         self, name: str, replicas: int, *, starts_s: float = 0.0, ready_when: Sequence[str] = ("true",), **spec: Any
     ) -> None:
-        """A service of sleeping processes in the drill's region. `starts_s` is how long each takes to become ready,
-        `ready_when` a command that says whether it is."""
+        """Creates a service of sleeping processes in the drill's region. `starts_s` is the delay until they are ready,
+        `ready_when` the command of the readiness probe."""
         probe = {"exec": {"command": list(ready_when)}, "periodSeconds": 1, "initialDelaySeconds": starts_s}
         template = {
             "command": ["sleep", "100000"],
@@ -73,7 +73,7 @@ class Load:
         return sum(serves(r) for r in self.replicas(name))
 
     def remove(self) -> None:
-        """Deletes the tenant with all it has, and waits until it is gone."""
+        """Deletes the tenant and waits until it is gone."""
         path = f"/apis/holdfast.dev/v1/tenants/{TENANT}"
         deadline = time.monotonic() + GONE_WITHIN_S
         asked = False
@@ -89,11 +89,11 @@ class Load:
             except Stop:
                 pass
             time.sleep(0.3)
-        raise Stop(f"tenant {TENANT} is still there", why=f"{GONE_WITHIN_S:.0f} s after it was deleted",
-                   next_step=f"kubectl describe tenant {TENANT} shows what holds it")  # fmt: skip
+        raise Stop(f"tenant {TENANT}: not gone {GONE_WITHIN_S:.0f} s after its deletion",
+                   next_step=f"kubectl describe tenant {TENANT}")  # fmt: skip
 
 
 def patch_node(incident: Incident, node: str, spec: Item) -> None:
-    """An operator's word on a node: cordon, drain."""
+    """Patches the spec of a node, to cordon or drain it."""
     path = f"/apis/holdfast.dev/v1/nodes/{node}"
     incident.watcher.api(incident.region).request("PATCH", path, {"spec": spec}, content_type=MERGE)

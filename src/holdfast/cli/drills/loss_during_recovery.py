@@ -1,4 +1,4 @@
-"""A region is lost, and while its work recovers elsewhere a node of the region it goes to is lost as well."""
+"""Drill loss-during-recovery: a region is lost, and during the recovery a node of the target region is lost too."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def run(incident: Incident) -> None:
     incident.undo_with(f"region {incident.region}", lambda: _back(incident, names))
     hold_down(incident.layout, names)
     incident.struck(f"region {incident.region} is killed")
-    incident.facts["processes_killed"] = kill(incident.layout, names)
-    if not incident.until("a recovery chose where to go", lambda: bool(_targets(incident, known)), within_s=90):
+    incident.facts["processesKilled"] = kill(incident.layout, names)
+    if not incident.until("a recovery target is chosen", lambda: bool(_targets(incident, known)), within_s=90):
         return
     target = _targets(incident, known)[0]
     node = f"agent-{region_of(incident.platform, target).agents[-1].name}"
     incident.undo_with(f"node {node}", lambda: _back(incident, [node]))
     hold_down(incident.layout, [node])
     kill(incident.layout, [node])
-    incident.mark(f"a node of {target} is killed too")
-    incident.facts |= {"recovers_in": target, "second_loss": node}
-    incident.until("every critical workload serves enough", lambda: _all_serve(incident))
-    incident.facts["seconds_to_serve"] = incident.clock.get("every critical workload serves enough")
+    incident.mark(f"a node of {target} is killed")
+    incident.facts |= {"recoveryTarget": target, "secondLoss": node}
+    incident.until("every critical workload serves minServing", lambda: _all_serve(incident))
+    incident.facts["secondsToMinServing"] = incident.clock.get("every critical workload serves minServing")
     recovery = _new(incident, known)
     incident.facts["recovery"] = recovery["metadata"]["name"] if recovery else "none"
     deadline_s = float((recovery or {}).get("spec", {}).get("deadlineSeconds", 300))
@@ -58,7 +58,7 @@ def _all_serve(incident: Incident) -> bool:
         elsewhere = [n for region, n in incident.watcher.serving_in(workload).items() if region != incident.region]
         if max(elsewhere, default=0) < enough:
             return False
-    # What the lost node served counts only until the region notices: look at the replicas themselves.
+    # The summary counts replicas of the lost node until the region detects the loss, so the replicas are checked too.
     for workload in incident.watcher.critical():
         if max((_really(incident, workload, r) for r in incident.watcher.regions), default=0) < 4:
             return False

@@ -1,4 +1,4 @@
-"""Counters of every cell, read before and after: what moved while a drill ran."""
+"""Counters of all cells before and after a drill, and their increases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILIES = (
 
 
 def read(watcher: Watcher, families: tuple[str, ...] = FAMILIES) -> Readings:
-    """Every series of these families, by cell; a cell that does not answer has none."""
+    """All series of these metric families by cell. An unreachable cell has none."""
     found: Readings = {}
     for cell in ("global", *watcher.regions):
         try:
@@ -32,7 +32,7 @@ def read(watcher: Watcher, families: tuple[str, ...] = FAMILIES) -> Readings:
 
 
 def moved(before: Readings, after: Readings) -> Readings:
-    """What was counted between two readings. A process that was started anew counts from zero again."""
+    """Increases between two readings. After a restart of the process, counters start from zero."""
     found: Readings = {}
     for (cell, series), value in after.items():
         if series == STARTED:
@@ -45,5 +45,5 @@ def moved(before: Readings, after: Readings) -> Readings:
 
 
 def total(found: Readings, family: str, *words: str) -> float:
-    """The sum of a family's series in which all these words occur."""
+    """The sum of a family's series that contain all these words."""
     return sum(v for (_, series), v in found.items() if series.startswith(family) and all(w in series for w in words))

@@ -1,6 +1,6 @@
-"""An agent that is alive and does nothing: it registers a node, keeps its lease, and never starts or stops any work.
+"""An inert agent: it registers a node and renews its lease, but never starts or stops a task.
 
-The failure that heartbeats cannot show. It speaks the agents' own API with a certificate of its own node, nothing more.
+Heartbeats cannot detect this failure. It uses the API for agents with a node certificate.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from holdfast.model.template import Driver
 NODE = "drill-mute"
 MANAGER = "holdfast-drill"
 TAINT = {"key": "holdfast.dev/drill", "value": "mute", "effect": "NoSchedule"}
-"""Nobody's work but the drill's goes to a node that does nothing."""
+"""Keeps other workloads off the inert node."""
 MERGE = "application/merge-patch+json"
 NODES = "/apis/holdfast.dev/v1/nodes"
 NOT_FOUND = 404
 
 
 class MuteAgent:
-    """Lives until `hush` or `remove`; its node goes away with the drill."""
+    """Renews its lease until `hush` or `remove`. Its node is deleted at the end of the drill."""
 
     def __init__(self, incident: Incident, labels: dict[str, str]) -> None:
         self._incident = incident
@@ -33,7 +33,7 @@ class MuteAgent:
         self._silent = threading.Event()
         self._credentials = Credentials(incident.layout)
         self._files = files = self._credentials.lend_node(incident.region, NODE)
-        incident.undo_with("the mute node", self.remove)
+        incident.undo_with("the inert node", self.remove)
         self._api = Api(incident.plan.url, name=incident.region, ca=files.ca, cert=files.cert, key=files.key)
         spec = {
             "zone": incident.plan.zones[0],
@@ -46,7 +46,7 @@ class MuteAgent:
         self._api.apply(node, "nodes", manager=MANAGER)
         self._renew()
         self._report()
-        threading.Thread(target=self._keep, name="mute agent", daemon=True).start()
+        threading.Thread(target=self._keep, name="inert agent", daemon=True).start()
 
     def _renew(self) -> None:
         asked = {"items": [{"node": NODE, "epoch": self._epoch}]}
@@ -66,11 +66,11 @@ class MuteAgent:
                 continue
 
     def hush(self) -> None:
-        """It is heard no more, as if its machine had been switched off."""
+        """Stops renewing the lease, as if the machine had lost power."""
         self._silent.set()
 
     def remove(self) -> None:
-        """Deletes the node; the certificate goes too."""
+        """Deletes the node and its certificate."""
         self.hush()
         api = self._incident.watcher.api(self._incident.region)
         try:

@@ -1,7 +1,7 @@
-"""Taking parts of a running platform away, and giving them back: processes really die, and stay dead while it lasts.
+"""Kills processes of a running platform and keeps them down until they are restored.
 
-What always holds: only processes of this platform are touched, each identified first; and `restore` is always possible,
-by anyone, as all that keeps a process down is a file the supervisor looks at.
+- Only identified processes of this platform are signalled.
+- A process is kept down by a file that the supervisor checks, so that `restore` works from any process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from holdfast.cli.exits import Stop
+from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.platform.layout import Layout, Platform, RegionPlan
 from holdfast.cli.platform.processes import TASK_MARK, Identity, identify, send, wait_gone
 from holdfast.cli.platform.supervisor import load_records
@@ -24,17 +24,17 @@ def region_of(platform: Platform, name: str) -> RegionPlan:
         if region.name == name:
             return region
     known = ", ".join(r.name for r in platform.regions)
-    raise Stop(f"there is no region {name!r} on this platform", next_step=f"choose one of {known}")
+    raise Stop(f"region {name}: not found (expected one of {known})", code=Exit.USAGE)
 
 
 def names_of(region: RegionPlan, *, zone: str = "", cell: bool = True) -> list[str]:
-    """The processes of a region, or of one of its zones."""
+    """Names of the processes of a region, or of one of its zones."""
     agents = [f"agent-{a.name}" for a in region.agents if not zone or a.zone == zone]
     return ([f"cell-{region.name}"] if cell and not zone else []) + agents
 
 
 def hold_down(layout: Layout, names: Iterable[str]) -> None:
-    """From now on the supervisor does not start these again."""
+    """Keeps the supervisor from restarting these processes."""
     for name in names:
         mark = layout.held_down(name)
         mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def hold_down(layout: Layout, names: Iterable[str]) -> None:
 
 
 def restore(layout: Layout, names: Iterable[str] | None = None) -> list[str]:
-    """Lets the supervisor start them again: those named, or everything that is held down."""
+    """Lets the supervisor restart the named processes, or all that are held down. Returns their names."""
     folder = layout.held_down("any").parent
     wanted = list(names) if names is not None else sorted(p.name for p in folder.glob("*"))
     for name in wanted:
@@ -51,7 +51,7 @@ def restore(layout: Layout, names: Iterable[str] | None = None) -> list[str]:
 
 
 def kill(layout: Layout, names: Iterable[str]) -> int:
-    """SIGKILL to the processes and to all the work their agents run; answers how many there were."""
+    """Sends SIGKILL to the processes and to all tasks of killed agents. Returns the number of killed processes."""
     chosen = set(names)
     doomed: list[Identity] = []
     for record in load_records(layout):
@@ -68,7 +68,7 @@ def kill(layout: Layout, names: Iterable[str]) -> int:
 
 
 def work_of(layout: Layout, agent: str) -> Iterator[Identity]:
-    """What an agent runs: keepers of its tasks, and the tasks themselves."""
+    """The processes of an agent's tasks: their shims and the tasks themselves."""
     folder = layout.agent(agent)
     inside = os.fsencode(folder) + b"/"
     tasks = {os.fsencode(f"{TASK_MARK}={path.name}") for path in folder.glob("tasks/*")}

@@ -1,4 +1,4 @@
-"""A person's override must end by itself, with its effect gone, even while the global cell is away."""
+"""Drill override-expires: an override must expire and be reverted even while the global cell is down."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ PATH = "/apis/holdfast.dev/v1/overrides"
 
 
 def run(incident: Incident) -> None:
-    """Avoids a zone for a while, kills the global cell so that nobody tells the region the end, and looks where new
-    replicas go before and after it."""
+    """Avoids a zone, kills the global cell, and checks the zones of new replicas before and after the expiry."""
     watcher = incident.watcher
     zone = incident.plan.zones[0]
     load = Load(incident)
@@ -29,29 +28,29 @@ def run(incident: Incident) -> None:
     body = {"apiVersion": "holdfast.dev/v1", "kind": "Override", "metadata": {"name": NAME}, "spec": spec}
     incident.struck(f"zone {zone} is avoided for {TTL_S:.0f} s")
     watcher.api().request("POST", PATH, body)
-    incident.until("the override acts", lambda: watcher.get("overrides", NAME)["status"].get("phase") == "Active")
+    incident.until("the override is active", lambda: watcher.get("overrides", NAME)["status"].get("phase") == "Active")
     expires_at = watcher.get("overrides", NAME)["status"]["expiresAt"]
     load.workload("during", 4)
-    incident.until("four replicas were placed meanwhile", lambda: len(load.bindings("during")) == 4, within_s=TTL_S)
+    incident.until("four replicas are placed", lambda: len(load.bindings("during")) == 4, within_s=TTL_S)
     zones = sorted({b["spec"]["zone"] for b in load.bindings("during")})
-    incident.facts["zones_while_it_acted"] = " ".join(zones)
+    incident.facts["zonesWhileActive"] = " ".join(zones)
     incident.expect(zone not in zones, f"replicas were placed in the avoided zone {zone}")
     load.workload("after", 8)
     _without_global(incident, load, zone, expires_at)
-    incident.until("it says Expired", lambda: watcher.get("overrides", NAME)["status"].get("phase") == "Expired")
-    incident.until("its effect is verified to be gone", lambda: _reverted(incident), within_s=30)
+    incident.until("phase Expired", lambda: watcher.get("overrides", NAME)["status"].get("phase") == "Expired")
+    incident.until("condition Reverted", lambda: _reverted(incident), within_s=30)
 
 
 def _without_global(incident: Incident, load: Load, zone: str, expires_at: str) -> None:
-    """From here to the end of the TTL the region is alone with what it knows of the override."""
+    """Kills the global cell until the TTL is over, and checks that the region uses the zone again."""
     names = ["cell-global"]
-    incident.until("the region has the next workload", lambda: len(load.replicas("after")) == 8, within_s=15)
+    incident.until("the region has the third workload", lambda: len(load.replicas("after")) == 8, within_s=15)
     incident.undo_with("the global cell", lambda: _restored(incident, names))
     hold_down(incident.layout, names)
     kill(incident.layout, names)
-    incident.mark("the global cell killed")
-    incident.until("its time is over", lambda: incident.wall_s() >= parse_time(expires_at), within_s=TTL_S + 5)
-    # New places after the end: the ones that were deleted are placed anew, by the region alone.
+    incident.mark("the global cell is killed")
+    incident.until("the TTL is over", lambda: incident.wall_s() >= parse_time(expires_at), within_s=TTL_S + 5)
+    # Deleted replicas are replaced by the region alone, after the expiry.
     for replica in load.replicas("after"):
         path = f"/apis/holdfast.dev/v1/namespaces/{TENANT}/replicas/{replica['metadata']['name']}"
         incident.watcher.api(incident.region).request("DELETE", path)
@@ -63,7 +62,7 @@ def _without_global(incident: Incident, load: Load, zone: str, expires_at: str) 
         within_s=late_s,
     )  # fmt: skip
     _restored(incident, names)
-    incident.until("the global cell answers again", lambda: bool(incident.watcher.list("overrides")), within_s=60)
+    incident.until("the global cell is reachable again", lambda: bool(incident.watcher.list("overrides")), within_s=60)
 
 
 def _restored(incident: Incident, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A policy is promoted and taken back while replicas are starting: what is bound keeps the decision it has (S10)."""
+"""Drill policy-rollback: a policy is rolled back while replicas start. Bound replicas keep their decision (S10)."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ def run(incident: Incident) -> None:
         return
     incident.undo_with("the policy", lambda: _set(incident, before["spec"]))
     packing = {**before["spec"]["rules"], "scores": [{"name": "Packing", "weight": 5}]}
-    incident.struck(f"policy {POLICY}: {old_revision} gives way to one that packs")
+    incident.struck(f"policy {POLICY}: revision {old_revision} is replaced by rules with a Packing score")
     _set(incident, {"stage": "Active", "canaryRegions": [], "rules": packing})
-    incident.until("the region decides by it", lambda: _decides(incident) != old_revision, within_s=30)
+    incident.until("the region uses the new revision", lambda: _decides(incident) != old_revision, within_s=30)
     new_revision = _decides(incident)
     load.workload("starting", REPLICAS, starts_s=STARTS_S)
     incident.until("its replicas are bound", lambda: len(load.bindings("starting")) == REPLICAS, within_s=30)
     bound = _places(load.bindings("starting"))
-    incident.facts["bound_by"] = " ".join(sorted({p["policyRevision"] for p in bound.values()}))
-    incident.expect(load.serving("starting") < REPLICAS, "the replicas were serving before the policy was taken back")
+    incident.facts["boundBy"] = " ".join(sorted({p["policyRevision"] for p in bound.values()}))
+    incident.expect(load.serving("starting") < REPLICAS, "all replicas served before the policy was rolled back")
     _set(incident, before["spec"])
-    incident.mark("the policy is taken back while they start")
-    incident.until("the region decides by the old rules", lambda: _decides(incident) == old_revision, within_s=30)
+    incident.mark("the policy is rolled back")
+    incident.until("the region uses the old revision", lambda: _decides(incident) == old_revision, within_s=30)
     load.workload("later", 2)
-    incident.until("later work is placed", lambda: len(load.bindings("later")) == 2, within_s=30)
-    incident.until("those that were starting serve", lambda: load.serving("starting") == REPLICAS, within_s=60)
+    incident.until("later replicas are bound", lambda: len(load.bindings("later")) == 2, within_s=30)
+    incident.until("the starting replicas serve", lambda: load.serving("starting") == REPLICAS, within_s=60)
     kept = _places(load.bindings("starting"))
     incident.hold(
-        "S10, bound and starting replicas keep node, intent and revision",
+        "S10, bound replicas keep node, intent and policy revision",
         [f"S10: {name} had {was}, has {kept.get(name)}" for name, was in bound.items() if kept.get(name) != was],
         len(bound),
     )
     after = watcher.get("schedulerpolicies", POLICY)["status"]
     incident.facts |= {
-        "old_revision": old_revision,
-        "new_revision": new_revision,
-        "later_bound_by": " ".join(sorted({p["policyRevision"] for p in _places(load.bindings("later")).values()})),
+        "oldRevision": old_revision,
+        "newRevision": new_revision,
+        "laterBoundBy": " ".join(sorted({p["policyRevision"] for p in _places(load.bindings("later")).values()})),
         "sequence": f"{before['status']['sequence']} → {after['sequence']}",
     }
-    incident.expect(incident.facts["bound_by"] == new_revision, "the starting replicas do not name the new revision")
-    incident.expect(incident.facts["later_bound_by"] == old_revision, "later work does not name the old revision")
-    incident.expect(after["sequence"] > before["status"]["sequence"], "the sequence did not rise with the rollback")
+    incident.expect(incident.facts["boundBy"] == new_revision, "the starting replicas do not name the new revision")
+    incident.expect(incident.facts["laterBoundBy"] == old_revision, "later replicas do not name the old revision")
+    incident.expect(after["sequence"] > before["status"]["sequence"], "the rollback did not increase the sequence")
 
 
 def _places(bindings: list[Item]) -> dict[str, Item]:
@@ -61,7 +61,7 @@ def _places(bindings: list[Item]) -> dict[str, Item]:
 
 
 def _decides(incident: Incident) -> str:
-    """The revision the region says it decides by."""
+    """The policy revision that the region reports."""
     report = incident.watcher.get("regions", incident.region).get("status", {}).get("report", {})
     return str(report.get("policy", ""))
 

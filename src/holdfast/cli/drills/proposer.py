@@ -1,7 +1,7 @@
-"""A scheduler of the drill's own: it proposes to a region's authority over the network, as any second scheduler may.
+"""A second scheduler: it sends proposals to a region's authority over the network.
 
-Schedulers need no token and may be wrong: what they ask is judged against current state. Its certificate is made by the
-platform's authority for the drill and removed with it.
+Schedulers have no fencing token and may be wrong, because the authority checks proposals against current state. The
+scheduler's certificate is issued by the platform's CA for the drill and deleted afterwards.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ class Proposer:
         return found
 
     def send_and_hang_up(self, call: str, body: Item) -> None:
-        """The request goes out whole and nobody waits for its answer: the caller saw a timeout, perhaps after the
-        commit."""
+        """Sends a complete request and closes the connection before the response, as after a timeout."""
         self._connect().send_only(f"{PLACE}/{call}", body)
 
 
 def intent_of(replica: Item) -> Item:
-    """The intent of a replica as it is: uid, template and the attempt it is at."""
+    """The current intent of a replica: uid, template hash and attempt."""
     template = msgspec.convert(replica["spec"]["template"], Template)
     placed = replica.get("status", {}).get("placement", {})
     return {

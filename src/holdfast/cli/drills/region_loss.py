@@ -1,4 +1,4 @@
-"""The loss of a whole region: its cell, its agents and all their work are killed, and the clock runs."""
+"""Drill region-loss: a region's cell, agents and tasks are killed, and the recovery is timed."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ CLOCK_FIELDS = (
 
 
 def run(incident: Incident, *, fail_back: bool) -> None:
-    """Until every critical workload serves enough in one other region; then, if wanted, until all is given back."""
+    """Waits until every critical workload serves `minServing` in one other region, and optionally for failback."""
     watcher = incident.watcher
     if not watcher.critical():
-        raise Stop("no workload has a recovery promise", next_step="set spec.recovery on one", code=Exit.USAGE)
+        raise Stop(
+            "drill region-loss: no workload has a recovery objective",
+            next_step="set spec.recovery of a workload",
+            code=Exit.USAGE,
+        )
     names = names_of(incident.plan)
     seconds: dict[str, float] = {}
     incident.undo_with(f"region {incident.region}", lambda: _back(incident, names))
     hold_down(incident.layout, names)
     incident.struck(f"region {incident.region} is killed")
     lost_at = incident.wall_s()
-    incident.facts["processes_killed"] = kill(incident.layout, names)
-    served = incident.until("every critical workload serves enough", lambda: _served(incident, seconds))
+    incident.facts["processesKilled"] = kill(incident.layout, names)
+    served = incident.until("every critical workload serves minServing", lambda: _served(incident, seconds))
     recovery = _recorded(incident)
     incident.expect(recovery, f"no Recovery was opened for region {incident.region}")
     _read_clock(incident, recovery, lost_at)
     _check_addresses(incident)
     _tell(incident, recovery, seconds, served=served)
     if fail_back and recovery:
-        incident.say(f"giving region {incident.region} back; waiting for failback and the cleanup check")
+        incident.say(f"restarting region {incident.region}; waiting for failback")
         restore(incident.layout, names)
         incident.until("recovery Closed", lambda: _closed(incident))
 
@@ -47,7 +51,7 @@ def _back(incident: Incident, names: list[str]) -> None:
 
 
 def _served(incident: Incident, seconds: dict[str, float]) -> bool:
-    """Notes each critical workload that serves enough in one other region; whether all do."""
+    """Records when each critical workload serves `minServing` in one other region. Returns whether all do."""
     region = incident.watcher.get("regions", incident.region)
     state = region.get("status", {}).get("health", {}).get("state", "")
     if state != "Healthy":
@@ -67,9 +71,9 @@ def _served(incident: Incident, seconds: dict[str, float]) -> bool:
 
 
 def _recorded(incident: Incident) -> Item:
-    """The Recovery, once it has noticed itself what was just seen: its clock is part of the report."""
+    """Waits until the Recovery's own status shows the success, and returns it. Its clock is part of the report."""
     incident.until(
-        "the recovery has noticed",
+        "the Recovery records it",
         lambda: _recovery(incident).get("status", {}).get("phase") != "Open",
         within_s=RECORDED_WITHIN_S,
     )
@@ -90,7 +94,7 @@ def _read_clock(incident: Incident, recovery: Item, lost_at: float) -> None:
 
 
 def _check_addresses(incident: Incident) -> None:
-    """Serving means that something answers: every address in the other regions' endpoints accepts a connection."""
+    """Checks that every endpoint address of critical workloads in other regions accepts a connection."""
     critical = {(w["metadata"]["namespace"], w["metadata"]["name"]) for w in incident.watcher.critical()}
     answered = 0
     for endpoint in incident.watcher.list("endpoints"):
@@ -103,8 +107,8 @@ def _check_addresses(incident: Incident) -> None:
                     socket.create_connection((address["address"], port), timeout=2.0).close()
                     answered += 1
                 except OSError as error:
-                    incident.failures.append(f"{address['replica']} is in the endpoint and does not answer: {error}")
-    incident.facts["addresses_that_answered"] = answered
+                    incident.failures.append(f"{address['replica']}: its endpoint address is not reachable ({error})")
+    incident.facts["reachableAddresses"] = answered
 
 
 def _closed(incident: Incident) -> bool:
@@ -119,10 +123,12 @@ def _tell(incident: Incident, recovery: Item, seconds: dict[str, float], *, serv
     slowest = max(seconds.values(), default=0.0)
     deadline_s = float(recovery.get("spec", {}).get("deadlineSeconds", 300))
     if served:
-        incident.expect(slowest <= deadline_s, f"the slowest took {slowest:.1f} s, the promise is {deadline_s:.0f} s")
+        incident.expect(
+            slowest <= deadline_s, f"recovery objective missed (expected {deadline_s:.0f} s, found {slowest:.1f} s)"
+        )
     incident.facts |= {
-        "seconds_to_four_serving": slowest if served else None,
-        "deadline_seconds": deadline_s,
+        "secondsToMinServing": slowest if served else None,
+        "deadlineSeconds": deadline_s,
         "recovery": recovery.get("metadata", {}).get("name", "none"),
         "workloads": [{**r, "seconds": seconds.get(f"{r['tenant']}/{r['workload']}")} for r in rows],
     }

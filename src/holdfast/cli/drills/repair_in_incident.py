@@ -1,5 +1,7 @@
-"""Repair runs while an incident does: it can be paused, says what it would do, acts once when it may, and no place is
-freed before the evidence is there."""
+"""Drill repair-in-incident: repair during an incident obeys its pause, then acts exactly once.
+
+The node's capacity is released only after the stop is confirmed or the node is fenced.
+"""
 
 from __future__ import annotations
 
@@ -20,38 +22,38 @@ SEEN_WITHIN_S = limits.STAGE_DEADLINE_S["Bound"] + 2 * limits.REPAIR_LOOK_EVERY_
 
 
 def run(incident: Incident) -> None:
-    """A replica is bound to an agent that never starts it, and another node is killed: that is the incident."""
+    """Binds a replica to an inert agent and kills another node, while repair is paused by an override."""
     load = Load(incident)
     mute = MuteAgent(incident, LABELS)
     victim = f"agent-{incident.plan.agents[-1].name}"
     _pause(incident)
     tolerates = [{"key": TAINT["key"], "value": TAINT["value"], "effect": TAINT["effect"]}]
     load.workload(NAME, 1, placement={"nodeSelector": LABELS, "tolerations": tolerates})
-    incident.struck(f"a replica goes to node {NODE}, which will not start it; {victim} is killed")
+    incident.struck(f"a replica is bound to the inert node {NODE}; {victim} is killed")
     incident.undo_with(victim, lambda: _back(incident, [victim]))
     hold_down(incident.layout, [victim])
     kill(incident.layout, [victim])
-    if not incident.until("it is bound", lambda: len(load.bindings(NAME)) == 1, within_s=30):
+    if not incident.until("the replica is bound", lambda: len(load.bindings(NAME)) == 1, within_s=30):
         return
-    incident.until("repair found it, and is paused", lambda: _state(load) == "Paused", within_s=SEEN_WITHIN_S)
+    incident.until("repair is paused", lambda: _state(load) == "Paused", within_s=SEEN_WITHIN_S)
     first = load.replicas(NAME)[0]
-    incident.expect(not _released(first), "the place was given up while repair was paused")
+    incident.expect(not _released(first), "the replica was released while repair was paused")
     incident.facts["found"] = (first["status"].get("repair") or {}).get("message", "")
     restore(incident.layout, [victim])
     _resume(incident)
-    incident.mark("the pause is taken back")
-    incident.until("repair asks for another place", lambda: _state(load) == "Asked", within_s=30)
-    incident.until("release decided on it", lambda: _released(load.replicas(NAME)[0]), within_s=30)
+    incident.mark("the pause is revoked")
+    incident.until("repair requests a reschedule", lambda: _state(load) == "Asked", within_s=30)
+    incident.until("the release is decided", lambda: _released(load.replicas(NAME)[0]), within_s=30)
     kept = load.bindings(NAME)
     incident.expect(
         len(kept) == 1 and not kept[0]["spec"].get("quotaReleased"),
-        "the place was freed though its agent has neither acknowledged nor been fenced",
+        "the claim was released before the stop was acknowledged or the node was fenced",
     )
     mute.hush()
-    incident.mark("the deaf agent falls silent")
+    incident.mark("the inert agent stops renewing its lease")
     attempt = first["status"]["placement"].get("attempt", 1)
     incident.until(
-        "the fence is the evidence: it is freed",
+        "the node is fenced and the claim is released",
         lambda: load.replicas(NAME)[0]["status"]["placement"].get("attempt", 1) > attempt,
         within_s=90,
     )
@@ -60,8 +62,8 @@ def run(incident: Incident) -> None:
         if s.kind == "Replica" and s.name == first["metadata"]["name"] and "status.repair" in s.groups
     ]  # fmt: skip
     states = [((s.after or {}).get("status", {}).get("repair") or {}).get("state", "none") for s in repairs]
-    incident.facts["repair_states"] = " → ".join(states)
-    incident.expect(states.count("Asked") == 1, f"repair asked {states.count('Asked')} times")
+    incident.facts["repairStates"] = " → ".join(states)
+    incident.expect(states.count("Asked") == 1, f"repair requested a reschedule {states.count('Asked')} times")
 
 
 def _pause(incident: Incident) -> None:

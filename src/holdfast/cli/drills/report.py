@@ -1,14 +1,15 @@
-"""What a drill found: the verdict, the clock, the promises, and the six questions every failure must answer."""
+"""The report of a drill: result, clock, violations, and answers to the six incident questions."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 
 class SixAnswers(msgspec.Struct, frozen=True, rename="camel"):
-    """Lines, each a recorded fact."""
+    """Answers to the six incident questions, as lines of text. Each line is a recorded fact."""
 
     desired_state_changed: list[str]
     acted_first: list[str]
@@ -29,7 +30,7 @@ QUESTIONS = {
 
 
 class Report(msgspec.Struct, rename="camel", omit_defaults=True):
-    """`facts` are a drill's own findings; their keys are printed as they are."""
+    """`facts` are the drill's own findings. In JSON their keys are at the top level."""
 
     drill: str
     passed: bool
@@ -41,22 +42,22 @@ class Report(msgspec.Struct, rename="camel", omit_defaults=True):
     answers: SixAnswers | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Flat for scripts: the facts beside the rest."""
+        """The report for scripts, with the facts at the top level."""
         told: dict[str, Any] = {"drill": self.drill, "passed": self.passed, **self.facts}
         told |= {"clock": self.clock, "violations": self.violations, "failures": self.failures}
-        told["leftovers"] = self.leftovers
+        told["unreturned"] = self.leftovers
         if self.answers is not None:
             told["questions"] = {QUESTIONS[f]: getattr(self.answers, f) for f in QUESTIONS}
         return told
 
     def as_text(self) -> str:
         lines = [f"drill {self.drill}: {'passed' if self.passed else 'FAILED'}"]
-        lines += [f"  {name.replace('_', ' ')}: {value}" for name, value in self.facts.items() if _plain(value)]
+        lines += [f"  {_words(name)}: {value}" for name, value in self.facts.items() if _plain(value)]
         if self.clock:
-            lines.append("  clock, seconds after the failure:")
+            lines.append("  clock (seconds after the failure):")
             lines += [f"    {at_s:7.1f}  {stage}" for stage, at_s in sorted(self.clock.items(), key=lambda x: x[1])]
         for title, items in (
-            ("violations", self.violations), ("failures", self.failures), ("left over", self.leftovers),
+            ("violations", self.violations), ("failures", self.failures), ("not returned", self.leftovers),
         ):  # fmt: skip
             lines.append(f"  {title}: {'none' if not items else ''}")
             lines += [f"    {item}" for item in items]
@@ -64,6 +65,10 @@ class Report(msgspec.Struct, rename="camel", omit_defaults=True):
             for field, question in QUESTIONS.items():
                 lines += [f"  {question}", *(f"    {line}" for line in getattr(self.answers, field))]
         return "\n".join(lines)
+
+
+def _words(name: str) -> str:
+    return re.sub(r"[A-Z]", lambda found: f" {found[0].lower()}", name)
 
 
 def _plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A scheduler that decides from an old picture: every proposal it makes is judged by what is true now."""
+"""Drill stale-cache: a scheduler proposes from stale state. The authority checks every proposal on current state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALMOST_A_NODE = {"cpu": "7500m", "memory": "64Mi"}
 
 
 def run(incident: Incident) -> None:
-    """Takes a picture, changes the world (a drain, a smaller workload, full nodes, a cordon), and proposes from it."""
+    """Reads state, changes it (a drain, a smaller workload, a full node), and proposes from the old state."""
     load = Load(incident)
     load.workload("moving", 2)
     load.workload("leaving", 1)
@@ -24,40 +24,42 @@ def run(incident: Incident) -> None:
     node = moving[0]["status"]["placement"]["node"]
     other = next(a.name for a in incident.plan.agents if a.name != node)
     proposer = Proposer(incident)
-    incident.struck(f"a scheduler stops hearing of changes; then node {node} is drained, and work leaves")
+    incident.struck(f"a scheduler's cache becomes stale; then node {node} is drained, and a workload is scaled down")
     incident.undo_with(f"the drain of {node}", lambda: patch_node(incident, node, {"drain": False}))
     patch_node(incident, node, {"drain": True})
     load.scale("leaving", 0)
-    incident.until("the drained replica runs elsewhere", lambda: _moved(load, moving[0]), within_s=60)
-    incident.until("the other one is gone", lambda: not load.replicas("leaving"), within_s=60)
+    incident.until("the drained replica is rescheduled", lambda: _moved(load, moving[0]), within_s=60)
+    incident.until("the other replica is gone", lambda: not load.replicas("leaving"), within_s=60)
     load.workload("large", 1, resources=ALMOST_A_NODE)
-    incident.until("a large replica waits", lambda: bool(load.replicas("large")), within_s=30)
+    incident.until("a large replica is pending", lambda: bool(load.replicas("large")), within_s=30)
     large = load.replicas("large")[0]
     stays = next((r for r in load.replicas("moving") if r["metadata"]["uid"] != moving[0]["metadata"]["uid"]), None)
     asked: dict[str, Item] = {
-        "an attempt that is over": place_item(moving[0], node),
-        "a replica that is gone": place_item(leaving[0], other),
-        "a node that is drained": {**place_item(large, node), "intent": intent_of(large)},
-        "a node that is full by now": place_item(large, other),
+        "ended attempt": place_item(moving[0], node),
+        "deleted replica": place_item(leaving[0], other),
+        "draining node": {**place_item(large, node), "intent": intent_of(large)},
+        "full node": place_item(large, other),
     }
     if stays is not None:
-        asked["a replica that has a place"] = place_item(stays, node)
+        asked["bound replica"] = place_item(stays, node)
     answers = proposer.reserve(list(asked.values()))
-    incident.mark("the stale proposals were answered")
+    incident.mark("the stale proposals are answered")
     told = {}
     for what, answer in zip(asked, answers, strict=True):
         told[what] = f"{answer['result']} {answer.get('reason', '')}".strip()
-        incident.expect(answer["result"] != "Accepted", f"a proposal for {what} was accepted: {answer}")
+        incident.expect(answer["result"] != "Accepted", f"a proposal for a {what} was accepted: {answer}")
         if answer["result"] == "Rejected":
-            incident.held.append(f"{what}: refused, {answer['reason']}: {answer.get('message', '')}")
+            incident.held.append(f"proposal for a {what}: rejected, {answer['reason']}: {answer.get('message', '')}")
     incident.facts["answers"] = told
-    incident.facts["told"] = "; ".join(f"{what}: {said}" for what, said in told.items())
+    incident.facts["responses"] = "; ".join(f"{what}: {said}" for what, said in told.items())
     moved = incident.moved()
     refused = meters.total(moved, "holdfast_authority_answers_total", "Rejected")
-    incident.expect(refused >= len([t for t in told.values() if t.startswith("Rejected")]), "refusals were not counted")
+    incident.expect(
+        refused >= len([t for t in told.values() if t.startswith("Rejected")]), "rejections are missing in the metrics"
+    )
     load.scale("large", 0)
     patch_node(incident, node, {"drain": False})
-    incident.until("the node takes work again", lambda: load.serving("moving") == 2, within_s=60)
+    incident.until("the node is schedulable again", lambda: load.serving("moving") == 2, within_s=60)
 
 
 def _moved(load: Load, replica: Item) -> bool:

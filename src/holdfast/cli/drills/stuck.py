@@ -1,4 +1,4 @@
-"""What is stuck on a platform, from the stored objects of every cell that answers: finalizers, repairs, leaks."""
+"""Finds stuck objects in all reachable cells: finalizers, repairs, leaked Reservations and orphaned Bindings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{finalizers.LEASES}/leases"
 
 
 def survey(watcher: Watcher) -> list[dict[str, Any]]:
-    """One row for each; `owner` is who must act, `deadline` when it should have been done."""
+    """One row per stuck object. `owner` must act; `deadline` is when it should have acted."""
     found: list[dict[str, Any]] = []
     for cell in ("global", *watcher.regions):
         try:
@@ -63,13 +63,13 @@ def _repairs(watcher: Watcher, cell: str) -> list[dict[str, Any]]:
 
 
 def _leaks(watcher: Watcher, cell: str) -> list[dict[str, Any]]:
-    """Reservations past their end, and bindings of replicas that are gone; the authority frees both by itself."""
+    """Expired Reservations, and Bindings without a replica. The authority releases both."""
     replicas = {r["metadata"]["uid"] for r in watcher.list("replicas", cell)}
     bindings = watcher.list("bindings", cell)
     bound = {(b["metadata"]["namespace"], b["metadata"]["name"]) for b in bindings}
     rows = [
         {"cell": cell, "what": "OrphanedBinding", "object": _of(b, "Binding"), "owner": "authority",
-         "message": f"its replica {b['spec']['replica']} is gone; node {b['spec']['node']} holds the place"}
+         "message": f"replica {b['spec']['replica']} is gone; its claim on node {b['spec']['node']} remains"}
         for b in bindings
         if b["spec"]["intent"]["replicaUid"] not in replicas and not b["spec"].get("quotaReleased")
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def _leaks(watcher: Watcher, cell: str) -> list[dict[str, Any]]:
         meta, ends = item["metadata"], item["spec"].get("expiresAt", "")
         if (meta["namespace"], meta["name"]) not in bound and ends and parse_time(ends) < time.time():
             rows.append({"cell": cell, "what": "LeakedReservation", "object": _of(item, "Reservation"),
-                         "owner": "authority", "deadline": ends, "message": "past its end, and not bound"})  # fmt: skip
+                         "owner": "authority", "deadline": ends, "message": "expired and not bound"})  # fmt: skip
     return rows
 
 

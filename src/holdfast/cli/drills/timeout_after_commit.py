@@ -1,4 +1,4 @@
-"""Reserve and bind commit, and the caller never hears of it: asking again finds the first commit, never a second."""
+"""Drill timeout-after-commit: the responses of reserve and bind are lost. A retry finds the first commit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OWN = {"holdfast.dev/drill": NAME}
 
 
 def run(incident: Incident) -> None:
-    """The platform's own scheduler leaves the replica alone, as it looks for a label no node has; the drill's does not
-    mind, and labels are a matter of choosing, not of the authority's promises."""
+    """Places a replica with the drill's own scheduler. The platform's scheduler ignores it, because its node selector
+    matches no node; the authority does not check node selectors."""
     load = Load(incident)
     proposer = Proposer(incident)
     load.workload(NAME, 1, placement={"nodeSelector": OWN})
@@ -22,39 +22,40 @@ def run(incident: Incident) -> None:
     replica = load.replicas(NAME)[0]
     node = incident.plan.agents[0].name
     item = place_item(replica, node)
-    incident.struck("a reserve is sent, and the line goes dead before the answer")
+    incident.struck("a reserve request is sent, and its response is lost")
     proposer.send_and_hang_up("reserve", {"items": [item], "bind": False})
-    if not incident.until("the reservation is there all the same", lambda: bool(_reservations(incident)), within_s=15):
+    if not incident.until("the reservation exists", lambda: bool(_reservations(incident)), within_s=15):
         return
     first = _reservations(incident)[0]
     again = proposer.reserve([item], bind=False)[0]
-    incident.mark("asked again")
+    incident.mark("the reserve request is repeated")
     _already(incident, "reserve", again, node)
     bound = {key: item[key] for key in ("namespace", "replica", "intent")}
     proposer.send_and_hang_up("bind", {"items": [bound]})
-    incident.until("the binding is there all the same", lambda: len(load.bindings(NAME)) == 1, within_s=15)
+    incident.until("the binding exists", lambda: len(load.bindings(NAME)) == 1, within_s=15)
     binding = load.bindings(NAME)[0]
     _already(incident, "bind", proposer.bind([bound])[0], node)
     other = next(a.name for a in incident.plan.agents if a.name != node)
     elsewhere = proposer.reserve([place_item(replica, other)])[0]
     incident.expect(elsewhere["result"] != "Accepted", f"the same intent was accepted on another node: {elsewhere}")
     incident.held.append(f"the same intent on {other}: {elsewhere['result']} {elsewhere.get('reason', '')}".rstrip())
-    incident.until("it serves, once", lambda: load.serving(NAME) == 1, within_s=60)
+    incident.until("exactly one replica serves", lambda: load.serving(NAME) == 1, within_s=60)
     now = load.bindings(NAME)
     incident.expect(
-        len(now) == 1 and now[0]["metadata"]["uid"] == binding["metadata"]["uid"], f"{len(now)} bindings, not the first"
+        len(now) == 1 and now[0]["metadata"]["uid"] == binding["metadata"]["uid"],
+        f"{len(now)} bindings (expected only the first)",
     )
     incident.facts |= {
         "reservation": first["metadata"]["name"],
         "binding": binding["metadata"]["name"],
-        "reserve_again": again["result"],
+        "secondReserve": again["result"],
     }
 
 
 def _already(incident: Incident, call: str, answer: Item, node: str) -> None:
     incident.expect(
         answer["result"] == "Already" and answer.get("node") == node,
-        f"the second {call} was answered {answer['result']} {answer.get('reason', '')} instead of Already on {node}",
+        f"second {call}: expected Already on {node}, found {answer['result']} {answer.get('reason', '')}",
     )
     incident.held.append(f"the second {call}: {answer['result']}, node {answer.get('node', '')}")
 

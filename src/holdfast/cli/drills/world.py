@@ -1,6 +1,6 @@
-"""What a drill sees of a platform: every cell's objects through its API, and the promises checked on them.
+"""Reads the objects of all cells through their APIs and checks invariants S1 to S3 on them.
 
-Nothing here trusts the parts under test: the sums are made anew from the stored objects.
+The checks do not use code of the components under test: sums are computed from the stored objects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Watcher:
-    """Reads cells; one that does not answer is simply not seen."""
+    """Reads objects of all cells."""
 
     def __init__(self, layout: Layout, platform: Platform) -> None:
         self._apis: dict[str, Api] = {name: connect(layout, platform, name) for name, _ in platform.cells}
@@ -40,7 +40,7 @@ class Watcher:
         return self._again(lambda: self._apis[cell].list(plural))
 
     def _again(self, ask: Callable[[], T]) -> T:
-        """Once more on a new connection: the old one may have been closed while nobody used it."""
+        """Retries once on a new connection, because the server may have closed an idle one."""
         try:
             return ask()
         except Stop as stop:
@@ -49,7 +49,7 @@ class Watcher:
             return ask()
 
     def events(self, cell: str) -> builtins.list[Item]:
-        """What controllers said of late; none from a cell that does not answer."""
+        """Recent events of a cell; none if it is unreachable."""
         try:
             answer = self._again(lambda: self._apis[cell].get("/api/v1/events", limit="5000"))
         except Stop:
@@ -75,11 +75,11 @@ class Watcher:
         return found
 
     def critical(self) -> builtins.list[Item]:
-        """Workloads with a recovery promise."""
+        """Workloads with a recovery objective."""
         return [w for w in self.list("workloads") if w["spec"].get("recovery")]
 
     def serving_in(self, workload: Item) -> dict[str, int]:
-        """Serving replicas by region, as the global cell counts them."""
+        """Serving replicas by region, from the workload's summary."""
         rows = workload.get("status", {}).get("summary", {}).get("regions", [])
         found: dict[str, int] = {}
         for row in rows:
@@ -88,19 +88,19 @@ class Watcher:
 
 
 def serves(replica: Item) -> bool:
-    """Whether a replica serves by the one function that decides it."""
+    """Whether the replica's stage is Serving."""
     return stage(msgspec.convert(replica, Replica)) is Stage.SERVING
 
 
 def violations(watcher: Watcher) -> list[str]:
-    """Promises that the stored objects break at this moment."""
+    """Invariants that the stored objects violate at present."""
     found = violations_in_regions(watcher)
     found += _grants(watcher.list("quotas"), watcher.list("grants"), watcher.list("overrides"))
     return found
 
 
 def violations_in_regions(watcher: Watcher) -> list[str]:
-    """Those that need no word of the global cell."""
+    """Violations that can be checked without the global cell."""
     found: list[str] = []
     for region in watcher.regions:
         bindings = watcher.try_list("bindings", region)
@@ -117,7 +117,7 @@ def _live(binding: Item) -> bool:
 
 
 def _unique(region: str, bindings: list[Item]) -> list[str]:
-    """S1: one live binding per replica identity."""
+    """S1: one live Binding per replica identity."""
     seen: dict[str, str] = {}
     found = []
     for binding in bindings:
@@ -131,7 +131,7 @@ def _unique(region: str, bindings: list[Item]) -> list[str]:
 
 
 def _capacity(region: str, bindings: list[Item], nodes: list[Item]) -> list[str]:
-    """S2: claims within capacity, one owner per whole device."""
+    """S2: claims within node capacity, one owner per device."""
     found = []
     for node in nodes:
         name = node["metadata"]["name"]
@@ -151,7 +151,7 @@ def _capacity(region: str, bindings: list[Item], nodes: list[Item]) -> list[str]
 
 
 def _limits(region: str, bindings: list[Item], copies: list[Item]) -> list[str]:
-    """S3, in the region: what is spent is within the limit it enforces."""
+    """S3 in a region: usage within the enforced limit."""
     spent: dict[tuple[str, str], Amounts] = {}
     for binding in bindings:
         if binding["spec"].get("quotaReleased"):
@@ -169,12 +169,12 @@ def _limits(region: str, bindings: list[Item], copies: list[Item]) -> list[str]:
                 add(limit, amounts(copy["spec"].get("limit", {})))
         over = shortfall(used, limit)
         if over:
-            found.append(f"S3: {tenant} spends {amounts_text(over)} beyond its {which} limit in {region}")
+            found.append(f"S3: tenant {tenant} exceeds its {which} limit in {region} by {amounts_text(over)}")
     return found
 
 
 def _grants(quotas: list[Item], grants: list[Item], overrides: list[Item]) -> list[str]:
-    """S3, over all regions: grants of a class within the quota."""
+    """S3 across regions: grants of a class within the quota."""
     found = []
     for quota in quotas:
         tenant = quota["metadata"]["namespace"]
@@ -196,5 +196,5 @@ def _grants(quotas: list[Item], grants: list[Item], overrides: list[Item]) -> li
                     add(given, amounts(grant["spec"].get("limit", {})))
             over = shortfall(given, total)
             if over:
-                found.append(f"S3: {which} grants of {tenant} exceed the quota by {amounts_text(over)}")
+                found.append(f"S3: {which} grants of tenant {tenant} exceed the quota by {amounts_text(over)}")
     return found

@@ -1,4 +1,4 @@
-"""One zone of a region dies: its agents and their work. The region replaces what ran there in its other zones."""
+"""Drill zone-loss: a zone's agents and tasks are killed. The region replaces the replicas in its other zones."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ def run(incident: Incident) -> None:
     if not incident.until("the drill's workload serves", lambda: load.serving(NAME) == REPLICAS, within_s=60):
         return
     inside = [b for b in load.bindings(NAME) if b["spec"]["zone"] == zone]
-    incident.facts |= {"zone": zone, "replicas_in_the_zone": len(inside)}
-    incident.expect(inside, f"nothing of the drill's ran in zone {zone}")
+    incident.facts |= {"zone": zone, "replicasInZone": len(inside)}
+    incident.expect(inside, f"no replica of the drill ran in zone {zone}")
     incident.undo_with(f"zone {zone}", lambda: _back(incident, names))
     hold_down(incident.layout, names)
-    incident.struck(f"zone {zone}: {', '.join(names)} killed with all they run")
-    incident.facts["processes_killed"] = kill(incident.layout, names)
-    incident.until("the region sees the zone's nodes as lost", lambda: _lost(incident, zone), within_s=60)
-    incident.until("all serve outside of the zone", lambda: _outside(incident, load, zone) == REPLICAS, within_s=120)
+    incident.struck(f"zone {zone}: {', '.join(names)} and their tasks are killed")
+    incident.facts["processesKilled"] = kill(incident.layout, names)
+    incident.until("the zone's nodes are not live", lambda: _lost(incident, zone), within_s=60)
+    incident.until(
+        "all replicas serve in other zones", lambda: _outside(incident, load, zone) == REPLICAS, within_s=120
+    )
     region = incident.watcher.get("regions", incident.region)
-    incident.facts["region_health"] = region["status"].get("health", {}).get("state", "")
+    incident.facts["regionHealth"] = region["status"].get("health", {}).get("state", "")
     rows = region["status"].get("report", {}).get("zones", [])
-    incident.facts["zones_reported"] = "; ".join(
+    incident.facts["zonesReported"] = "; ".join(
         f"{r['zone']}: {r.get('liveNodes', 0)} of {r.get('nodes', 0)} live" for r in rows
     )
     restore(incident.layout, names)
-    incident.until("the zone's nodes are back", lambda: not _lost(incident, zone), within_s=120)
+    incident.until("the zone's nodes are live", lambda: not _lost(incident, zone), within_s=120)
 
 
 def _back(incident: Incident, names: list[str]) -> None:

@@ -1,5 +1,4 @@
-"""A platform on one machine: what it consists of, where its files are, and the processes that make it up.
+"""A platform on one machine (`holdfast up`): its design, its files and its processes.
 
-It starts the same programs an operator would start on many machines (`holdfast serve`, `holdfast agent`) and adds
-nothing to them; only it knows that they share a machine.
+It runs the same programs that an operator runs on many machines (`holdfast serve`, `holdfast agent`).
 """

@@ -1,4 +1,4 @@
-"""Finding replicas and asking their agents, through the regions' APIs."""
+"""Finds replicas and calls their agents through the regions' APIs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.cli.platform.survey import connect
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A replica and the region that has it; `node` is empty while it has none."""
+    """A replica and its region. `node` is empty while the replica is not placed."""
 
     api: Api
     region: str
@@ -31,7 +31,7 @@ def regions(state: str) -> list[tuple[str, Api]]:
 
 
 def find_replicas(state: str, name: str) -> list[Placed]:
-    """The replicas a name means, `[TENANT/]REPLICA` or `[TENANT/]WORKLOAD`, in all regions that answer."""
+    """Replicas of `[TENANT/]REPLICA` or `[TENANT/]WORKLOAD` in all reachable regions."""
     tenant, _, own = name.rpartition("/")
     found, silent = [], []
     for region, api in regions(state):
@@ -48,8 +48,8 @@ def find_replicas(state: str, name: str) -> list[Placed]:
                 meta = item["metadata"]
                 found.append(Placed(api, region, meta["namespace"], meta["name"], node))
     if not found:
-        unheard = f"; not heard: {', '.join(silent)}" if silent else ""
-        raise Stop(f"no region has a replica or workload {name}{unheard}", next_step="holdfast get replicas lists them")
+        unheard = f" (unreachable regions: {', '.join(silent)})" if silent else ""
+        raise Stop(f"{name}: no such replica or workload in any region{unheard}", next_step="holdfast get replicas")
     return sorted(found, key=lambda placed: (placed.tenant, placed.name))
 
 

@@ -1,6 +1,8 @@
-"""The platform's own certificate authority and what it signs: one server certificate per cell, one client certificate
-per link, and the operator's. Nodes have an authority per region, which that region's cell alone holds; agents get
-their certificates from it by joining."""
+"""The platform's CA and the certificates it issues: one server certificate per cell, one client certificate per link,
+and the operator's certificate.
+
+Each region has its own CA for nodes, which only that region's cell holds. Agents get their certificates by joining.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class Files(msgspec.Struct, frozen=True):
 
 
 class Credentials:
-    """Names the files; `prepare` makes those that are missing and leaves the others alone."""
+    """Paths of the certificate files. `prepare` creates missing files and keeps existing ones."""
 
     def __init__(self, layout: Layout) -> None:
         self._folder = layout.pki
@@ -33,7 +35,7 @@ class Credentials:
         return self._files(f"link-{region}")
 
     def nodes(self, region: str) -> tuple[Path, Path]:
-        """The region's authority for nodes, and its key."""
+        """Certificate and key of the region's CA for nodes."""
         folder = self._folder / f"nodes-{region}"
         return folder / "ca.crt", folder / "ca.key"
 
@@ -48,7 +50,7 @@ class Credentials:
         return Files(ca=self._folder / "ca.crt", cert=self._folder / f"{name}.crt", key=self._folder / f"{name}.key")
 
     def lend_scheduler(self) -> Files:
-        """For a drill: the name of a scheduler, good for a day; `take_back` removes it."""
+        """Issues a scheduler certificate for a drill, valid for one day."""
         from holdfast.gate.certificates import issue
         from holdfast.gate.principal import CONTROLLERS
 
@@ -57,7 +59,7 @@ class Credentials:
         return self._files(name)
 
     def lend_node(self, region: str, node: str) -> Files:
-        """For a drill: the name of one node of a region."""
+        """Issues a node certificate for a drill, valid for one day."""
         from holdfast.gate.certificates import issue
         from holdfast.gate.principal import NODES
 
@@ -70,7 +72,7 @@ class Credentials:
         return RevokedSerials(self._folder / REVOKED_FILE).all()
 
     def link_ends_s(self, region: str) -> float:
-        """Until when the certificate is good that lies there for a region's link."""
+        """Expiry time of the certificate file of a region's link."""
         from holdfast.gate.node_certificates import lifetime
 
         return lifetime(self.link(region).cert.read_bytes())[1]
@@ -81,7 +83,8 @@ class Credentials:
         return serial_of(self._folder, f"link-{region}")
 
     def renew_link(self, region: str) -> str:
-        """A new key and certificate for a region's link; answers its serial. The old one is good until refused."""
+        """Issues a new key and certificate for a region's link and returns the serial. The old certificate stays valid
+        until it is revoked."""
         from holdfast.gate.certificates import issue
         from holdfast.gate.principal import REGIONS
 
@@ -90,7 +93,7 @@ class Credentials:
         return made.serial
 
     def refuse(self, serial: str) -> None:
-        """Every cell refuses the certificate of this serial from now on."""
+        """Revokes the certificate with this serial in all cells."""
         from holdfast.gate.certificates import revoke_serial
 
         revoke_serial(self._folder, serial)
@@ -100,7 +103,7 @@ class Credentials:
         files.key.unlink(missing_ok=True)
 
     def prepare(self, platform: Platform) -> None:
-        """Makes the authority and every certificate the platform needs. Safe to repeat."""
+        """Creates the CAs and all certificates of the platform. Idempotent."""
         from holdfast.gate.certificates import issue, make_ca
         from holdfast.gate.principal import OPERATORS, REGIONS
 

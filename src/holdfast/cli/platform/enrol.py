@@ -1,4 +1,4 @@
-"""Join tokens: made at a region's API, where only their hash is kept, and handed to the agents that need one."""
+"""Join tokens: created through a region's API, which stores only the hash, and handed to the agents of the platform."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from holdfast.model import limits
 from holdfast.model.join import token_text
 
 PATH = "/apis/holdfast.dev/v1/jointokens"
+# Lifetime of the tokens for the platform's own agents. An agent that starts later gets a new token with the next `up`.
 UP_TTL_S = 600.0
 
 
@@ -21,7 +22,7 @@ def make_token(
     api: Api, region: str, name: str, *, node: str = "", uses: int = 1, ttl_s: float = limits.JOIN_TTL_S,
     certificate_s: float = limits.NODE_CERTIFICATE_S,
 ) -> str:  # fmt: skip
-    """Makes a token and gives it back: the only time it can be seen. The region never sees it before it is used."""
+    """Creates a join token and returns its text. The region stores only the hash."""
     text = token_text(region, secrets.token_urlsafe(32))
     spec: dict[str, Any] = {
         "sha256": hashlib.sha256(text.encode()).hexdigest(), "ttlSeconds": ttl_s, "uses": uses,
@@ -33,7 +34,8 @@ def make_token(
 
 
 def enrol(layout: Layout, platform: Platform) -> None:
-    """A token of its own for every agent that has not joined and has none. Raises while a region's API is not there."""
+    """Issues a join token for every agent that has neither joined nor a valid token. Raises if a region is
+    unreachable."""
     for region in platform.regions:
         waiting = [a.name for a in region.agents if not layout.identity(a.name).exists() and not _fresh(layout, a.name)]
         api = connect(layout, platform, region.name) if waiting else None
@@ -41,7 +43,7 @@ def enrol(layout: Layout, platform: Platform) -> None:
             assert api is not None
             name = f"up-{node}"
             try:
-                api.request("DELETE", f"{PATH}/{name}")  # of an earlier start that ended before the agent joined
+                api.request("DELETE", f"{PATH}/{name}")  # left by a start that ended before the agent joined
             except Refusal as refusal:
                 if refusal.status != 404:
                     raise
@@ -51,7 +53,7 @@ def enrol(layout: Layout, platform: Platform) -> None:
 
 
 def _fresh(layout: Layout, node: str) -> bool:
-    """Whether a token lies there that is still good: an `up` that was interrupted may have left an old one."""
+    """Whether the agent has a token file that is not expired. An interrupted `up` may have left an old one."""
     try:
         return time.time() - layout.join_token(node).stat().st_mtime < UP_TTL_S
     except FileNotFoundError:
@@ -59,7 +61,7 @@ def _fresh(layout: Layout, node: str) -> bool:
 
 
 def clear(layout: Layout, platform: Platform) -> None:
-    """Spent tokens are of no use to anyone."""
+    """Deletes the token files of agents that have joined."""
     for region in platform.regions:
         for agent in region.agents:
             if layout.identity(agent.name).exists():

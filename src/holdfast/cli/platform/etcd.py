@@ -1,6 +1,6 @@
-"""The local etcd cluster of `holdfast up --store etcd`: three members as ordinary processes of the platform.
+"""The local etcd cluster of `holdfast up --store etcd`: three members, supervised like the platform's other processes.
 
-For trying things out on one machine. A real installation names members in three failure domains (docs/etcd.md).
+It is for one machine only. A production cluster has its members in three failure domains (docs/etcd.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STOP_S = 5.0
 
 
 def parse_store(text: str, cells: tuple[str, ...]) -> tuple[str, ...]:
-    """The cells that `--store` puts on etcd: all, none, or those it names (`global=etcd,us-east=sqlite`)."""
+    """The cells that `--store` assigns to etcd: all, none, or the named ones (`global=etcd,us-east=sqlite`)."""
     if text in ("sqlite", "etcd"):
         return cells if text == "etcd" else ()
     chosen: list[str] = []
@@ -28,9 +28,9 @@ def parse_store(text: str, cells: tuple[str, ...]) -> tuple[str, ...]:
         cell, _, store = part.strip().partition("=")
         if cell not in cells or store not in ("sqlite", "etcd"):
             raise Stop(
-                f"--store {text!r} cannot be used",
-                why=f"{part.strip()!r} is neither a store nor CELL=STORE with a cell of {', '.join(cells)}",
-                next_step="for example --store etcd, or --store global=etcd",
+                f"--store {text}: invalid (expected sqlite, etcd or CELL=STORE with a cell of {', '.join(cells)}; "
+                f"found {part.strip()})",
+                next_step="--store etcd, or --store global=etcd",
                 code=Exit.USAGE,
             )
         if store == "etcd":
@@ -43,14 +43,13 @@ def endpoints(platform: Platform) -> tuple[str, ...]:
 
 
 def binary() -> str:
-    """The etcd to run: of PATH, or the one that `make tools` unpacked beside this installation."""
+    """Path of the etcd program: from PATH, or from the .tools directory that `make tools` fills."""
     beside = Path(__file__).parents[4] / ".tools" / "bin"
     found = shutil.which("etcd") or shutil.which("etcd", path=str(beside))
     if found is None:
         raise Stop(
-            "etcd is not installed",
-            why="there is no `etcd` on PATH",
-            next_step="apt-get install etcd-server, or make tools; or leave --store etcd out",
+            "--store etcd: the program etcd is not installed",
+            next_step="apt-get install etcd-server, or make tools, or use --store sqlite",
             code=Exit.USAGE,
         )
     return found

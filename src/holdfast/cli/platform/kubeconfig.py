@@ -1,4 +1,4 @@
-"""A kubeconfig for a platform: one context per cell, everything embedded, so that the file can be copied elsewhere."""
+"""A kubeconfig of the platform: one context per cell, with embedded certificates, so that the file can be copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USER = "holdfast-operator"
 
 
 def kubeconfig_of(layout: Layout, platform: Platform, *, token: str = "") -> dict[str, Any]:
-    """The operator's by default; with a token, that of whoever the token stands for."""
+    """The kubeconfig of the operator, or of the token's user if `token` is set."""
     files = Credentials(layout).operator()
     user = {"token": token} if token else _certificate(files)
     return {
@@ -34,7 +34,7 @@ def kubeconfig_of(layout: Layout, platform: Platform, *, token: str = "") -> dic
 
 
 def write_kubeconfig(layout: Layout, platform: Platform, path: Path, *, token: str = "") -> None:
-    """JSON, which is YAML too: every client reads it, and no parser is needed to write it."""
+    """Writes the kubeconfig as JSON, which is valid YAML."""
     write_whole(path, json.dumps(kubeconfig_of(layout, platform, token=token), indent=2).encode() + b"\n")
 
 

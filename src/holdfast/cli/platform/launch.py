@@ -1,7 +1,7 @@
-"""Bringing a platform up: prepare its directory, start the supervisor, apply what belongs to it, wait until it serves.
+"""`holdfast up`: prepares the directory, starts the supervisor, applies regions and samples, waits until all serves.
 
-What always holds: a directory that holds a platform is continued, never rebuilt; in the foreground, the end of this
-process, whatever ends it, ends the platform.
+- An existing platform is continued, never rebuilt.
+- In the foreground, the platform stops when this process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.exits import Exit, Stop
-from holdfast.cli.http import Api
+from holdfast.cli.http import Api, cell_label
 from holdfast.cli.output import note, print_json
 from holdfast.cli.platform.credentials import Credentials
 from holdfast.cli.platform.enrol import clear, enrol
@@ -41,7 +41,7 @@ STOP_MOST_S = 90.0
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What the command line asked for."""
+    """The platform that the command line requests."""
 
     regions: tuple[str, ...]
     agents: int
@@ -55,18 +55,14 @@ def parse_regions(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     causes = [cause.message for name in names for cause in check_dns_label(name, name)]
     if len(set(names)) != len(names):
-        causes.append("each region once")
+        causes.append("a region is named twice")
     if "global" in names:
-        causes.append("'global' names the global cell")
+        causes.append("`global` is reserved for the global cell")
     if not 1 <= len(names) <= MAX_REGIONS:
-        causes.append(f"between 1 and {MAX_REGIONS} regions")
+        causes.append(f"expected 1 to {MAX_REGIONS} regions, found {len(names)}")
     if causes:
-        raise Stop(
-            f"--regions {text!r} cannot be used",
-            why="; ".join(causes),
-            next_step="for example --regions us-east,eu-west",
-            code=Exit.USAGE,
-        )
+        text = f"--regions {text}: invalid ({'; '.join(causes)})"
+        raise Stop(text, next_step="--regions us-east,eu-west", code=Exit.USAGE)
     return names
 
 
@@ -78,9 +74,8 @@ def bring_up(
     platform = prepare(layout, wanted, given=given, running=running is not None)
     if running is not None and not detach:
         raise Stop(
-            f"the platform in {layout.root} is already running (supervisor {running.pid})",
-            why="in the foreground, ending this command would end it",
-            next_step="holdfast status shows it; holdfast up --detach waits for it; holdfast down stops it",
+            f"platform {layout.root}: already running (supervisor {running.pid})",
+            next_step="holdfast up --detach to wait for it, or holdfast down",
             code=Exit.CONFLICT,
         )
     with until_stopped(layout, platform, running, detach=detach, quiet=quiet) as supervisor:
@@ -97,7 +92,7 @@ def bring_up(
 
 
 def prepare(layout: Layout, wanted: Wanted, *, given: set[str], running: bool) -> Platform:
-    """The platform of this directory: the recorded one, or a new one as asked for."""
+    """The platform recorded in this directory, or a new one as requested."""
     if layout.platform.exists():
         platform = layout.load()
         _check_same(layout, platform, wanted, given)
@@ -120,23 +115,32 @@ def prepare(layout: Layout, wanted: Wanted, *, given: set[str], running: bool) -
 
 
 def _check_same(layout: Layout, platform: Platform, wanted: Wanted, given: set[str]) -> None:
-    """Options left out mean "as before"; options that differ from what is there are refused, not ignored."""
+    """Raises if an option differs from the recorded platform. Options that are not given keep their recorded value."""
     before: dict[str, tuple[object, object]] = {
-        "regions": (tuple(r.name for r in platform.regions), wanted.regions),
+        "regions": (",".join(r.name for r in platform.regions), ",".join(wanted.regions)),
         "agents": (platform.agents_per_region, wanted.agents),
         "port_base": (platform.port_base, wanted.port_base),
-        "store": (platform.etcd_cells, wanted.etcd_cells),
-        "no_provider": (not platform.provider, not wanted.provider),
+        "store": (_store_text(platform.etcd_cells), _store_text(wanted.etcd_cells)),
+        "no_provider": (_yes_no(not platform.provider), _yes_no(not wanted.provider)),
     }
     different = [name for name in sorted(given & before.keys()) if before[name][0] != before[name][1]]
     if different:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in different)
+        found = "; ".join(
+            f"--{name.replace('_', '-')}: expected {before[name][0]}, found {before[name][1]}" for name in different
+        )
         raise Stop(
-            f"the platform in {layout.root} was made with another {flags}",
-            why="; ".join(f"{name} is {before[name][0]}, asked for {before[name][1]}" for name in different),
-            next_step="leave the option out to continue it, or name another --state",
+            f"platform {layout.root}: options cannot change after creation ({found})",
+            next_step="omit these options, or add --state DIR to create a second platform",
             code=Exit.CONFLICT,
         )
+
+
+def _store_text(etcd_cells: tuple[str, ...]) -> str:
+    return ",".join(f"{cell}=etcd" for cell in etcd_cells) or "sqlite"
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def _check_ports_free(platform: Platform) -> None:
@@ -146,11 +150,10 @@ def _check_ports_free(platform: Platform) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
-            except OSError as error:
+            except OSError:
                 raise Stop(
-                    f"port {port}, for the {name} cell, is taken",
-                    why=error.strerror or str(error),
-                    next_step="choose another --port-base (and --state, to run beside another platform)",
+                    f"{cell_label(name)}: port {port} is in use by another process",
+                    next_step=f"holdfast up --port-base {platform.port_base + 1000} --state .holdfast-2",
                     code=Exit.CONFLICT,
                 ) from None
 
@@ -159,7 +162,7 @@ def _check_ports_free(platform: Platform) -> None:
 def until_stopped(
     layout: Layout, platform: Platform, running: Identity | None, *, detach: bool, quiet: bool
 ) -> Iterator[Identity]:
-    """The supervisor while the block runs; in the foreground the platform is stopped with it, however it ends."""
+    """Yields the running supervisor. In the foreground the platform is stopped at the end of the block."""
     supervisor = running or start_supervisor(layout, detach=detach)
     if not detach:
         signal.signal(signal.SIGTERM, _as_interrupt)
@@ -168,7 +171,7 @@ def until_stopped(
         yield supervisor
     except KeyboardInterrupt:
         if detach:
-            note("interrupted; the platform keeps running: holdfast down stops it")
+            note("interrupted; the platform keeps running; next: holdfast down")
         raise
     finally:
         if not detach:
@@ -178,11 +181,11 @@ def until_stopped(
             send(supervisor, signal.SIGTERM)
             wait_gone(supervisor, STOP_MOST_S)
             if not quiet:
-                note("stopped; holdfast up continues from here")
+                note("stopped; next: holdfast up continues this platform")
 
 
 def start_supervisor(layout: Layout, *, detach: bool) -> Identity:
-    """The supervisor in a session of its own: Ctrl-C reaches only this command, which passes it on in order."""
+    """Starts the supervisor in its own session, so that Ctrl-C reaches only this command."""
     words = ["supervise", "--state", str(layout.root)]
     if not detach:
         words += ["--with-parent", str(os.getpid())]
@@ -204,11 +207,8 @@ def start_supervisor(layout: Layout, *, detach: bool) -> Identity:
         if started.poll() is not None:
             break
         time.sleep(0.05)
-    raise Stop(
-        "the supervisor did not start",
-        why=_last_line(layout),
-        next_step=f"look at {layout.log('supervisor')}",
-    )
+    text = f"supervisor: not started within {SUPERVISOR_START_S:g} s ({_last_line(layout)})"
+    raise Stop(text, next_step=f"read {layout.log('supervisor')}")
 
 
 def _last_line(layout: Layout) -> str:
@@ -222,11 +222,11 @@ def _last_line(layout: Layout) -> str:
 def wait_until_serving(
     layout: Layout, platform: Platform, supervisor: Identity, shown: Display, timeout_s: float
 ) -> tuple[Survey, bool]:
-    """Looks until everything serves or time runs out; applies regions and samples on the way, when there is a point."""
+    """Polls until everything serves or the time is over. Applies regions and samples as soon as cells are ready."""
     deadline = time.monotonic() + timeout_s
     surveyor = Surveyor(layout, platform)
     regions = samples = enrolled = False
-    # The user's own work may be broken, and was before: a platform that is continued is up all the same.
+    # In a continued platform the user's workloads may be broken. That does not keep `up` from finishing.
     continued, settled_at = layout.applied.exists(), 0.0
     try:
         while True:
@@ -249,9 +249,8 @@ def wait_until_serving(
                 clear(layout, platform)
                 return survey, True
             if not alive(supervisor):
-                raise Stop(
-                    "the supervisor ended", why=_last_line(layout), next_step=f"look at {layout.log('supervisor')}"
-                )
+                text = f"supervisor: exited ({_last_line(layout)})"
+                raise Stop(text, next_step=f"read {layout.log('supervisor')}")
             if time.monotonic() >= deadline:
                 return survey, False
             time.sleep(LOOK_EVERY_S)
@@ -260,7 +259,7 @@ def wait_until_serving(
 
 
 def applied(act: Callable[[], None]) -> bool:
-    """Whether it was done; an API that is not ready after all is asked again with the next look."""
+    """Runs `act` and returns True; returns False if the API is not ready, so that the caller retries."""
     try:
         act()
     except Stop as stop:
@@ -271,7 +270,8 @@ def applied(act: Callable[[], None]) -> bool:
 
 
 def can_place(platform: Platform, survey: Survey) -> bool:
-    """Every region is known to be healthy and to have its nodes: what is applied earlier gathers in those that are."""
+    """Whether all regions are healthy and have all their nodes. Workloads applied earlier would be assigned only to the
+    regions that are ready."""
     wanted = {region.name: len(region.agents) for region in platform.regions}
     return all(
         cell.health == HealthState.HEALTHY and cell.live_nodes >= wanted[cell.name]
@@ -281,7 +281,7 @@ def can_place(platform: Platform, survey: Survey) -> bool:
 
 
 def apply_samples(layout: Layout, platform: Platform, api: Api, say: Callable[[str], None]) -> None:
-    """Once in a platform's life, so that what the user changed since stays changed."""
+    """Applies the samples once per platform, so that later changes by the user are kept."""
     if not platform.samples or layout.applied.exists():
         return
     manifests, remarks = sample_manifests(platform)
@@ -292,7 +292,7 @@ def apply_samples(layout: Layout, platform: Platform, api: Api, say: Callable[[s
 
 
 def is_serving(platform: Platform, survey: Survey, *, but_stuck: bool = False) -> bool:
-    """Whether all is there; `but_stuck` leaves out what says itself why it cannot serve."""
+    """Whether all nodes and workloads are ready. With `but_stuck`, workloads that report a reason are ignored."""
     nodes_wanted = sum(len(region.agents) for region in platform.regions)
     nodes = sum(node.schedulable for node in survey.nodes)
     return (
@@ -317,7 +317,7 @@ def report(layout: Layout, platform: Platform, survey: Survey, *, served: bool, 
     kubeconfig, state = _short(str(layout.kubeconfig)), _short(str(layout.root))
     flag = "" if state == ".holdfast" else f" --state {state}"
     command = own_command()
-    ending = f"\n{command} down{flag} stops it." if detach else "\nCtrl-C stops it."
+    ending = f"\n{command} down{flag} stops the platform." if detach else "\nCtrl-C stops the platform."
     if not served:
         note("\nNot everything serves yet:")
         for line in missing(layout, survey):
@@ -325,7 +325,7 @@ def report(layout: Layout, platform: Platform, survey: Survey, *, served: bool, 
         note(f"  next: {command} status{flag}")
         note(ending)
         return
-    note("\nHoldfast is up." + (" This does not serve:" if (lines := unserved(survey)) else ""))
+    note("\nHoldfast is up." + (" Not serving:" if (lines := unserved(survey)) else ""))
     for line in lines:
         note(f"  {line}")
     note(f"  API         {platform.global_url}")
@@ -338,7 +338,7 @@ def report(layout: Layout, platform: Platform, survey: Survey, *, served: bool, 
 
 
 def own_command() -> str:
-    """This very command as the user can type it: by its path where the shell would not find it, or find another."""
+    """The command as the user can type it: its path if the shell would not find this installation."""
     beside = Path(sys.executable).with_name("holdfast")
     found = shutil.which("holdfast")
     if not beside.exists() or (found is not None and os.path.samefile(found, beside)):
@@ -355,11 +355,11 @@ def unserved(survey: Survey) -> list[str]:
 
 
 def missing(layout: Layout, survey: Survey) -> list[str]:
-    """What does not serve, and the reason there is."""
+    """Workloads, nodes, cells and processes that are not ready, with reasons."""
     told = unserved(survey)
     told += [f"node {n.region}/{n.name}: {n.reason}" for n in survey.nodes if not n.schedulable]
     told += [
-        f"the {cell.name} cell: {cell.message}; see {layout.log('cell-' + cell.name)}"
+        f"{cell_label(cell.name)}: {cell.message}; see {layout.log('cell-' + cell.name)}"
         for cell in survey.cells
         if not cell.ready
     ]
@@ -370,7 +370,7 @@ def missing(layout: Layout, survey: Survey) -> list[str]:
 
 
 def _curl(layout: Layout, platform: Platform) -> str:
-    """A request to a replica of risk-api that serves right now; the list of endpoints when there is none."""
+    """A curl command to a serving replica of risk-api, or the command that lists its endpoints."""
     try:
         told = connect(layout, platform, "global").get("/endpoints/payments/risk-api")
         for address in told["workloads"].get("risk-api", []):
@@ -382,13 +382,13 @@ def _curl(layout: Layout, platform: Platform) -> str:
 
 
 def _short(path: str) -> str:
-    """Relative where that is shorter to type."""
+    """The path relative to the working directory, if that is shorter."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") and len(relative) < len(path) else path
 
 
 def follow(layout: Layout, supervisor: Identity, *, quiet: bool) -> None:
-    """Repeats what the supervisor says until it ends or this command is interrupted, its ordinary end."""
+    """Prints the supervisor's log until the supervisor exits or the user interrupts this command."""
     with contextlib.suppress(KeyboardInterrupt), layout.log("supervisor").open(errors="replace") as log:
         log.seek(0, os.SEEK_END)
         while alive(supervisor):

@@ -1,7 +1,6 @@
-"""Where a platform's files are, and the record of what it consists of.
+"""The files of a platform and its recorded design.
 
-`platform.json` is written once, when the platform is first prepared, and decides what every later command sees: ports,
-regions and agents never change under a running platform.
+`platform.json` is written once, when the platform is created. Ports, regions and agents never change afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ CPUS, MEMORY, DISK = "8", "32Gi", "200Gi"
 
 
 class AgentPlan(msgspec.Struct, frozen=True, rename="camel"):
-    """One node: its declared capacity is pretend, its processes are real."""
+    """One agent process. Its declared capacity is not checked against the machine."""
 
     name: str
     zone: str
@@ -43,7 +42,7 @@ class RegionPlan(msgspec.Struct, frozen=True, rename="camel"):
     agents: tuple[AgentPlan, ...]
     cost: int = 100
     endpoint: str = ""
-    """Where its cell is, on another machine; empty for one of this machine."""
+    """URL of the region's cell on another machine; empty for a local platform."""
 
     @property
     def url(self) -> str:
@@ -51,18 +50,18 @@ class RegionPlan(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Platform(msgspec.Struct, frozen=True, rename="camel"):
-    """Everything `holdfast up` decided, so that a second `up` resumes exactly this."""
+    """The design of a platform, as recorded by the first `holdfast up`."""
 
     port_base: int
     regions: tuple[RegionPlan, ...]
     agents_per_region: int
     samples: bool = True
     etcd_cells: tuple[str, ...] = ()
-    """The cells whose store is the platform's own etcd cluster; the others have a SQLite file each."""
+    """Cells stored in the platform's etcd cluster. The others use SQLite."""
     provider: bool = True
-    """Whether a process of the platform measures loads and starts and stops the nodes of pools."""
+    """Whether the platform runs the node provider, which also pushes CPU metrics."""
     endpoint: str = ""
-    """Where the global cell is, on another machine; empty for one of this machine."""
+    """URL of the global cell on another machine; empty for a local platform."""
 
     @property
     def global_url(self) -> str:
@@ -70,12 +69,12 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
-        """Every cell and its address, the global one first."""
+        """Name and URL of every cell, the global cell first."""
         return (("global", self.global_url), *((r.name, r.url) for r in self.regions))
 
 
 class Layout:
-    """The paths under a platform's directory. Absolute, as processes are started from anywhere."""
+    """Absolute paths in a platform's directory."""
 
     def __init__(self, state: str | Path) -> None:
         self.root = Path(os.path.abspath(state))
@@ -96,52 +95,50 @@ class Layout:
         return self.root / "agents" / name
 
     def identity(self, agent: str) -> Path:
-        """An agent's own certificate and key: there once it has joined."""
+        """Certificate and key of an agent. The file exists after the agent has joined."""
         return self.agent(agent) / "identity" / "node.pem"
 
     def join_token(self, agent: str) -> Path:
-        """Where an agent that has not joined yet looks for its token."""
+        """File from which an agent reads its join token."""
         return self.root / "joining" / agent
 
     def log(self, process: str) -> Path:
         return self.logs / f"{process}.log"
 
     def record(self, process: str) -> Path:
-        """Where the supervisor writes down the process id, start time and restarts of one of its processes."""
+        """File with the pid, start time and restart count of a supervised process."""
         return self.run / "processes" / f"{process}.json"
 
     def held_down(self, process: str) -> Path:
-        """While this file exists the supervisor does not start the process again: how drills keep something dead."""
+        """While this file exists, the supervisor does not restart the process. Drills use it."""
         return self.run / "held-down" / process
 
     def prepare(self) -> None:
-        """Directories, readable by their owner only: keys and tokens are below."""
+        """Creates the directories with mode 0700, because they contain keys and tokens."""
         for folder in (self.root, self.pki, self.logs, self.run, self.run / "processes"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
     def remote(self) -> bool:
-        """Whether this is no directory but a kubeconfig: the platform is elsewhere, and only its API is there."""
+        """Whether `--state` is a kubeconfig of a remote platform, of which only the API is available."""
         return self.root.is_file()
 
     def load(self) -> Platform:
-        """The recorded platform, or the one a kubeconfig leads to; says how to make one when there is none."""
+        """The recorded platform, or the remote platform of the kubeconfig. Raises if there is none."""
         if self.remote:
             return remote_platform(self.root)
         try:
             return msgspec.json.decode(self.platform.read_bytes(), type=Platform)
         except FileNotFoundError:
             raise Stop(
-                f"there is no platform in {self.root}",
-                why="platform.json is missing",
-                next_step="holdfast up starts one; --state names another directory, or a kubeconfig",
+                f"platform {self.root}: not found (platform.json is missing)",
+                next_step="holdfast up, or add --state with the platform's directory or a kubeconfig",
                 code=Exit.UNREACHABLE,
             ) from None
         except msgspec.ValidationError as error:
             raise Stop(
-                f"{self.platform} is not a platform of this version",
-                why=str(error),
-                next_step="remove the directory, or use the version that made it",
+                f"{self.platform}: written by another version of holdfast ({error})",
+                next_step="use that version, or delete the directory",
             ) from None
 
     def save(self, platform: Platform) -> None:
@@ -149,7 +146,7 @@ class Layout:
 
 
 def remote_platform(kubeconfig: Path) -> Platform:
-    """As far as the global cell knows it: what runs on its machines is not for us to know."""
+    """The platform as the global cell reports it, without agents and processes."""
     from holdfast.cli.platform import remote
 
     regions = [
@@ -165,7 +162,7 @@ def remote_platform(kubeconfig: Path) -> Platform:
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """The file has the old content or the new, never a part of it."""
+    """Replaces the file atomically."""
     new = path.with_name(f".{path.name}.new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(handle, "wb") as file:
@@ -182,7 +179,7 @@ def design(
     etcd_cells: tuple[str, ...] = (),
     provider: bool = True,
 ) -> Platform:
-    """What a platform of these regions consists of. Ports: global = base, region i = base + 1 + i, then the agents."""
+    """Designs a platform. Ports: global cell = base, region i = base + 1 + i, agents from base + 100."""
     planned: list[RegionPlan] = []
     number = 0
     for index, name in enumerate(regions):
@@ -215,9 +212,9 @@ def design(
     last_port = port_base + AGENT_PORTS_FROM + number * PORTS_PER_AGENT
     if port_base < 1024 or last_port > 65535:
         raise Stop(
-            f"--port-base {port_base} leaves no room for {number} agents",
-            why=f"ports {port_base} to {last_port} are needed, and ports are between 1024 and 65535",
-            next_step="choose another --port-base, or fewer agents",
+            f"--port-base {port_base}: not enough ports for {number} agents (expected ports within 1024-65535, found "
+            f"{port_base}-{last_port})",
+            next_step="choose another --port-base, or fewer --agents",
             code=Exit.USAGE,
         )
     return Platform(

@@ -1,7 +1,7 @@
-"""What workloads use of the CPU they asked for, measured by their agents and pushed for autoscaling to follow.
+"""Measures the CPU usage of workloads through their agents and pushes it as the autoscaling metric `cpuPercent`.
 
-It pushes numbers and decides nothing. A load that cannot be measured is not pushed: autoscaling knows by its age that
-nothing is known, and holds what there is.
+A workload that cannot be measured gets no value. The autoscaler then sees the age of the last value and holds the
+replica count. This module takes no scaling decision.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from holdfast.model import limits
 from holdfast.model.times import micro_text
 
 CPU_PERCENT = "cpuPercent"
+# Metrics stored per workload, the limit of the API. The oldest other metrics are dropped.
 METRICS_MAX = 16
 PATH = "/apis/holdfast.dev/v1"
 GLOBAL = "global"
 
 
 class Meter:
-    """Measures every workload that scales by its CPU, as often as autoscaling looks. `apis` are those of all cells."""
+    """Pushes cpuPercent of all workloads that scale by CPU, once per autoscaling interval. `apis` has all cells."""
 
     def __init__(self, apis: Mapping[str, Api], say: Callable[[str], None]) -> None:
         self._global = apis[GLOBAL]
@@ -34,7 +35,7 @@ class Meter:
         self._failed = ""
 
     def look(self, now_s: float) -> None:
-        """One round, when it is time for one. A cell that does not answer is asked again with the next."""
+        """Pushes all values if the interval has passed. An unreachable cell is retried in the next interval."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + limits.AUTOSCALE_LOOK_EVERY_S
@@ -47,12 +48,12 @@ class Meter:
         except Stop as stop:
             failed = stop.what
         if failed and failed != self._failed:
-            self._say(f"loads are not measured: {failed}; trying again")
+            self._say(f"CPU metrics are not pushed: {failed}; retrying")
         self._failed = failed
 
 
 def scaled_by_cpu(api: Api) -> Iterator[tuple[str, str]]:
-    """Tenant and name of the workloads whose number of replicas follows their CPU."""
+    """Tenant and name of the workloads that scale by CPU."""
     for item in api.list("workloads"):
         autoscale = item["spec"].get("autoscale")
         if autoscale and autoscale.get("metric", CPU_PERCENT) == CPU_PERCENT:
@@ -60,7 +61,7 @@ def scaled_by_cpu(api: Api) -> Iterator[tuple[str, str]]:
 
 
 def measured(regions: Mapping[str, Api], tenant: str, name: str) -> float | None:
-    """What the workload's replicas use of the CPU they asked for, in percent; None when none could be asked."""
+    """Used CPU of the workload in percent of its requests; None if no agent could be called."""
     used = asked = 0
     for api in regions.values():
         try:
@@ -79,7 +80,7 @@ def measured(regions: Mapping[str, Api], tenant: str, name: str) -> float | None
 
 
 def push_value(api: Api, tenant: str, name: str, metric: str, value: float) -> dict[str, Any]:
-    """Writes the value beside the others; answers what autoscaling last decided."""
+    """Stores the value of one metric and returns the workload's current scale status."""
     path = f"{PATH}/namespaces/{quote(tenant)}/workloads/{quote(name)}"
     item = api.get(path)
     known = (item.get("status", {}).get("load") or {}).get("metrics", [])

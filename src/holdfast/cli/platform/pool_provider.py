@@ -1,8 +1,8 @@
-"""Makes node pools true on this machine: starts an agent for every node that should exist, stops those that should not.
+"""Reconciles node pools on this machine: starts an agent process for every desired pool node, and stops the others.
 
-A provider is a port of three verbs; this one's machines are agent processes. What always holds: a node is stopped only
-after the region's API says that nothing is bound on it; every process is recorded before it can be forgotten, so that
-another provider, or `holdfast down`, finds it. It looks at what is, never at what happened: it may die at any moment.
+- A node is stopped only after the region's API shows no Binding on it.
+- Every started process is recorded, so that another provider or `holdfast down` finds it.
+- The provider is level-triggered and keeps no other state. It may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from holdfast.cli.platform.supervisor import Record, stop_one
 
 PATH = "/apis/holdfast.dev/v1"
 LOOK_EVERY_S = 1.0
+# Lifetime of the join token of a pool node. An agent that starts later gets a new token.
 TOKEN_TTL_S = 600.0
 
 
 class PoolNode(msgspec.Struct, frozen=True):
-    """One node that should exist, as the region's NodePool says."""
+    """One desired node of a NodePool."""
 
     region: str
     pool: str
@@ -51,19 +52,19 @@ class PoolNode(msgspec.Struct, frozen=True):
 
 
 class Provider(Protocol):
-    """Whoever has machines. Each verb may be repeated: doing again what is done changes nothing."""
+    """Starts and stops machines for pool nodes. All methods are idempotent."""
 
     def running(self) -> set[str]:
-        """The nodes this provider has started and not stopped, by name."""
+        """Names of the nodes that this provider has started and not stopped."""
 
     def start(self, node: PoolNode) -> None: ...
 
     def stop(self, name: str) -> None:
-        """Returns when nothing of the node runs any more."""
+        """Stops the node. Returns when its processes have exited."""
 
 
 class LocalProvider:
-    """Nodes are agent processes of a platform on this machine."""
+    """Provider whose nodes are agent processes on this machine."""
 
     def __init__(self, layout: Layout, platform: Platform, api_of: Callable[[str], Api]) -> None:
         self._layout = layout
@@ -109,7 +110,7 @@ class LocalProvider:
         api = self._api_of(region.name)
         token = f"pool-{name}"
         try:
-            api.request("DELETE", f"{TOKENS}/{token}")  # of an earlier start that ended before the agent joined
+            api.request("DELETE", f"{TOKENS}/{token}")  # left by a start that ended before the agent joined
         except Refusal as refusal:
             if refusal.status != 404:
                 raise
@@ -118,7 +119,7 @@ class LocalProvider:
         write_whole(self._layout.join_token(name), text.encode() + b"\n")
 
     def _ports(self, region: RegionPlan) -> tuple[int, int]:
-        """A range of its own: behind those of the platform's agents, one that no running node of a pool has."""
+        """A free port range after the ranges of the platform's own agents."""
         first = len(self._platform.regions) * MAX_AGENTS_PER_REGION
         planned = sum(len(r.agents) for r in self._platform.regions)
         taken = {word for _, record in self._records() for word in record.program.argv if "-" in word}
@@ -126,7 +127,10 @@ class LocalProvider:
             start = self._platform.port_base + AGENT_PORTS_FROM + number * PORTS_PER_AGENT
             if f"{start}-{start + PORTS_PER_AGENT - 1}" not in taken and start + PORTS_PER_AGENT <= 65536:
                 return start, start + PORTS_PER_AGENT - 1
-        raise Stop(f"there are no ports left for another node in {region.name}", next_step="choose a lower maxNodes")
+        raise Stop(
+            f"region {region.name}: no free ports for another pool node",
+            next_step="lower spec.maxNodes of the NodePool",
+        )
 
     def stop(self, name: str) -> None:
         for known, record in self._records():
@@ -139,22 +143,21 @@ class LocalProvider:
 
 
 def alone(layout: Layout) -> None:
-    """Takes the right to provide for this platform, held until the process ends: two would start a node twice."""
+    """Acquires the provider lock of the platform until the process exits. Two providers would start a node twice."""
     handle = os.open(layout.run / "provider.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise Stop(
-            "another process provides nodes to the pools of this platform already",
-            why="holdfast up starts one, unless it was told not to",
-            next_step="holdfast pool list shows what it does; up --no-provider leaves it to you",
+            f"platform {layout.root}: a node provider is already running (holdfast up starts one)",
+            next_step="holdfast up --no-provider on a new platform, or use the running provider",
             code=Exit.CONFLICT,
         ) from None
 
 
 def wanted(pools: Iterable[dict[str, Any]], region: str) -> dict[str, PoolNode]:
-    """Every node that the region's pools say should exist."""
+    """The desired nodes of the region's pools, by name."""
     found: dict[str, PoolNode] = {}
     for pool in pools:
         capacity = {name: str(amount) for name, amount in pool["spec"].get("capacity", {}).items()}
@@ -165,7 +168,7 @@ def wanted(pools: Iterable[dict[str, Any]], region: str) -> dict[str, PoolNode]:
 
 
 def converge(api: Api, region: str, provider: Provider, say: Callable[[str], None]) -> None:
-    """One step: starts what is missing, ends what should not be and holds nothing, and removes its Node."""
+    """Starts missing nodes. Stops surplus nodes without Bindings and deletes their Node objects."""
     declared = api.list("nodepools")
     pools = {pool["metadata"]["name"] for pool in declared}
     meant, running = wanted(declared, region), provider.running()
@@ -177,10 +180,10 @@ def converge(api: Api, region: str, provider: Provider, say: Callable[[str], Non
     there = {n["metadata"]["name"]: n for n in api.list("nodes") if n["spec"].get("pool") in pools}
     for name in sorted(there.keys() - meant.keys()):
         if _bound(api, name):
-            continue  # the API's own word, and the node is closed: nothing new can come
+            continue  # the node is cordoned, so it gets no new Binding and is stopped later
         provider.stop(name)
         api.request("DELETE", f"{PATH}/nodes/{quote(name)}")
-        say(f"{name}: stopped and removed, as it held nothing")
+        say(f"{name}: stopped and deleted, because no replica was bound to it")
 
 
 def _bound(api: Api, node: str) -> bool:

@@ -1,7 +1,7 @@
-"""Processes of this machine, named safely: a process id alone may have been given to another process meanwhile.
+"""Safe identification of local processes. A pid alone is not safe, because the kernel reuses pids.
 
-An identity is (pid, start time in clock ticks since boot). Signals go through a pidfd opened and checked first, so
-that nothing here can hit a stranger.
+An identity is the pid and the start time in clock ticks since boot. Signals are sent through a pidfd that was checked
+against the identity, so that no other process is ever signalled.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pathlib import Path
 import msgspec
 
 MARK = "HOLDFAST_PLATFORM"
-"""The environment variable every cell and agent of a platform carries."""
-
+"""Environment variable of all cells and agents of a platform; its value is the platform's directory."""
 
 TASK_MARK = "HOLDFAST_TASK"
-"""What agents put into the environment of the work they run."""
+"""Environment variable that agents set for their tasks."""
 
 SHIM = b"/holdfast/agent/shim.py"
 
@@ -31,12 +30,12 @@ class Identity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def identify(pid: int) -> Identity | None:
-    """The identity of a live process; None when it is gone, or a zombie nobody has reaped yet."""
+    """The identity of a live process; None if it has exited or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The command name is in parentheses and may hold anything, so fields are counted after the last one.
+    # The command name in parentheses may contain any character, so fields are counted after the last parenthesis.
     fields = stat[stat.rindex(")") + 2 :].split()
     if fields[0] in "ZX":
         return None
@@ -48,7 +47,7 @@ def alive(identity: Identity) -> bool:
 
 
 def open_process(identity: Identity) -> int | None:
-    """A pidfd of exactly this process, or None when it is gone. The caller closes it."""
+    """A pidfd of this process, or None if it has exited. The caller closes it."""
     try:
         handle = os.pidfd_open(identity.pid)
     except OSError:
@@ -60,7 +59,7 @@ def open_process(identity: Identity) -> int | None:
 
 
 def send(identity: Identity, what: signal.Signals) -> bool:
-    """Signals exactly this process; whether it was there."""
+    """Signals this process. Returns whether it existed."""
     handle = open_process(identity)
     if handle is None:
         return False
@@ -74,7 +73,7 @@ def send(identity: Identity, what: signal.Signals) -> bool:
 
 
 def wait_gone(identity: Identity, timeout_s: float) -> bool:
-    """Whether the process ended in time."""
+    """Waits for the process to exit. Returns False on timeout."""
     handle = open_process(identity)
     if handle is None:
         return True
@@ -93,10 +92,10 @@ def wait_gone(identity: Identity, timeout_s: float) -> bool:
 
 
 def marked(folder: Path, *, skip: frozenset[int] = frozenset()) -> Iterator[tuple[Identity, str]]:
-    """Live processes that belong to a platform, with their command lines: its own, the shims of its agents, the work.
+    """Live processes of a platform with their command lines: cells, agents, shims and tasks.
 
-    A mark in the environment, or a shim's own command line, tells: a person's shell or editor in the platform's folder
-    is none of its processes.
+    They are recognised by an environment variable or by a shim's command line. A shell or editor that runs in the
+    platform's directory does not match.
     """
     mark = os.fsencode(f"{MARK}={folder}")
     tasks = os.fsencode(folder / "agents") + b"/"
@@ -111,7 +110,7 @@ def marked(folder: Path, *, skip: frozenset[int] = frozenset()) -> Iterator[tupl
             environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
             command = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
         except OSError:
-            continue  # ended meanwhile, or another user's
+            continue  # the process has exited, or belongs to another user
         shim = any(word.endswith(SHIM) for word in command) and any(word.startswith(tasks) for word in command)
         if shim or mark in environment or not task_marks.isdisjoint(environment):
             yield identity, b" ".join(command).decode(errors="replace").strip()

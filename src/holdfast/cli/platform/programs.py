@@ -1,4 +1,4 @@
-"""The processes of a platform, as command lines an operator could type."""
+"""The command lines of the platform's processes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ AGENT_STOP_WORK_S = 20.0
 
 
 def programs(platform: Platform, layout: Layout) -> list[Program]:
-    """The store's members if any, the global cell, a cell per region, the agents, and who provides nodes to pools; in
-    the order they are started."""
+    """All programs in start order: etcd members, global cell, regional cells, agents, node provider."""
     kept = etcd.members(platform, layout)
     kept.append(_cell("global", platform.port_base, layout, rank=GLOBAL_RANK, more=_store(platform, "global")))
     for region in platform.regions:

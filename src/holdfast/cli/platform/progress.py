@@ -1,4 +1,4 @@
-"""What `holdfast up` shows while it waits: a live table on a terminal, plain lines everywhere else."""
+"""Progress display of `holdfast up`: a live table on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def display(platform: Platform, *, quiet: bool) -> Display:
 
 
 def facts(platform: Platform, survey: Survey) -> list[tuple[str, str, bool]]:
-    """What there is to wait for: (what, how far, whether it is there)."""
+    """Rows of the display: subject, progress, and whether it is ready."""
     ready = [cell.name for cell in survey.cells if cell.ready]
     nodes_wanted = sum(len(region.agents) for region in platform.regions)
     nodes_ready = sum(node.schedulable for node in survey.nodes)
@@ -52,14 +52,14 @@ def facts(platform: Platform, survey: Survey) -> list[tuple[str, str, bool]]:
 def how_far(workload: WorkloadView) -> str:
     if workload.type == "Batch":
         running = sum(workload.stages.get(s, 0) for s in ("Starting", "Running", "Ready", "Serving"))
-        return f"{running} running, {workload.succeeded} of {workload.wanted} done"
+        return f"{running} running, {workload.succeeded} of {workload.wanted} succeeded"
     text = f"{workload.serving} of {workload.wanted} serving"
     where = ", ".join(f"{region} {count}" for region, count in workload.regions.items())
     return f"{text} ({where})" if where else text
 
 
 class Silent:
-    """--quiet."""
+    """No output (--quiet)."""
 
     def __enter__(self) -> Silent:
         return self
@@ -77,7 +77,7 @@ class Silent:
 
 
 class Lines(Silent):
-    """One line per change, with the seconds since the start: what a CI log wants."""
+    """One line per change, with the seconds since the start."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -95,7 +95,7 @@ class Lines(Silent):
 
 
 class Live(Silent):
-    """A table that is redrawn in place; remarks scroll above it."""
+    """A table that is redrawn in place. Remarks scroll above it."""
 
     def __init__(self, platform: Platform) -> None:
         from rich.console import Console

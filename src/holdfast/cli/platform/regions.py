@@ -1,6 +1,6 @@
-"""A region's objects as commands see them through its API: now, or as they were at a past revision.
+"""Clients of the regional cells for commands: objects at present or at a past revision.
 
-Answers questions with the very planner the scheduler runs; it writes nothing, ever.
+Queries run the planner of the scheduler on the objects that were read. This module never writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORBIDDEN, GONE = 403, 410
 
 
 class Region:
-    """One regional cell. Who may not see every tenant sees `tenant`'s objects instead."""
+    """One regional cell. If the caller may not list all tenants, objects of `tenant` are read instead."""
 
     def __init__(self, api: Api, name: str, tenant: str = "") -> None:
         self.api = api
@@ -47,7 +47,7 @@ class Region:
         self._known: dict[tuple[str, int], list[Any]] = {}
 
     def every(self, kind: str, *, at: int = 0) -> list[Any]:
-        """All objects of a kind, now or as of a revision."""
+        """All objects of a kind, at present or at revision `at`."""
         if (kind, at) not in self._known:
             entry = BY_NAME[kind]
             query = {"resourceVersion": str(at), "resourceVersionMatch": "Exact"} if at else {}
@@ -71,7 +71,7 @@ class Region:
         found = pages(self.api, f"/apis/holdfast.dev/v1/{where}", query)
         return msgspec.convert(found[0], entry.type) if found else None
 
-    # The state now
+    # Present state
 
     def builder(self) -> SnapshotBuilder:
         if self._builder is None:
@@ -90,7 +90,7 @@ class Region:
         return active_policy(revisions, overrides, self.name, now)
 
     def open_to_us(self) -> bool:
-        """Whether we may see all there is to plan with; a tenant may not, and has what the scheduler wrote down."""
+        """Whether the caller may read all objects that planning needs. A tenant user may not."""
         try:
             self.builder()
         except Refusal as refusal:
@@ -100,7 +100,7 @@ class Region:
         return True
 
     def waiting(self, now: float) -> list[SchedulingRequest]:
-        """Requests with members that have no place, in the order in which they are planned."""
+        """Pending requests, in the order in which the scheduler plans them."""
         builder, policy = self.builder(), self.policy(now)
         pending = [r for r in self.every("SchedulingRequest") if self.unplaced(r)]
         shares = dominant_shares(builder.tenant_use(), builder.total_capacity())
@@ -118,7 +118,7 @@ class Region:
         )
         return ask_of(request, members, bound=bound, evictions=1_000_000)
 
-    # The past
+    # Past state
 
     def replay(self, decision: Decision, rules: Rules | None = None) -> Replayed | NotReplayable:
         try:
@@ -148,7 +148,7 @@ class Region:
 
 
 def pages(api: Api, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
-    """Every item of a list; all pages show the state of the first."""
+    """All items of a list. All pages are read at the revision of the first page."""
     items: list[dict[str, Any]] = []
     asked = {"limit": str(PAGE), **query}
     for _ in range(MAX_PAGES):
@@ -159,11 +159,12 @@ def pages(api: Api, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
             return items
         kept = {k: v for k, v in query.items() if not k.startswith("resourceVersion")}
         asked = {"limit": str(PAGE), **kept, "continue": rest}
-    raise Stop(f"{path}: more than {MAX_PAGES * PAGE} objects", next_step="narrow the question")
+    plural = path.rpartition("/")[2]
+    raise Stop(f"{plural}: too many objects to list (limit {MAX_PAGES * PAGE})", next_step="select one tenant with -n")
 
 
 class Regions:
-    """The cells of a platform: the global one, and every region that answers."""
+    """The cells of a platform: the global cell and all reachable regions."""
 
     def __init__(self, state: str, *, tenant: str = "") -> None:
         layout = Layout(state)
@@ -172,35 +173,36 @@ class Regions:
         self.global_api = connect(layout, platform, "global")
         self.all = [Region(connect(layout, platform, r.name), r.name, tenant) for r in platform.regions]
         self.silent: dict[str, str] = {}
-        """Regions that did not answer, and what was said instead; known once `heard` was asked for."""
+        """Unreachable regions with the error. Filled when the reachable regions are first determined."""
 
     @cached_property
     def heard(self) -> list[Region]:
-        """The regions that answer: a question is asked most when one of them does not."""
+        """The reachable regions. An unreachable region does not fail the command."""
         found = []
         for region in self.all:
             try:
                 region.api.text("/livez")
                 found.append(region)
             except Stop as stop:
-                self.silent[region.name] = stop.why or stop.what
+                self.silent[region.name] = stop.what
         return found
 
     def tell_silent(self) -> None:
-        for name, why in sorted(self.silent.items()):
-            note(f"region {name} does not answer ({why}): what it holds is not told here")
+        for _, why in sorted(self.silent.items()):
+            note(f"{why}; its objects are missing from this output")
 
     def missing(self, what: str, *, next_step: str) -> NoReturn:
-        """Nothing was found where we looked; with a region silent it may be there all the same."""
+        """Raises `what`. If a region is unreachable, the error says that the object may be there."""
         if self.silent:
-            unheard = f"{', '.join(sorted(self.silent))} did not answer, and may have it"
-            raise Stop(what, why=unheard, next_step="holdfast status shows which cells run", code=Exit.UNREACHABLE)
+            text = f"{what} (unreachable, may have it: {', '.join(sorted(self.silent))})"
+            raise Stop(text, next_step="holdfast status", code=Exit.UNREACHABLE)
         raise Stop(what, next_step=next_step)
 
     def named(self, name: str) -> Iterable[Region]:
         found = [r for r in self.all if name in ("", r.name)]
         if not found:
-            raise Stop(f"there is no region {name}", next_step=f"one of {', '.join(r.name for r in self.all)}")
+            known = ", ".join(r.name for r in self.all)
+            raise Stop(f"region {name}: not found (expected one of {known})", code=Exit.USAGE)
         return found
 
     def replica(self, key: Key) -> tuple[Region, Replica] | None:
@@ -221,11 +223,8 @@ _EXAMPLES = {"REPLICA": "payments/risk-api-us-east-0", "DECISION": "payments/ris
 def parse_subject(text: str, what: str = "WORKLOAD|REPLICA") -> Key:
     tenant, _, name = text.partition("/")
     if not tenant or not name:
-        raise Stop(
-            f"{text!r} does not say which tenant's {what.lower().replace('|', ' or ')} is meant",
-            next_step=f"write TENANT/{what}, such as {_EXAMPLES.get(what, 'payments/risk-api')}",
-            code=Exit.USAGE,
-        )
+        example = _EXAMPLES.get(what, "payments/risk-api")
+        raise Stop(f"{text}: the tenant is missing (expected TENANT/{what}, such as {example})", code=Exit.USAGE)
     return Key(tenant, name)
 
 

@@ -1,8 +1,8 @@
-"""A platform on other machines, seen through a kubeconfig: the global cell's context, and its regions by their names.
+"""Access to a remote platform through a kubeconfig.
 
-The global cell says which regions there are and where. A region is asked with the context of its own name, or else at
-its `spec.endpoint` with the global cell's credentials. Keys that a kubeconfig embeds are put into files of a private
-folder, as TLS wants files, and removed when the command ends. Nothing here writes to the platform.
+The global cell lists the regions. A region is reached with the context of its name, or at its `spec.endpoint` with the
+credentials of the global cell. Keys embedded in the kubeconfig are written to a private temporary directory, because
+the TLS library needs files, and deleted when the command ends. This module never writes to the platform.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GLOBAL = "global"
 
 
 class Access(msgspec.Struct, frozen=True):
-    """How to reach one cell. Without `ca` the machine's own authorities are trusted."""
+    """URL and credentials of one cell. Without `ca` the system's CAs are trusted."""
 
     url: str
     ca: Path | None = None
@@ -42,7 +42,7 @@ class Access(msgspec.Struct, frozen=True):
 
 @cache
 def contexts(path: Path) -> dict[str, Access]:
-    """Every context of the file that can be used, by its name; the global cell's is called `global` here."""
+    """The usable contexts of the file by name. The context of the global cell is returned as `global`."""
     data = _read(path)
     clusters = {c["name"]: c.get("cluster") or {} for c in data.get("clusters") or ()}
     users = {u["name"]: u.get("user") or {} for u in data.get("users") or ()}
@@ -56,9 +56,9 @@ def contexts(path: Path) -> dict[str, Access]:
         current = data.get("current-context", "")
         if current not in found:
             raise Stop(
-                f"{path} names no global cell",
-                why=f"it has the contexts {', '.join(found) or '(none)'}, and none of them is current",
-                next_step=f"call the global cell's context {GLOBAL!r}, or make it the current one",
+                f"{path}: no context for the global cell (expected a context {GLOBAL} or a current context, found "
+                f"{', '.join(found) or 'none'})",
+                next_step=f"kubectl config --kubeconfig {path} use-context NAME",
                 code=Exit.USAGE,
             )
         found[GLOBAL] = found[current]
@@ -70,12 +70,12 @@ def access(path: Path, cell: str, endpoint: str = "") -> Access:
     if cell in known:
         return known[cell]
     if not endpoint:
-        raise Stop(f"{path} has no context {cell!r}", why=f"it has {', '.join(known)}", code=Exit.USAGE)
+        raise Stop(f"{path}: no context {cell} (found {', '.join(known)})", code=Exit.USAGE)
     return msgspec.structs.replace(known[GLOBAL], url=endpoint)
 
 
 def region_objects(path: Path) -> list[dict[str, Any]]:
-    """The regions as the global cell knows them; while it does not answer, those the kubeconfig has contexts for."""
+    """The regions that the global cell lists. While it is unreachable, the regions with a context in the kubeconfig."""
     api = access(path, GLOBAL).api(GLOBAL)
     try:
         return api.list("regions")
@@ -94,11 +94,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as wrong:
-        raise Stop(f"{path} cannot be read", why=" ".join(str(wrong).split()), code=Exit.USAGE) from None
+        raise Stop(f"{path}: not readable ({' '.join(str(wrong).split())})", code=Exit.USAGE) from None
     if not isinstance(data, dict) or data.get("kind") != "Config":
         raise Stop(
-            f"{path} is no kubeconfig",
-            next_step="--state names a platform's directory, or a kubeconfig with a context for each cell",
+            f"{path}: not a kubeconfig (expected kind Config)",
+            next_step="--state DIR with a platform's directory, or --state FILE with a kubeconfig",
             code=Exit.USAGE,
         )
     return data
@@ -118,12 +118,12 @@ def _access(path: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Access
 
 
 def _file(path: Path, entry: dict[str, Any], name: str) -> Path | None:
-    """Where the certificate or key is; embedded ones get a file. Relative to the kubeconfig, as for kubectl."""
+    """Path of a certificate or key, relative to the kubeconfig as for kubectl. Embedded data is written to a file."""
     if embedded := entry.get(f"{name}-data"):
         try:
             return _kept(base64.b64decode(embedded, validate=True))
         except (binascii.Error, ValueError) as wrong:
-            raise Stop(f"{path}: {name}-data is not base64", why=str(wrong), code=Exit.USAGE) from None
+            raise Stop(f"{path}: {name}-data is not valid base64 ({wrong})", code=Exit.USAGE) from None
     return path.parent / entry[name] if entry.get(name) else None
 
 

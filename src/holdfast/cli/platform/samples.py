@@ -1,7 +1,7 @@
-"""The sample objects of `holdfast up`: read from examples/, fitted to the regions there are, applied once.
+"""The sample objects of `holdfast up`: read from examples/, adapted to the platform's regions, applied once.
 
-The files are plain manifests: `kubectl apply -f` takes them as they are. What a platform has no region for is left
-out with a remark, so that a platform of one region comes up as well.
+The files are plain manifests for `kubectl apply -f`. A sample that fits no region is omitted with a remark, so that a
+platform of one region also starts.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from holdfast.model import kinds
 
 MANAGER = "holdfast-up"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-# Tenants before what lives in them, classes before what names them.
+# In this order: tenants before their objects, priority classes before workloads that use them.
 FILES = ("priorities.yaml", "tenants.yaml", "policy.yaml", "quotas.yaml", "budgets.yaml", "workloads.yaml")
 
 Manifest = dict[str, Any]
 
 
 def examples_folder() -> Path:
-    """Beside the package when installed, at the top of the tree in a checkout."""
+    """The examples directory: inside the installed package, or at the top of a checkout."""
     package = Path(holdfast.__file__).parent
     for folder in (package / "examples", package.parent.parent / "examples"):
         if folder.is_dir():
             return folder
     raise Stop(
-        "the sample manifests are missing",
-        why=f"no examples folder beside {package}",
-        next_step="install Holdfast again, or use --no-samples",
+        f"samples: the examples directory is missing (expected beside {package})",
+        next_step="holdfast up --no-samples, or install holdfast again",
     )
 
 
@@ -44,7 +43,7 @@ def load_manifests(path: Path) -> list[Manifest]:
 
 
 def region_manifests(platform: Platform) -> list[Manifest]:
-    """The regions themselves: part of every platform, samples or not."""
+    """The Region objects of the platform."""
     return [
         {
             "apiVersion": "holdfast.dev/v1",
@@ -55,7 +54,7 @@ def region_manifests(platform: Platform) -> list[Manifest]:
                 "residency": list(region.residency),
                 "endpoint": region.url,
                 "cost": region.cost,
-                # One machine needs no long patience: several missed reports and the others' word are soon there.
+                # Short, because on one machine reports and witness probes are not delayed by a network.
                 "lostAfterSeconds": 12,
             },
         }
@@ -64,7 +63,7 @@ def region_manifests(platform: Platform) -> list[Manifest]:
 
 
 def sample_manifests(platform: Platform) -> tuple[list[Manifest], list[str]]:
-    """The samples that make sense on this platform, in the order to apply them, and remarks on the others."""
+    """The samples that fit the platform, in the order to apply them, and remarks on changed or omitted ones."""
     folder = examples_folder()
     fitting: list[Manifest] = []
     remarks: list[str] = []
@@ -79,19 +78,19 @@ def sample_manifests(platform: Platform) -> tuple[list[Manifest], list[str]]:
 
 
 def fit(manifest: Manifest, platform: Platform) -> tuple[Manifest | None, str]:
-    """One sample, fitted to the regions there are; None and a remark when none of them can hold it."""
+    """The sample adapted to the platform's regions and an optional remark. None if no region can hold it."""
     what = f"{manifest['kind']} {manifest['metadata']['name']}"
     names = {region.name for region in platform.regions}
     tags = {tag for region in platform.regions for tag in region.residency}
     spec = manifest.get("spec", {})
     if manifest["kind"] == "RecoveryBudget" and spec["region"] not in names:
-        return None, f"{what} left out: there is no region {spec['region']}"
+        return None, f"{what} omitted: region {spec['region']} does not exist"
     if manifest["kind"] != "Workload":
         return manifest, ""
     rules = spec.get("placement", {})
     wanted_tags = set(rules.get("residency", ()))
     if wanted_tags and not wanted_tags & tags:
-        return None, f"{what} left out: no region carries {', '.join(sorted(wanted_tags))}"
+        return None, f"{what} omitted: no region has residency {', '.join(sorted(wanted_tags))}"
     if rules.get("spreadRegions", 0) > len(names):
         fewer = {**rules, "spreadRegions": len(names)}
         return {**manifest, "spec": {**spec, "placement": fewer}}, f"{what}: spread over {len(names)} region(s)"
@@ -99,13 +98,13 @@ def fit(manifest: Manifest, platform: Platform) -> tuple[Manifest | None, str]:
 
 
 def as_kubectl_applies(manifest: Manifest) -> Manifest:
-    """With kubectl's own record of what was applied: without it, the first `kubectl apply` of a sample warns."""
+    """The manifest with kubectl's last-applied annotation. Without it, `kubectl apply` of a sample prints a warning."""
     text = json.dumps(manifest, separators=(",", ":"), sort_keys=True) + "\n"
     meta = manifest["metadata"]
     return {**manifest, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), LAST_APPLIED: text}}}
 
 
 def apply_all(api: Api, manifests: list[Manifest]) -> None:
-    """Server-side apply of each, in order; safe to repeat."""
+    """Applies the manifests in order with server-side apply. Idempotent."""
     for manifest in manifests:
         api.apply(manifest, kinds.BY_NAME[manifest["kind"]].plural, manager=MANAGER)

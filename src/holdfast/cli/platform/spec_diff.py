@@ -1,4 +1,4 @@
-"""What of a workload's spec a manifest would change, field by field, after the server's defaults. Pure."""
+"""Differences between a stored workload spec and a manifest with defaults applied, field by field. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import msgspec
 
 from holdfast.model.workload import Workload
 
+# Fields listed per workload. Further differences are not shown.
 MAX_FIELDS = 50
 ABSENT = object()
 
 
 class FieldChange(msgspec.Struct, frozen=True):
-    """One field by its path below spec; `old` or `new` is None where it was or would be absent."""
+    """One changed field, by its path below spec. `old` or `new` is None if the field is absent."""
 
     field: str
     old: Any = None
@@ -25,7 +26,7 @@ class FieldChange(msgspec.Struct, frozen=True):
 
 
 class WorkloadChange(msgspec.Struct, frozen=True):
-    """What applying a manifest would do to one workload: nothing when it is neither new nor has fields."""
+    """The effect of a manifest on one workload. False if the workload exists and no field changes."""
 
     workload: str
     new: bool = False
@@ -36,7 +37,7 @@ class WorkloadChange(msgspec.Struct, frozen=True):
 
 
 def change_of(given: Workload, stored: Workload | None) -> WorkloadChange:
-    """`given` with its defaults filled in, beside what is stored."""
+    """Compares `given`, with defaults applied, with the stored workload."""
     name = f"{given.metadata.namespace}/{given.metadata.name}"
     if stored is None:
         return WorkloadChange(name, new=True)

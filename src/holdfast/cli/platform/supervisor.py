@@ -1,10 +1,9 @@
-"""Keeps the processes of a platform running: starts them, restarts what crashed, stops everything in order.
+"""Process supervisor of a platform: starts processes, restarts crashed ones, and stops all of them in order.
 
-What always holds: one supervisor per platform (a lock the kernel drops with the process); every process it started is
-recorded with its identity before anything else happens, so that a later supervisor, or `down`, finds it again. A new
-supervisor adopts what the last one left running instead of starting it twice.
-
-It knows nothing of what the processes do. It never signals a process it has not identified.
+- One supervisor per platform, enforced by a file lock.
+- Every started process is recorded with its identity at once, so that a later supervisor or `holdfast down` finds it.
+- A new supervisor adopts the processes that an earlier one left running.
+- It never signals a process that it has not identified.
 """
 
 from __future__ import annotations
@@ -25,16 +24,18 @@ from holdfast.cli.exits import Exit, Stop
 from holdfast.cli.platform.layout import Layout, write_whole
 from holdfast.cli.platform.processes import MARK, Identity, alive, identify, marked, open_process, send, wait_gone
 
+# Restart backoff: doubles from RESTART_FIRST_S to RESTART_MAX_S, and starts again after HEALTHY_AFTER_S of running.
 RESTART_FIRST_S = 0.5
 RESTART_MAX_S = 15.0
 HEALTHY_AFTER_S = 30.0
 POLL_MAX_S = 1.0
+# A larger log is rotated when its process starts. One old log is kept.
 LOG_KEEP_BYTES = 64 * 1024 * 1024
 
 
 class Program(msgspec.Struct, frozen=True, rename="camel"):
-    """One process to keep. Lower `rank` starts first and stops last; `stop_signals` are sent in turn, each with its
-    time to act, before SIGKILL."""
+    """One supervised program. A lower `rank` starts first and stops last. `stop_signals` are sent in order, each with
+    the time to wait, before SIGKILL."""
 
     name: str
     argv: tuple[str, ...]
@@ -44,7 +45,7 @@ class Program(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Record(msgspec.Struct, frozen=True, rename="camel"):
-    """What is written down about a process, for `status`, for `down` and for the next supervisor."""
+    """State file of a process, for `status`, `down` and the next supervisor."""
 
     program: Program
     identity: Identity | None = None
@@ -59,12 +60,12 @@ def load_records(layout: Layout) -> list[Record]:
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Record))
         except (OSError, msgspec.MsgspecError):
-            continue  # written by another version; the mark in the environment still finds the process
+            continue  # written by another version; the process is still found by its environment variable
     return sorted(found, key=lambda r: (r.program.rank, r.program.name))
 
 
 def supervisor_of(layout: Layout) -> Identity | None:
-    """The live supervisor of a platform, if there is one."""
+    """The running supervisor of a platform, or None."""
     try:
         identity = msgspec.json.decode(layout.supervisor.read_bytes(), type=Identity)
     except (OSError, msgspec.MsgspecError):
@@ -73,7 +74,7 @@ def supervisor_of(layout: Layout) -> Identity | None:
 
 
 class Kept:
-    """One process under supervision, started here or adopted."""
+    """One supervised process, started or adopted."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -97,7 +98,7 @@ class Supervisor:
         self._lock_handle: int | None = None
 
     def run(self, *, parent: Identity | None = None) -> None:
-        """Supervises until SIGTERM or SIGINT, or until `parent` is gone; then stops everything and returns."""
+        """Supervises until SIGTERM or SIGINT, or until `parent` exits. Then stops all processes and returns."""
         self._take_lock()
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
@@ -116,7 +117,7 @@ class Supervisor:
                     self._start(kept)
             while not self._stopping:
                 if parent is not None and parent_handle is None:
-                    self._say("the command that started this platform is gone: stopping")
+                    self._say("the parent command has exited: stopping")
                     break
                 self._wait(wake_read, parent_handle)
                 self._notice_exits()
@@ -138,14 +139,12 @@ class Supervisor:
         except BlockingIOError:
             os.close(handle)
             raise Stop(
-                f"the platform in {self._layout.root} is already running",
-                next_step="holdfast status shows it; holdfast down stops it",
-                code=Exit.CONFLICT,
+                f"platform {self._layout.root}: already running", next_step="holdfast status", code=Exit.CONFLICT
             ) from None
         self._lock_handle = handle
 
     def _adopt(self, kept: Kept) -> bool:
-        """Takes over a process the last supervisor left running, if it is the same program."""
+        """Adopts a process of an earlier supervisor if its command line is unchanged."""
         try:
             record = msgspec.json.decode(self._layout.record(kept.program.name).read_bytes(), type=Record)
         except (OSError, msgspec.MsgspecError):
@@ -157,13 +156,13 @@ class Supervisor:
             return False
         if record.program.argv != kept.program.argv:
             os.close(handle)
-            self._say(f"{kept.program.name}: running with other options; replacing it")
+            self._say(f"{kept.program.name}: replacing it, because its options have changed")
             stop_one(record.program, record.identity)
             return False
         kept.identity, kept.handle = record.identity, handle
         kept.restarts, kept.last_exit, kept.started_at = record.restarts, record.last_exit, record.started_at
         kept.started_mono_s = time.monotonic()
-        self._say(f"{kept.program.name}: still running (pid {record.identity.pid}), adopted")
+        self._say(f"{kept.program.name}: adopted (pid {record.identity.pid})")
         return True
 
     def _start(self, kept: Kept) -> None:
@@ -186,7 +185,7 @@ class Supervisor:
         kept.started_at, kept.started_mono_s = time.time(), time.monotonic()
         kept.restart_at_mono_s = None
         self._record(kept)
-        # An identity of None means that it ended within microseconds; the pidfd of a zombie is readable at once.
+        # The identity is None if the process has already exited. The pidfd of a zombie is readable at once.
         kept.handle = os.pidfd_open(kept.popen.pid)
         self._say(f"{program.name}: started (pid {kept.popen.pid})")
 
@@ -250,14 +249,14 @@ def _ended(handle: int) -> bool:
 def _how(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
-    return f"was ended by {signal.Signals(-code).name}"
+    return f"was killed by {signal.Signals(-code).name}"
 
 
 def stop_one(program: Program, identity: Identity) -> str:
-    """Ends one process the way it asks for, and by force when it does not; says how it went."""
+    """Stops one process with its stop signals, then with SIGKILL. Returns the result as text."""
     for number, patience_s in program.stop_signals:
         if not send(identity, signal.Signals(number)):
-            return "was gone"
+            return "had already exited"
         if wait_gone(identity, patience_s):
             return "stopped"
     send(identity, signal.SIGKILL)
@@ -268,9 +267,9 @@ def stop_one(program: Program, identity: Identity) -> str:
 def stop_programs(
     layout: Layout, say: Callable[[str], None], *, popens: dict[str, subprocess.Popen[bytes]] | None = None
 ) -> None:
-    """Stops every recorded process, the last started first and those of one rank together; then what is left over.
+    """Stops all recorded processes in reverse start order, those of one rank together. Then stops unrecorded ones.
 
-    Works without a supervisor too: the records and the mark in the environment are enough.
+    It needs no running supervisor, only the state files and the environment variable of the processes.
     """
     records = [r for r in load_records(layout) if r.identity is not None]
     ranks = sorted({r.program.rank for r in records}, reverse=True)
@@ -286,7 +285,7 @@ def stop_programs(
 
 
 def _stop_group(group: Sequence[Record], say: Callable[[str], None]) -> None:
-    """Signals all of one rank, then waits for each, so that the group takes as long as its slowest member."""
+    """Signals all processes of one rank, then waits for all of them together."""
     waiting = [r for r in group if r.identity is not None]
     longest = max((len(r.program.stop_signals) for r in waiting), default=0)
     for turn in range(longest):
@@ -313,9 +312,9 @@ def _stop_group(group: Sequence[Record], say: Callable[[str], None]) -> None:
 
 
 def _end_left_over(layout: Layout, say: Callable[[str], None]) -> None:
-    """Work whose agent died before it could stop it, and whatever else carries the platform's mark.
+    """Stops processes without a state file that have the platform's environment variable, such as orphaned tasks.
 
-    The supervisor and `down` carry no mark: they are started by a person, not by the platform.
+    The supervisor and `holdfast down` do not have the variable.
     """
     own = frozenset({os.getpid(), os.getppid()})
     for number, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
@@ -323,7 +322,7 @@ def _end_left_over(layout: Layout, say: Callable[[str], None]) -> None:
         if not left:
             return
         for identity, command in left:
-            say(f"left over: {command[:80]} (pid {identity.pid}), sent {number.name}")
+            say(f"orphaned process: {command[:80]} (pid {identity.pid}), sent {number.name}")
             send(identity, number)
         deadline = time.monotonic() + patience_s
         for identity, _ in left:
@@ -331,10 +330,10 @@ def _end_left_over(layout: Layout, say: Callable[[str], None]) -> None:
 
 
 def python_command(*words: str) -> tuple[str, ...]:
-    """This very installation's command, whatever PATH says."""
+    """The command line of this installation's `holdfast`, independent of PATH."""
     return (sys.executable, "-m", "holdfast.cli", *words)
 
 
 def venv_path(environment_path: str) -> str:
-    """PATH with this installation's programs in front, so that samples may say `python3`."""
+    """PATH with this installation's programs first, so that samples can run `python3`."""
     return f"{Path(sys.executable).parent}{os.pathsep}{environment_path}"

@@ -1,6 +1,6 @@
-"""One look at a whole platform: its processes, cells, nodes, replicas by stage, and workloads.
+"""Status of a whole platform: processes, cells, nodes, and workloads with replicas by stage.
 
-What cannot be reached is part of the answer, never an error: a platform is looked at most when something is down.
+An unreachable cell is part of the status, never an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ProcessView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CellView(msgspec.Struct, frozen=True, rename="camel"):
-    """`health` is what the global cell concludes about a region; `ready` is the cell's own word."""
+    """`health` is the region's health state in the global cell; `ready` is the cell's own readiness."""
 
     name: str
     url: str
@@ -57,9 +57,9 @@ class NodeView(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WorkloadView(msgspec.Struct, frozen=True, rename="camel"):
-    """`stages` counts replicas in all regions that answered; `done` is what `up` waits for.
+    """`stages` counts replicas in reachable regions. `done` means that `holdfast up` no longer waits for the workload.
 
-    `stuck` is not done for a reason of its own: it has no place, or its replicas end as soon as they are started.
+    `stuck` means that the workload reports why it cannot serve: it is pending, or its replicas crash on start.
     """
 
     tenant: str
@@ -84,16 +84,16 @@ class Survey(msgspec.Struct, frozen=True, rename="camel"):
     workloads: tuple[WorkloadView, ...]
     remote: bool = False
     hidden: tuple[str, ...] = ()
-    """What our credentials may not list: what is empty here may not be empty there."""
+    """Lists that the caller is not authorized to read. They are empty here."""
 
     @property
     def complete(self) -> bool:
-        """Every cell answered, so that what is missing is missing and not merely unseen."""
+        """Whether all cells are ready, so that the lists are complete."""
         return all(cell.ready for cell in self.cells)
 
 
 class Surveyor:
-    """Keeps its connections between looks."""
+    """Reads the status repeatedly over the same connections."""
 
     def __init__(self, layout: Layout, platform: Platform, *, timeout_s: float = 5.0) -> None:
         self._layout = layout
@@ -138,7 +138,7 @@ class Surveyor:
         try:
             status, text = api.text("/readyz")
         except Stop as stop:
-            return CellView(name=name, url=api.url, ready=False, message=stop.why or stop.what)
+            return CellView(name=name, url=api.url, ready=False, message=stop.what)
         return CellView(name=name, url=api.url, ready=status == 200, message="" if status == 200 else text.strip())
 
     def _list(self, cell: str, plural: str, kind: type[Any]) -> list[Any]:
@@ -149,7 +149,7 @@ class Surveyor:
                 self._hidden.add(f"{plural} of {cell}")
             return []
         except Stop:
-            return []  # it went away between two questions; the next look says so
+            return []  # the cell became unreachable; the next status shows it as not ready
 
 
 def with_health(cell: CellView, region: Region | None) -> CellView:
@@ -161,7 +161,7 @@ def with_health(cell: CellView, region: Region | None) -> CellView:
 
 
 def connect(layout: Layout, platform: Platform, cell: str, *, token: str = "", timeout_s: float = 5.0) -> Api:
-    """The API of one cell: as the platform's operator, whoever the kubeconfig says, or whoever has the token."""
+    """The API of one cell, as the local operator, as the kubeconfig's user, or with the given token."""
     url = dict(platform.cells)[cell]
     if layout.remote:
         from holdfast.cli.platform import remote
@@ -205,7 +205,7 @@ def node_view(region: str, node: Node) -> NodeView:
 
 
 def workload_view(workload: Workload, replicas: list[tuple[str, Replica]]) -> WorkloadView:
-    """Stages are derived from the replicas themselves, by the same function every part of the system uses."""
+    """Status of one workload. Stages are derived with `lifecycle.stage`."""
     own = [(region, r) for region, r in replicas if r.spec.workload_uid == workload.metadata.uid]
     stages: dict[str, int] = {}
     regions: dict[str, int] = {}
@@ -246,7 +246,7 @@ def is_stuck(workload: Workload, replicas: list[Replica]) -> bool:
 
 
 def pending_reason(workload: Workload) -> str:
-    """The condition that says why not everything serves, or else the first reason a region gives."""
+    """The condition that explains why not all replicas serve, else the first region's pending reason."""
     for condition in workload.status.conditions:
         if condition.status != "True" and condition.message:
             return f"{condition.reason}: {condition.message}"

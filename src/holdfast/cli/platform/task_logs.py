@@ -1,4 +1,4 @@
-"""What the work wrote, found in the agents' directories on this machine, for one replica or all of a workload."""
+"""Reads task logs from the directories of local agents, for one replica or for all replicas of a workload."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def line_of(row: dict[str, str]) -> Line:
-    """A line as an agent sends it."""
+    """Decodes a log line that an agent sent."""
     return Line(at=row.get("at", ""), stream=row.get("stream", "stdout"), text=row.get("text", ""))
 
 
 class TaskLog:
-    """The output of one replica's newest place; `read_new` goes on where `last` stopped."""
+    """Log of the newest task of one replica. `read_new` continues where `last` stopped."""
 
     def __init__(self, path: Path, *, tenant: str, replica: str) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class TaskLog:
         self._offset = 0
 
     def last(self, count: int) -> list[Found]:
-        """The last lines, from as many rotated files as there are."""
+        """The last lines, across rotated files."""
         lines: list[bytes] = []
         for part in files(self.path):
             try:
@@ -44,11 +44,11 @@ class TaskLog:
                         file.seek(0, os.SEEK_END)
                         self._inode, self._offset = os.fstat(file.fileno()).st_ino, file.tell()
             except FileNotFoundError:
-                continue  # rotated away meanwhile
+                continue  # deleted by a rotation
         return [Found(self.replica, parse(raw.rstrip(b"\n"))) for raw in lines]
 
     def read_new(self) -> Iterator[Found]:
-        """Whole lines written since; a new file after a rotation is read from its beginning."""
+        """New complete lines. After a rotation the new file is read from its start."""
         try:
             with self.path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -65,7 +65,7 @@ class TaskLog:
 
 
 def find_logs(layout: Layout, name: str) -> list[TaskLog]:
-    """The newest place of each replica that the name means: a replica, or a workload and so all of its replicas."""
+    """Logs of the newest task of each matching replica. The name is a replica or a workload."""
     tenant, _, own = name.rpartition("/")
     newest: dict[tuple[str, str], tuple[float, TaskLog]] = {}
     for path in layout.root.glob("agents/*/tasks/*/task.json"):
@@ -73,7 +73,7 @@ def find_logs(layout: Layout, name: str) -> list[TaskLog]:
             task = json.loads(path.read_bytes())["task"]
             written = path.stat().st_mtime
         except (OSError, ValueError, KeyError):
-            continue  # just removed, or just being written
+            continue  # removed, or not completely written
         if (tenant and task["namespace"] != tenant) or own not in (task["replica"], task["workload"]):
             continue
         log = TaskLog(path.with_name("output.log"), tenant=task["namespace"], replica=task["replica"])

@@ -1,4 +1,4 @@
-"""Who may receive traffic, in the forms that proxies and monitoring read. Pure text from the API's answer."""
+"""Renders the serving addresses of a workload for proxies and monitoring. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMATS = ("table", "json", "http-sd", "nginx", "haproxy")
 
 
 def rendered(form: str, tenant: str, workload: str, addresses: Sequence[dict[str, Any]], port: str) -> str:
-    """One file's worth, ending in a newline; the same addresses always give the same text."""
+    """The text of one file. Equal addresses give equal text."""
     match form:
         case "json":
             told = {"tenant": tenant, "workload": workload, "addresses": list(addresses)}
@@ -25,7 +25,7 @@ def rendered(form: str, tenant: str, workload: str, addresses: Sequence[dict[str
 
 
 def targets(addresses: Sequence[dict[str, Any]], port: str) -> list[tuple[str, dict[str, Any]]]:
-    """`address:port` of each replica: of the named port, or of its first."""
+    """`address:port` of each replica, with the named port or the replica's first port."""
     found = []
     for address in addresses:
         ports: dict[str, int] = address.get("ports", {})
@@ -37,7 +37,7 @@ def targets(addresses: Sequence[dict[str, Any]], port: str) -> list[tuple[str, d
 
 
 def http_sd(tenant: str, workload: str, addresses: Sequence[dict[str, Any]], port: str) -> str:
-    """Prometheus service discovery: one group per replica, so that each keeps its labels."""
+    """Prometheus HTTP service discovery: one target group per replica, with its labels."""
     groups = [
         {
             "targets": [where],
@@ -57,14 +57,14 @@ def http_sd(tenant: str, workload: str, addresses: Sequence[dict[str, Any]], por
 
 
 def nginx(tenant: str, workload: str, addresses: Sequence[dict[str, Any]], port: str) -> str:
-    """An upstream to include. Without replicas it answers 502 rather than being an error in the configuration."""
+    """An nginx upstream. Without replicas it contains a down server, so that nginx answers 502 and accepts the file."""
     rows = [f"    server {where} max_fails=1 fail_timeout=2s;" for where, _ in targets(addresses, port)]
     body = "\n".join(rows or ["    server 127.0.0.1:1 down;"])
     return f"upstream {tenant}-{workload} {{\n{body}\n    keepalive 16;\n}}\n"
 
 
 def haproxy(tenant: str, workload: str, addresses: Sequence[dict[str, Any]], port: str) -> str:
-    """A backend. A request that finds its replica gone before anything was sent is given to another."""
+    """An HAProxy backend that retries a failed connection on another server."""
     rows = [f"    server {address['replica']} {where}" for where, address in targets(addresses, port)]
     lines = [
         f"backend {tenant}-{workload}",

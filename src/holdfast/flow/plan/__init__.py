@@ -1,4 +1,4 @@
-"""Choosing: the pure planner."""
+"""The pure planner: from a snapshot and requirements to proposals and refusals."""
 
 from holdfast.flow.ask import Ask, ask_of
 from holdfast.flow.plan.like import Proposal

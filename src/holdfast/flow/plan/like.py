@@ -1,7 +1,7 @@
-"""Places like replicas, one after another, rescoring only what each placement touched.
+"""Places identical replicas one after another, rescoring only the node and the zone that a placement changed.
 
-One heap per zone holds the candidates by score without the zone's part; a placement moves its zone's part, and one
-node's entry. The outcome is exactly that of scoring every node anew for every replica (tests/flow/test_plan.py).
+One heap per zone orders the candidates by score without the zone's points. A placement changes the points of its zone
+and the entry of one node. The result equals scoring every node for every replica (test_plan_reference.py checks it).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.model.scheduling_request import Member
 
 
 class Proposal(msgspec.Struct, frozen=True, gc=False):
-    """Where one member should go, and how close the next best node came. With `victims` it waits until they left."""
+    """The chosen node of one member, and the runner-up. A proposal with `victims` waits for their release."""
 
     member: Member
     node: str
@@ -39,7 +39,7 @@ class Proposal(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Entry(NamedTuple):
-    """Ordered so that the best comes first. `at` is where its table of scores has it."""
+    """Heap entry; the best candidate sorts first. `at` is its index in the table of scores."""
 
     minus_key: int
     name: str
@@ -54,7 +54,7 @@ class _Place(NamedTuple):
 
 
 class LikePlan(NamedTuple):
-    """`why` is each node's refusal after the last placement; None when every member was placed."""
+    """`last_why` has each node's refusal after the last placement; None if every member was placed."""
 
     proposals: list[Proposal]
     places: list[_Place]
@@ -66,7 +66,7 @@ class LikePlan(NamedTuple):
 
 
 class _Field:
-    """The candidates of one ask while its members are being placed."""
+    """The candidate nodes of one request while its members are placed."""
 
     def __init__(self, scratch: Scratch, ask: Ask, rules: Rules, skew: gates.Skew, *, seed: int, codes: Codes) -> None:
         self._scratch, self._ask, self._skew = scratch, ask, skew
@@ -82,7 +82,7 @@ class _Field:
         self._heaps = self._first_heaps(codes, len(ask.members) + 1)
 
     def next(self, member: Member, *, last: bool) -> tuple[Proposal, _Place] | None:
-        """Places one member on the best node there is now; None when no node takes it."""
+        """Places one member on the best node; None if no node is feasible."""
         zone = self._best_zone()
         if zone is None:
             return None
@@ -122,7 +122,7 @@ class _Field:
         return (-entry.minus_key >> TIE_BITS) + self._board.zone_points(zone)
 
     def _first_heaps(self, codes: Codes, wanted: int) -> dict[int, list[_Entry]]:
-        """The best few of each zone are enough: no plan takes more nodes than it has members, and one runner-up."""
+        """Keeps only the best nodes of each zone: a plan uses at most one node per member, and one runner-up."""
         ok = np.flatnonzero(codes == 0)
         keys = ((self._tables[0].total << TIE_BITS) + (TIE_MAX - self._ties))[ok]
         zones = self._snapshot.static.zone.ids[ok]
@@ -143,7 +143,7 @@ class _Field:
         return heaps
 
     def _push_next(self, entry: _Entry, zone: int) -> None:
-        """The same node again, as it stands with what it was just given."""
+        """Pushes the node again, scored with the replica it just received."""
         slot = entry.slot
         left = self._scratch.fits(self._ask, slot)
         if left < 1:
@@ -178,7 +178,7 @@ class _Field:
 def _place_one(
     scratch: Scratch, ask: Ask, rules: Rules, skew: gates.Skew, *, seed: int, codes: Codes, feasible: int
 ) -> tuple[Proposal, _Place]:
-    """The same choice for a single replica without spread limits: two scans instead of heaps."""
+    """The same choice for a single replica without spread limits, by two scans instead of heaps."""
     snapshot, board = scratch.snapshot, Board(scratch, ask, rules, skew)
     scored = board.score()
     zones = snapshot.static.zone
@@ -213,14 +213,14 @@ def _place_one(
 
 
 def _first(snapshot: Snapshot, keys: Counts) -> int:
-    """The slot with the highest key; of equal ones, the first by name."""
+    """The slot with the highest key; the first by name among equals."""
     first = int(keys.argmax())
     equal = np.flatnonzero(keys == keys[first])
     return first if len(equal) == 1 else min(equal.tolist(), key=snapshot.name)
 
 
 def place_like(scratch: Scratch, ask: Ask, rules: Rules, seed: int) -> LikePlan:
-    """Places as many members as fit, in the order they are listed, and takes their places from `scratch`."""
+    """Places as many members as fit, in their order, and subtracts them from `scratch`."""
     among = gates.eligible(scratch, ask, rules)
     skew = gates.skew_of(scratch, ask, rules, among)
     codes = gates.why(scratch, ask, rules, among)

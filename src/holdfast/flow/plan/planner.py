@@ -1,8 +1,9 @@
-"""`plan`: from a snapshot, asks in order and rules, to proposals and reasons. Pure: the same inputs, the same plan.
+"""The planner: from a snapshot, ordered requirements and policy rules to proposals and refusals. Pure, deterministic.
 
-The way of a choice: a node must pass every gate; the highest weighted score wins; equal scores are decided by
-`tie.tie_number(seed, node)`, the lowest first, and then by name. Who finds no node may take one from weaker work, by
-the rule of `preempt`. A gang is placed whole or leaves no trace.
+- A node must pass every filter. The highest weighted score wins; ties go to the lowest `tie_number(seed, node)`, then
+  to the name.
+- A replica without a feasible node may preempt lower-priority work, by the rule in `preemption`.
+- A gang is placed as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, RefusalCount
 
 PLANNER_VERSION = "6"
-"""Raised with every change that can alter an outcome, so that a replay knows whether it may be compared."""
+"""Raised with every change that can alter an outcome: a replay compares only Decisions of the same version."""
 
 
 class AskPlan(msgspec.Struct, frozen=True):
-    """What became of one ask. `refusals` say why the unplaced have no place; if all have one, which nodes were out.
+    """The plan of one request. Proposals with victims come last.
 
-    Proposals with victims come after those without.
+    `refusals` explain the unplaced members; if all members are placed, they count the infeasible nodes.
     """
 
     ask: Ask
@@ -45,12 +46,12 @@ class AskPlan(msgspec.Struct, frozen=True):
     nodes: int
     feasible: int
     evicted: int = 0
-    """How many victims count against what the tenant may evict; what recovery reclaims does not."""
+    """Victims that count against the tenant's eviction budget; reclaiming by recovery work does not count."""
     weighed: Weighed | None = None
-    """What was read of those that could have made way."""
+    """Sibling counts read while victims were selected."""
 
     def entries(self) -> tuple[DecisionEntry, ...]:
-        """The Decision's entry for every member."""
+        """One Decision entry per member."""
         placed = tuple(
             DecisionEntry(
                 replica=p.member.name,
@@ -89,14 +90,14 @@ class Plan(msgspec.Struct, frozen=True):
 def plan(
     snapshot: Snapshot, asks: Sequence[Ask], rules: Rules, now: float, seed: int, *, standing: Standing = UNKNOWN
 ) -> Plan:
-    """Plans the asks in the order given; each sees what the ones before it took. `standing` tells of possible victims
-    who serves."""
+    """Plans the requests in the given order; each sees the placements before it. `standing` tells which possible
+    victims serve."""
     planning = _Planning(snapshot, rules, now, seed, standing)
     return Plan(snapshot, seed, tuple(planning.plan(ask) for ask in asks))
 
 
 class _Planning:
-    """One plan under way."""
+    """State of one plan while it is computed."""
 
     def __init__(self, snapshot: Snapshot, rules: Rules, now: float, seed: int, standing: Standing) -> None:
         self._scratch = Scratch(snapshot, now)
@@ -107,9 +108,9 @@ class _Planning:
         self._evicted: dict[str, int] = {}
         """Victims caused so far in this plan, by tenant."""
         self._spent: dict[str, Amounts] = {}
-        """What this plan has proposed so far, by tenant: none of it can be spent again."""
+        """Quota used by this plan's proposals so far, by tenant."""
         self._in_vain: dict[bytes, tuple[RefusalCount, ...]] = {}
-        """What asks that fit nowhere were told, by what they ask for; true until something is placed."""
+        """Refusals of infeasible requests, by equivalence key. Valid until the plan places another replica."""
         self._in_vain_at = 0
 
     def plan(self, ask: Ask) -> AskPlan:
@@ -130,15 +131,15 @@ class _Planning:
             add(self._spent.setdefault(ask.namespace, {}), purse.spent(ask, len(made.proposals)))
         if all_paid:
             return made
-        # What stands in the way of the next one comes first: the limit, or the nodes where even the paid found none.
+        # The refusal of the next member comes first: the nodes' if even covered members were refused, else the quota's.
         short = (purse.refusal(msgspec.structs.replace(ask, room=purse.less(ask.room, purse.spent(ask, paid)))),)
         refusals = (*made.refusals, *short) if made.unplaced else short
         unplaced = ask.members[len(made.proposals) :]
         return msgspec.structs.replace(made, ask=ask, unplaced=unplaced, refusals=refusals)
 
     def _find(self, ask: Ask) -> AskPlan:
-        """The answer to an ask like one that just fitted nowhere is known: a thousand of them cost one. Only what the
-        nodes said of it: what the tenant can pay for is each ask's own."""
+        """Plans the request, or reuses the refusals of an equivalent infeasible one. Only node refusals are reused;
+        quota is checked per request."""
         key = refused_key(self._scratch, ask) if self._in_vain else b""
         known = self._in_vain.get(key)
         if known is not None:
@@ -151,13 +152,13 @@ class _Planning:
         return made
 
     def _place(self, ask: Ask) -> AskPlan:
-        """Places as many as fit, by taking others' places where the rules allow it."""
+        """Places as many members as fit, with preemption where the rules allow it."""
         scratch = self._scratch
         found = place_like(scratch, ask, self._rules, self._seed)
         nodes = scratch.snapshot.node_count
         if found.last_why is None:
             refusals = histogram(scratch, ask, found.first_why, explained=False)
-            if len(found.proposals) + ask.bound < ask.gang_min:  # all who are there fit, and are too few
+            if len(found.proposals) + ask.bound < ask.gang_min:  # all listed members fit, but they are too few
                 self._undo(ask, found, [])
                 gang = _incomplete(ask, len(found.proposals))
                 return AskPlan(ask, (), ask.members, (gang, *refusals), nodes, found.feasible)
@@ -187,7 +188,7 @@ class _Planning:
     def _nominate(
         self, ask: Ask, found: LikePlan, members: Sequence[Member]
     ) -> tuple[list[Proposal], list[Eviction], RefusalCount | None]:
-        """Places that others would have to leave, for as many members as the rules and budgets allow."""
+        """Nominates nodes with victims for as many members as rules and budgets allow."""
         if self._preemption is None:
             self._preemption = Preemption(self._scratch, self._standing)
         preemption, scratch = self._preemption, self._scratch
@@ -200,7 +201,7 @@ class _Planning:
             eviction = preemption.reclaim(ask, allowed, seed=self._seed) if ask.draws else None
             if eviction is None and self._preempts(ask):
                 if left < 1:
-                    spent = f"tenant {ask.namespace} has no evictions left this minute"
+                    spent = f"tenant {ask.namespace} has used its evictions of this minute"
                     return proposals, evictions, RefusalCount(reason=Reason.PREEMPTION_BUDGET_SPENT, message=spent)
                 eviction = preemption.choose(ask, allowed, most=min(left, limits.VICTIMS_PER_REPLICA), seed=self._seed)
             if eviction is None:
@@ -217,10 +218,10 @@ class _Planning:
 
     def _no_victims(self, ask: Ask, preemption: Preemption) -> RefusalCount:
         rank = preemption.rank_of(ask)
-        whom = f"work below rank {rank} may leave" if self._preempts(ask) else "reclaimable work is there"
-        message = f"no {whom} that would make enough room on one node"
+        whom = f"replicas below priority {rank}" if self._preempts(ask) else "reclaimable replicas"
+        message = f"evicting {whom} would not free enough resources on any node"
         if preemption.sparing.kept:
-            message += f"; what {', '.join(sorted(preemption.sparing.kept))} runs within its protected quota stays"
+            message += f"; protected quota exempts replicas of {', '.join(sorted(preemption.sparing.kept))}"
         return RefusalCount(reason=Reason.NO_VICTIMS, message=message)
 
     def _undo(self, ask: Ask, found: LikePlan, evictions: Sequence[Eviction]) -> None:
@@ -235,7 +236,7 @@ def _incomplete(ask: Ask, fitting: int) -> RefusalCount:
     return RefusalCount(
         reason=Reason.GANG_INCOMPLETE,
         message=(
-            f"{ask.gang_min} members must be placed together; "
-            f"{fitting + ask.bound} of {len(ask.members) + ask.bound} fit"
+            f"the gang needs {ask.gang_min} members placed together "
+            f"(found nodes for {fitting + ask.bound} of {len(ask.members) + ask.bound})"
         ),
     )

@@ -1,17 +1,12 @@
-"""Whom to evict, where nothing fits: the smallest set of lower-ranked claims on one node, its sufficiency proven first.
+"""Selects preemption victims: the cheapest set of lower-priority claims on one node that makes the replica fit.
 
-The rule, in this order: the fewest victims; the lowest highest rank among them; the lowest sum of ranks; the least hurt
-(`sparing`: a victim hurts more the more of its mates do not serve), among so many nodes as `limits.HURT_NODES_TRIED`;
-then the node's tie number and name. Up to `limits.VICTIM_SETS_TRIED` sets per size and node are compared exactly;
-beyond that the set is only minimal (no victim in it could stay).
-
-Never a victim: work of the same or a higher rank, work on a node that takes no new work, work that leaves already or
-was chosen by someone else, firm work whose disruption budget is used up, another tenant's work within the protected
-part of its quota, and whom the authority just refused to let go (it decides on what is on record). As ranks only fall
-from preemptor to victim, a preempted replica can never take the place of its preemptor or of that one's peers.
-
-Recovery work reclaims first: reclaimable work runs in kept places on loan, and yields whatever its rank is. That is no
-preemption: no class, policy or tenant's budget stands against it. Nothing can go round: reclaimable work evicts nobody.
+- Cost order: fewest victims, lowest highest priority, lowest sum of priorities, least disruption cost
+  (`victim_selection`), then the node's tie-break. Large sets are minimal, not optimal (`limits.VICTIM_SETS_TRIED`).
+- Never a victim: equal or higher priority, a node that takes no new work, a claim that stops or is a victim already, a
+  workload whose disruption budget is used up, another tenant's protected quota, a claim the authority just refused.
+- Priority strictly decreases from preemptor to victim, so preemption cannot cycle.
+- Recovery work first reclaims reclaimable work, whatever its priority: that capacity is borrowed. No preemption budget
+  or policy applies, and reclaimable work evicts nothing, so this cannot cycle either.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ from holdfast.model.quantity import WHOLE_GPU_MILLI
 
 
 class Eviction(NamedTuple):
-    """`reclaimed`: recovery work takes back what reclaimable work had on loan."""
+    """`reclaimed`: recovery work takes back capacity that reclaimable work borrowed."""
 
     slot: int
     victims: tuple[Prey, ...]
@@ -50,7 +45,7 @@ class _Cost(NamedTuple):
 
 
 class Preemption:
-    """The claims of one plan's snapshot as prey, and what was decided about them so far in this plan."""
+    """The preemption candidates of one snapshot, and the victims that this plan has chosen so far."""
 
     def __init__(self, scratch: Scratch, standing: Standing = UNKNOWN) -> None:
         self._scratch = scratch
@@ -67,7 +62,7 @@ class Preemption:
         slots: list[int] = []
         everything: dict[str, tuple[int, Claim]] = {}
         named: list[str] = []
-        # In any order: what follows sums up, looks up by name, or sorts.
+        # The order does not matter: the code below sums, looks up by name, or sorts.
         for node, claims in snapshot.claims.items():
             slot = snapshot.slots.get(node)
             for key, claim in claims.items():
@@ -92,7 +87,7 @@ class Preemption:
         self._amounts: Counts = np.zeros((len(rows), len(self._prey)), dtype=np.int64)
         self._index = {prey.name: index for index, prey in enumerate(self._prey)}
         self._free: Bools = np.ones(len(self._prey), dtype=np.bool_)
-        """Which prey nobody has chosen yet."""
+        """Candidates that are not victims yet."""
         for index, prey in enumerate(self._prey):
             for name, amount in prey.claim.amounts:
                 if name in rows:
@@ -106,12 +101,12 @@ class Preemption:
         return max(ask.rank, self._raised.get((ask.namespace, ask.workload), ask.rank))
 
     def choose(self, ask: Ask, allowed: Bools, *, most: int, seed: int) -> Eviction | None:
-        """The cheapest eviction that lets one replica fit on a node in `allowed`, of at most `most` victims."""
+        """The cheapest eviction, of at most `most` victims, that lets one replica fit on a node in `allowed`."""
         found = self._cheapest(ask, allowed, self._rank < self.rank_of(ask), most=most, seed=seed)
         return Eviction(*found) if found is not None else None
 
     def reclaim(self, ask: Ask, allowed: Bools, *, seed: int) -> Eviction | None:
-        """The cheapest eviction of reclaimable work alone, of any rank."""
+        """The cheapest eviction of reclaimable claims only, of any priority."""
         found = self._cheapest(ask, allowed, self._on_loan, most=limits.VICTIMS_PER_REPLICA, seed=seed)
         return Eviction(*found, reclaimed=True) if found is not None else None
 
@@ -142,7 +137,7 @@ class Preemption:
             if best is not None and (best[0].victims, best[0].highest, best[0].total) == (*bound, bound[0] * bound[1]):
                 equals += 1
                 if not best[0].hurt or equals > limits.HURT_NODES_TRIED:
-                    break  # nothing can be cheaper, and equal ones come later by the tie
+                    break  # no cheaper set can follow, and equal ones lose the tie-break
             found = self._smallest(ask, slot, weaker, most)
             if found is None:
                 continue
@@ -152,7 +147,7 @@ class Preemption:
         return (best[3], victims) if best is not None else None
 
     def take(self, ask: Ask, eviction: Eviction) -> None:
-        """Books the nomination: the claim counts, its victims count as leaving and are nobody else's any more."""
+        """Books the nomination: the claim counts, and its victims count as leaving and cannot be chosen again."""
         self._scratch.nominate(ask, eviction.slot, 1)
         for prey in eviction.victims:
             self._leave(prey.name, prey.claim, eviction.slot)
@@ -179,7 +174,7 @@ class Preemption:
                 self._leaving_firm[rows[resource], slot] += sign * amount
 
     def _bounds(self, ask: Ask, weaker: Bools, allowed: Bools) -> tuple[Counts, Counts, Counts]:
-        """Nodes that could fit if all weaker work left, with the least number of victims and the lowest rank there."""
+        """Nodes that fit if all lower-priority claims left, with lower bounds of victim count and priority."""
         usable = weaker & allowed[self._slot] & self._free
         where = np.flatnonzero(usable)
         if not where.size:
@@ -194,7 +189,7 @@ class Preemption:
             most, total = np.maximum.reduceat(given, starts), np.add.reduceat(given, starts)
             room = scratch.room[row, slots] + self._leaving[row, slots]
             if not ask.reclaimable and not ask.draws:
-                # Firm work leaves room of both kinds, reclaimable work only of the first: a bound, not a proof.
+                # Firm victims free both kinds of capacity, reclaimable victims only the first: a bound, not a proof.
                 room = np.minimum(room, scratch.firm_room[row, slots] + self._leaving_firm[row, slots])
             missing = amount - room
             fits &= total >= missing
@@ -215,7 +210,7 @@ class Preemption:
         return None
 
     def _greedy(self, ask: Ask, slot: int, prey: Sequence[Prey], most: int) -> tuple[Prey, ...] | None:
-        """All that may go, and then as many as possible kept, the highest rank first."""
+        """Starts with all allowed victims and drops as many as possible, highest priority first."""
         going: list[Prey] = []
         for candidate in prey:
             if self.sparing.allows(ask, (*going, candidate)):
@@ -234,7 +229,7 @@ class Preemption:
         return _Cost(len(ranks), max(ranks), sum(ranks), self.sparing.hurt(victims), names)
 
     def _enough(self, ask: Ask, slot: int, victims: Sequence[Prey]) -> bool:
-        """The proof: with exactly these gone, one replica passes the capacity rule, and finds its devices and ports."""
+        """Whether one replica fits by capacity, devices and ports if exactly these victims leave, and all may."""
         scratch, rows = self._scratch, self._scratch.snapshot.resources
         given: dict[int, int] = {}
         firm: dict[int, int] = {}

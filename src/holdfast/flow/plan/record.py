@@ -1,4 +1,4 @@
-"""From a plan to what is sent to the authority: placement items, and the Decision that is stored with them."""
+"""Builds the placement items and the Decision that the scheduler sends to the authority. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUFFIX_DIGITS = 10
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """What the snapshot of a batch was made of: enough to make it again."""
+    """The inputs of a batch's snapshot; sufficient to rebuild it for a replay."""
 
     batch: str = ""
     revisions: dict[str, int] = {}
@@ -33,7 +33,7 @@ class Basis(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What all decisions of one batch share."""
+    """Data shared by all decisions of one batch."""
 
     plan: Plan
     policy: ActivePolicy
@@ -70,7 +70,7 @@ def decision(
     wake_up_at: float | None,
     shadow: Shadow | None = None,
 ) -> Decision:
-    """The record of one ask. `unique` is an identity never used before; the Decision's name is made from it."""
+    """The Decision of one request. Its name is derived from `unique`, a new uid."""
     plan, policy, basis = setting.plan, setting.policy, setting.basis
     suffix = hashlib.sha256(unique.encode()).hexdigest()[:_SUFFIX_DIGITS]
     return Decision(
@@ -130,7 +130,7 @@ def asked(ask: Ask) -> Asked:
 
 
 def _next_owner(made: AskPlan) -> str:
-    """Who moves next: whoever tries again, whoever gets the victims to leave, or the agent that starts the work."""
+    """The component that acts next: the scheduler retries, release evicts victims, or the agent starts the task."""
     if made.unplaced:
         return "scheduler"
     return "release" if any(p.victims for p in made.proposals) else "agent"

@@ -1,12 +1,11 @@
-"""Who of the weaker ones may go together: what disruption budgets and protected quota leave of a set of victims. Pure.
+"""Which lower-priority claims may be preempted together, given disruption budgets and protected quota. Pure.
 
-Two rules. A budget counts those that serve: firm work of a workload goes only as long as all but so many of its mates
-would go on serving, and one that does not serve costs nothing of it. And of what a tenant runs within the protected
-part of its quota nothing makes way for another tenant; its own stronger work may take its place.
-
-What is weighed is in the snapshot, but for how the mates stand: that is read through `Standing`, and what was read for
-an ask is noted, so that its Decision can be planned again. Where it is not known, every victim counts as serving, and
-those that leave already count against the budget.
+- Disruption budget: firm replicas of a workload may be evicted only while all but `maxUnavailable` of its replicas in
+  the region keep serving. A replica that does not serve costs nothing.
+- Protected quota: work within a tenant's protected quota is never preempted by another tenant. The tenant's own
+  higher-priority work may preempt it.
+- Serving counts are not in the snapshot. They are read through `Standing` and recorded for the replay of the Decision.
+  If they are unknown, every victim counts as serving, and claims that are stopping count against the budget.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PERMILLE = 1000
 
 
 class Prey(NamedTuple):
-    """One claim that could leave, by its name (tenant/claim), with the rank that counts now."""
+    """A possible victim: claim name (tenant/claim), claim, and effective priority."""
 
     name: str
     claim: Claim
@@ -35,17 +34,17 @@ class Prey(NamedTuple):
 
 
 class Standing(Protocol):
-    """How work stands now: what the snapshot of places does not tell."""
+    """Source of serving counts, which a snapshot of claims does not contain."""
 
     def mates(self, namespace: str, workload: str) -> Mates | None:
-        """The replicas of a workload here, and how many serve; None where that is not known."""
+        """Replicas of the workload in the region and how many serve; None if unknown."""
 
     def serves(self, claim: str) -> bool:
-        """Whether the loss of this claim (tenant/claim) counts against its budget."""
+        """Whether evicting this claim (tenant/claim) counts against the disruption budget."""
 
 
 class Unknown:
-    """Nothing is known of who serves."""
+    """Knows no serving counts: every claim counts as serving."""
 
     def mates(self, namespace: str, workload: str) -> Mates | None:
         return None
@@ -58,7 +57,7 @@ UNKNOWN = Unknown()
 
 
 class Recorded:
-    """How work stood when a decision was made, as far as that looked."""
+    """The serving counts recorded in a Decision."""
 
     def __init__(self, weighed: Weighed) -> None:
         self._mates = {w.workload: Mates(w.staying, w.serving) for w in weighed.workloads}
@@ -72,31 +71,31 @@ class Recorded:
 
 
 class Sparing:
-    """What one plan knows of those that could leave, and of those that do."""
+    """Tracks possible victims and chosen victims during one plan."""
 
     def __init__(self, snapshot: Snapshot, standing: Standing) -> None:
         self._standing = standing
         self._protected = snapshot.protected
         self._used: dict[str, Amounts] = {}
-        """Per tenant with a protected part: what it runs of firm, ordinary work, and keeps."""
+        """Per tenant with protected quota: resources of its firm, ordinary claims that stay."""
         self._gone: dict[Owner, int] = {}
-        """Per workload: how many of its claims leave already."""
+        """Per workload: claims that are stopping or chosen as victims."""
         self._pledged: dict[Owner, dict[str, None]] = {}
-        """Per workload: claims that were chosen to leave and may serve until then."""
+        """Per workload: chosen victims, which may serve until they stop."""
         self._promised: dict[Owner, int] = {}
-        """How many of those serve, of the workloads that the ask has read about."""
+        """Per workload read for this request: chosen victims that serve."""
         self._mates: dict[Owner, Mates] = {}
         self._idle: dict[str, None] = {}
         self._seen: dict[str, None] = {}
         self.kept: dict[str, None] = {}
-        """Tenants whose protected part stood in the way of the ask."""
+        """Tenants whose protected quota blocked victims of the request."""
 
     def begin(self) -> None:
-        """The next ask: what is read from here on is noted for it."""
+        """Starts the next request: reads are recorded for it from here on."""
         self._promised, self._mates, self._idle, self._seen, self.kept = {}, {}, {}, {}, {}
 
     def weighed(self) -> Weighed | None:
-        """What was read for the ask."""
+        """The sibling counts read for the request; None if none were read."""
         if not self._mates:
             return None
         read = sorted((f"{tenant}/{workload}", mates) for (tenant, workload), mates in self._mates.items())
@@ -104,7 +103,7 @@ class Sparing:
         return Weighed(workloads=rows, idle=tuple(sorted(self._idle)))
 
     def count(self, claim: Claim) -> None:
-        """Takes in a claim of the snapshot, each once."""
+        """Adds one claim of the snapshot. Called once per claim."""
         if not claim.live:
             return
         if claim.stopping:
@@ -113,7 +112,7 @@ class Sparing:
             self._count_used(claim, 1)
 
     def leaves(self, name: str, claim: Claim, sign: int) -> None:
-        """The claim was chosen to leave, or (-1) is not after all."""
+        """Marks the claim as a victim (1), or undoes that (-1)."""
         if claim.stopping:
             return
         self._count_gone(claim, sign)
@@ -128,13 +127,12 @@ class Sparing:
             pledged.pop(name, None)
 
     def allows(self, ask: Ask, victims: Sequence[Prey]) -> bool:
-        """Whether all of these may go for the ask; reclaimable work always may."""
+        """Whether all these victims may be evicted for the request. Reclaimable ones always may."""
         firm = [prey for prey in victims if not prey.claim.reclaimable]
         return not firm or (self._within_budgets(firm) and self._beyond_protected(ask, firm))
 
     def hurt(self, victims: Sequence[Prey]) -> int:
-        """What the loss of these does to their workloads: for each that serves, the share of its mates, in permille,
-        that would be away then."""
+        """Disruption cost of the victims: for each serving one, the permille of its siblings that would not serve."""
         total = 0
         for prey in victims:
             claim = prey.claim
@@ -186,7 +184,7 @@ class Sparing:
             add(self._used.setdefault(claim.namespace, {}), dict(claim.amounts), times=sign)
 
     def _mates_of(self, owner: Owner) -> Mates | None:
-        """At most so many workloads are read about for one ask, as a Decision keeps them all."""
+        """Sibling counts, read once per request. Bounded, because the Decision stores them."""
         found = self._mates.get(owner)
         if found is None and len(self._mates) < limits.WORKLOADS_WEIGHED:
             found = self._standing.mates(*owner)
@@ -195,7 +193,7 @@ class Sparing:
         return found
 
     def _promised_of(self, owner: Owner) -> int:
-        """Those of a workload that were chosen before, and serve until they leave: counted once for an ask."""
+        """Earlier victims of the workload that still serve, counted once per request."""
         found = self._promised.get(owner)
         if found is None:
             found = self._promised[owner] = sum(self._serves(name) for name in self._pledged.get(owner, ()))

@@ -1,7 +1,7 @@
-"""How equal scores are decided: by a number mixed from the seed and the node's name, the lowest first, then by name.
+"""Deterministic tie-break between equal scores: lowest hash of seed and node name first, then the name.
 
-The number depends on nothing else, so anyone can work it out again; another seed gives another order, so that
-schedulers that plan at the same time do not all pick the same node.
+The hash is reproducible from seed and name. Schedulers use different seeds, so that concurrent ones do not all choose
+the same node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How many replicas of a workload voluntary acts may have away in this region at once.
+"""Applies the region's disruption share: how many replicas of a workload may be unavailable here by voluntary action.
 
-The budget is one count per workload over all regions. The global cell hands each region its part of it in the
-Assignment (`awayShare`); the region takes no more than that. Without a part the whole budget is this region's. What is
-in force is what the Assignment says now, not what a replica was created under.
+`maxUnavailable` covers all regions of a workload. The global cell gives each region a share in its Assignment
+(`disruptionShare`); without a share, the whole budget applies to this region. The Assignment's current value counts,
+not the value a replica was created with.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.model.workload import WorkloadType
 
 
 def allowed_away(replica: Replica, assignment: Assignment | None) -> int:
-    """The region's part of the budget, as the replica's assignment has it."""
+    """The region's disruption share, from the Assignment."""
     if assignment is None:
         return replica.spec.disruption.max_unavailable
     whole = assignment.spec.disruption.max_unavailable
@@ -27,7 +27,7 @@ def allowed_away(replica: Replica, assignment: Assignment | None) -> int:
 
 
 def why_it_stays(replica: Replica, view: View) -> str:
-    """Why a voluntary act may not take the replica now, or an empty string."""
+    """Why the disruption budget forbids evicting the replica now; empty if eviction is allowed."""
     if not _counts(replica):
         return ""
     assignment: Assignment | None = view.get(Assignment, replica.spec.assignment, replica.metadata.namespace)
@@ -40,14 +40,14 @@ def _counts(replica: Replica) -> bool:
 
 
 def goes_unserving(replica: Replica) -> bool:
-    """Whether a budget lets the replica go only because it does not serve: that holds for this revision of it alone."""
+    """Whether eviction is allowed only because the replica does not serve. That may change with its next revision."""
     return replica.spec.type is WorkloadType.SERVICE and not _counts(replica)
 
 
 def why_among(replica: Replica, assignment: Assignment | None, mates: Iterable[Replica]) -> str:
-    """The same among `mates`, the replicas of its workload in the region.
+    """`why_it_stays` for given siblings: the replicas of the workload in the region.
 
-    All but so many of them go on serving; one that does not serve may go.
+    All but the region's share of them must keep serving. A replica that does not serve may be evicted.
     """
     if not _counts(replica):
         return ""
@@ -59,14 +59,17 @@ def why_among(replica: Replica, assignment: Assignment | None, mates: Iterable[R
     if len(away) < away_max:
         return ""
     named = ", ".join(f"{r.metadata.name} is {stage(r).value}" for r in sorted(away, key=lambda r: r.key)[:3])
-    return f"its budget lets {away_max} of {len(staying)} be away, and {len(away)} are: {named}"
+    return f"disruption budget: {len(away)} of {len(staying)} replicas are unavailable (allowed {away_max}): {named}"
 
 
 def _none_may(replica: Replica, assignment: Assignment | None) -> str:
     whole = (assignment.spec if assignment is not None else replica.spec).disruption.max_unavailable
     if whole:
-        return f"its budget lets {whole} be away over all regions, and none of that is this region's now (it asks)"
-    return "its budget lets none be away (disruption.maxUnavailable is 0)"
+        return (
+            f"disruption budget: this region has no share of maxUnavailable {whole} at the moment; "
+            "a share was requested from the global cell"
+        )
+    return "disruption budget: disruption.maxUnavailable is 0"
 
 
 def drains(node: Node) -> Mapping[str, int]:
@@ -78,7 +81,7 @@ _STAYING: Mapping[str, int] = {}
 
 
 def held_back(replicas: Sequence[Replica], view: View) -> int:
-    """How many of these serve on nodes that are being drained, and stay only because the budget is used up."""
+    """Number of these replicas that serve on draining nodes and stay only because of the disruption budget."""
     count = 0
     if not view.total(Node, "", drains):
         return count

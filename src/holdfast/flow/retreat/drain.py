@@ -1,7 +1,7 @@
-"""drain: says how far the drain of a node is, and exactly which replica holds it up and why. Owns Node.status.drain.
+"""drain: reports the progress of a node drain, and which replica blocks it and why. Owns Node.status.drain.
 
-It moves nothing itself: `release` lets replicas go one by one, as their disruption budgets allow, and this is the
-account of it. A drain past its deadline goes on; it is only called overdue, with the names of those that stay.
+It evicts nothing: `release` evicts replicas one by one, as disruption budgets allow. A drain past its deadline
+continues; it is only reported as Overdue, with the blocking replicas.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from holdfast.model.view import View
 from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus
 
 LOOK_AGAIN_S = 2.0
+"""Interval at which an unfinished drain is rechecked, because siblings on other nodes change the blocking reasons."""
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -48,22 +49,22 @@ def _block(node: Node, there: Sequence[Replica], view: View, now: float) -> Drai
     old = node.status.drain
     since = old.since if old is not None and old.since else micro_text(now)
     if not there:
-        return DrainBlock(phase=DrainPhase.DRAINED, message="nothing is bound here any more", since=since)
+        return DrainBlock(phase=DrainPhase.DRAINED, message="no replicas are bound to the node", since=since)
     waiting = sorted(there, key=lambda r: (_passing(r), r.key))
     blocked = tuple(_blocked(r, view) for r in waiting[: limits.DRAIN_BLOCKED_SHOWN])
     limit_s = node.spec.drain_seconds
     late = bool(limit_s) and now - parse_time(since) >= limit_s
     named = "; ".join(f"{b.replica}: {b.message}" for b in blocked[:3])
     more = f"; and {len(there) - 3} more" if len(there) > 3 else ""
-    overdue = f"not done within {limit_s:g} s: " if late else ""
+    overdue = f"not drained within {limit_s:g} s: " if late else ""
     return DrainBlock(
         phase=DrainPhase.OVERDUE if late else DrainPhase.DRAINING, remaining=len(there), since=since,
-        message=f"{overdue}{len(there)} left: {named}{more}", blocked=blocked,
+        message=f"{overdue}{len(there)} replicas remain: {named}{more}", blocked=blocked,
     )  # fmt: skip
 
 
 def _passing(replica: Replica) -> int:
-    """How soon it goes without anyone's help: those that never do are named first, however many others are left."""
+    """Sort key: replicas that never leave by themselves are listed first, then blocked ones, then stopping ones."""
     if stage(replica) is Stage.STOPPING:
         return 2
     return 1 if replica.spec.disruption.max_unavailable else 0
@@ -73,11 +74,11 @@ def _blocked(replica: Replica, view: View) -> Blocked:
     name = str(replica.key)
     if stage(replica) is Stage.STOPPING:
         grace_s = replica.spec.template.termination_grace_seconds
-        return Blocked(replica=name, reason=Reason.DRAINED, message=f"is stopping, which may take it {grace_s:g} s")
+        return Blocked(replica=name, reason=Reason.DRAINED, message=f"stopping (grace period {grace_s:g} s)")
     why = why_it_stays(replica, view)
     if why:
         return Blocked(replica=name, reason=Reason.BUDGET_EXHAUSTED, message=why)
-    return Blocked(replica=name, reason=Reason.WAITING, message="is about to be asked to stop")
+    return Blocked(replica=name, reason=Reason.WAITING, message="eviction is due")
 
 
 def keys(view: View) -> Iterable[Key]:
@@ -93,7 +94,7 @@ def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Ke
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Only what leaves a draining node, or changes its stage there."""
+    """Only replicas on draining nodes, before or after the change."""
     names = {r.status.placement.node for r in (new, old) if r is not None and r.status.placement.node}
     if not names:
         return ()

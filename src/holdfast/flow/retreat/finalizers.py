@@ -1,8 +1,7 @@
-"""finalizers: finds objects that are being deleted and are not let go: which finalizer, whose, how long past its time.
+"""finalizers: reports objects whose deletion is stuck on a finalizer past its deadline, with its owner.
 
-Covers every kind a cell has. It removes nothing: a finalizer is somebody's promise to clean up, and taking it away
-would break that. It tells, with the owner, the deadline and when that owner was last heard, so that a person knows whom
-to look at. Saying it again says the same, so that events are counted and not piled up.
+Covers every kind of the cell. It never removes a finalizer: its owner must clean up first. The event names the owner,
+the deadline and the owner's last heartbeat. Its text does not change while nothing happens, so events aggregate.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ LEASES = "holdfast-system"
 ELECTION = "controllers"
 NOBODY = "nobody here"
 _NEVER = frozenset({"Event", "Lease", "Term", "LeasePage", "Reservation", "Binding", "Decision"})
-"""Kinds that are written by one part alone, without finalizers, and come in great numbers."""
+"""Kinds without finalizers, each written by a single component and numerous."""
 
 
 class Stuck(msgspec.Struct, frozen=True, rename="camel"):
-    """`heartbeat` is the last renewal of the election under which the owner works; empty when nobody leads."""
+    """One overdue finalizer. `heartbeat` is the last renewal of the owner's election; empty if there is no leader."""
 
     kind: str
     namespace: str
@@ -45,13 +44,13 @@ class Stuck(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def kinds_of(cell: str) -> tuple[Kind, ...]:
-    """Kinds whose objects are at home in a cell; copies have no finalizers."""
+    """Kinds whose originals the cell stores and that may have finalizers. Copies have none."""
     other = Home.REGION if cell == "global" else Home.GLOBAL
     return tuple(k for k in KINDS if k.home is not other and k.name not in _NEVER)
 
 
 def stuck(items: Iterable[Object], leases: Iterable[Lease], now: float) -> list[Stuck]:
-    """Every finalizer past its time."""
+    """All finalizers past their deadline."""
     held = next((lease for lease in leases if lease.metadata.name == ELECTION), None)
     heartbeat = held.spec.renew_time or "" if held is not None else ""
     leader = held.spec.holder_identity if held is not None else ""
@@ -81,7 +80,7 @@ def stuck(items: Iterable[Object], leases: Iterable[Lease], now: float) -> list[
 
 
 def decider(cell: str) -> Callable[[Key, View, float], Outcome]:
-    """One look at everything a cell has."""
+    """Returns the decide function; each decision scans all objects of the cell."""
     kinds = kinds_of(cell)
 
     def decide(key: Key, view: View, now: float) -> Outcome:
@@ -98,16 +97,16 @@ def decider(cell: str) -> Callable[[Key, View, float], Outcome]:
 
 
 def said(found: Stuck, now: float) -> str:
-    """Without anything that moves while nothing happens."""
+    """The event message. It contains no running time, so that equal events aggregate."""
     silent = not found.heartbeat or now - parse_time(found.heartbeat) > limits.LEADER_TTL_S
     if found.owner == NOBODY:
-        who = "no part of Holdfast removes it: whoever added it must"
+        who = "Holdfast does not own it; the component that added it must remove it"
     elif silent:
-        who = f"{found.owner} is not heard (last {found.heartbeat or 'never'})"
+        who = f"its owner {found.owner} is out of contact (last heartbeat: {found.heartbeat or 'never'})"
     else:
-        who = f"{found.owner} is heard from {found.leader}"
+        who = f"its owner {found.owner} is running on {found.leader}"
     return (
-        f"finalizer {found.finalizer} was to be removed within {found.deadline_seconds:.0f} s of the deletion at "
+        f"finalizer {found.finalizer} was not removed within {found.deadline_seconds:.0f} s of the deletion at "
         f"{found.deleted_at}; {who}"
     )
 

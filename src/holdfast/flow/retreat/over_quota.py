@@ -1,7 +1,7 @@
-"""Which replicas give up their place when an emergency quota has ended and more is in use than the limit allows. Pure.
+"""Replicas to evict after an emergency quota ended while usage exceeds the remaining limit. Pure.
 
-The lowest rank goes first, of equals the highest ordinal; as few as bring the use back within the limit. They queue
-again like everything that waits for quota.
+The fewest replicas that bring usage within the limit: lowest priority first, then highest ordinal. They are pending
+again until quota is available.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.model.view import View
 
 
 def chosen(replica: Replica, view: View) -> str:
-    """Why this replica is among those that go, or an empty string."""
+    """Why the replica must be evicted; empty if it stays."""
     if replica.spec.purpose is not Purpose.NORMAL:
         return ""
     tenant = replica.metadata.namespace
@@ -30,11 +30,11 @@ def chosen(replica: Replica, view: View) -> str:
     if replica.uid not in {r.uid for r in victims(view.list(Replica, tenant), excess)}:
         return ""
     over = ", ".join(f"{name} by {text}" for name, text in amounts_text(excess).items())
-    return f"tenant {tenant} is over its limit here ({over}), as its emergency quota has ended"
+    return f"tenant {tenant} exceeds its quota in this region ({over}) after its emergency quota ended"
 
 
 def excess_of(copies: Sequence[GrantCopy]) -> Amounts:
-    """What is in use beyond the limit; only an ended emergency leaves such a thing behind."""
+    """Usage beyond the limit; empty unless the tenant has an emergency grant, which is the only cause."""
     if not any(c.spec.grant_class is GrantClass.EMERGENCY for c in copies):
         return {}
     limit: Amounts = {}
@@ -47,7 +47,7 @@ def excess_of(copies: Sequence[GrantCopy]) -> Amounts:
 
 
 def victims(replicas: Sequence[Replica], excess: Amounts) -> list[Replica]:
-    """The fewest of the least important whose claims cover the excess, those already on their way out first."""
+    """The fewest replicas whose claims cover the excess; replicas that already stop count first."""
     left = dict(excess)
     found: list[Replica] = []
     holding = [r for r in replicas if r.status.placement.binding and finished(r) is None]
@@ -67,7 +67,7 @@ def victims(replicas: Sequence[Replica], excess: Amounts) -> list[Replica]:
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
-    """Only while something is over: limits and use move all the time."""
+    """All bound replicas of the tenant, but only while it exceeds its quota: limits and usage change often."""
     if new is None or not excess_of(view.list(GrantCopy, new.metadata.namespace)):
         return ()
     return [r.key for r in view.list(Replica, new.metadata.namespace) if r.status.placement.binding]

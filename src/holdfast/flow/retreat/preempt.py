@@ -1,8 +1,8 @@
-"""Why a replica makes way for a stronger one: the answer `release` asks for, with who and why in words. Pure.
+"""Release reason of replicas that were nominated as preemption victims. Pure; used by `release`.
 
-The planner proved that the preemptor fits once its victims are gone, and the authority holds the place for it. Here
-the disruption budgets are judged by what serves now, for all victims of one nomination together: either all of them
-may go, or none is asked to.
+The planner proved that the preemptor fits after its victims leave, and the authority reserved the capacity. Disruption
+budgets are checked again here with current serving counts, for all victims of a nomination together: either all of
+them may be evicted, or none is.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 
 INDEX = "victim"
-LOOK_AGAIN_S = 2.0
 
 
 def nomination_of(replica: Replica, view: View) -> Reservation | None:
-    """The reservation that waits for this replica to leave."""
+    """The nominated Reservation that waits for the release of this replica."""
     placed = replica.status.placement
     if not placed.binding:
         return None
@@ -37,20 +36,20 @@ def nomination_of(replica: Replica, view: View) -> Reservation | None:
 
 
 def why(replica: Replica, view: View) -> tuple[Reason, str, str] | None:
-    """The reason to make way, who wants it, and the sentence for people; None to stay, for now."""
+    """Reason, requester and message of a preemption; None if the replica stays for now."""
     nomination = nomination_of(replica, view)
     if nomination is None or not all_may_go(nomination, view):
         return None
     spec = nomination.spec
     message = (
-        f"{nomination.metadata.namespace}/{spec.replica} of rank {spec.rank} needs the place on node {spec.node}; "
-        f"this one has rank {replica.spec.rank}"
+        f"preempted on node {spec.node} by {nomination.metadata.namespace}/{spec.replica} "
+        f"(priority {spec.rank}, this replica has {replica.spec.rank})"
     )
     return Reason.PREEMPTED, "preempt", message
 
 
 def all_may_go(nomination: Reservation, view: View) -> bool:
-    """Whether every victim of a nomination may leave now, those counted that leave for it already."""
+    """Whether every victim of the nomination may be evicted now, including those that stop already."""
     return not over_budget(victims_of(nomination, view), lambda victim: _mates(victim, view))
 
 
@@ -73,33 +72,32 @@ _OTHER: Mapping[str, int] = {}
 
 
 def held_back(replicas: Sequence[Replica], view: View) -> int:
-    """How many of these, the replicas of one workload, are to make way and stay only because as many are away as this
-    region may have."""
+    """Number of these replicas of one workload that are nominated and stay only because of the disruption budget."""
     if not replicas or not view.total(Reservation, "", nominations):
         return 0
     mates = _mates(replicas[0], view)
     if mates.staying <= _away_max(replicas[0], mates):
-        return 0  # all of them may be away at once
+        return 0  # the budget allows all replicas to be unavailable
     held: dict[Key, list[Replica]] = {}
     wanting: dict[Key, Reservation] = {}
     for replica in replicas:
         asked = replica.status.release
         if asked is not None and asked.attempt == replica.status.placement.attempt:
-            continue  # it goes already
+            continue  # it is being released
         found = nomination_of(replica, view)
         if found is not None:
             wanting[found.key] = found
             held.setdefault(found.key, []).append(replica)
     wanted = [replica for group in held.values() for replica in group]
     if not wanted or _within_budget(wanted, mates):
-        return 0  # its own budget keeps none of them
+        return 0  # the workload's own budget blocks none of them
     return sum(len(held[key]) for key, found in wanting.items() if not all_may_go(found, view))
 
 
 class Mates(NamedTuple):
-    """How many replicas of a workload are in the region and not to go, and how many of those serve.
+    """Replicas of a workload in the region that are not being deleted, and how many of them serve.
 
-    `away_max` is the region's part of the budget, where it is known; the planner reckons with the whole.
+    `away_max` is the region's disruption share; None means that the workload's whole budget applies.
     """
 
     staying: int
@@ -113,7 +111,7 @@ def mates_among(replicas: Iterable[Replica]) -> Mates:
 
 
 def away_and_here(replica: Replica) -> dict[tuple[str, str], int]:
-    """What one replica adds to its workload's `Mates`, in a total that is kept rather than counted each time."""
+    """One replica's contribution to its workload's counts, for a total that the view maintains."""
     if replica.metadata.terminating:
         return {}
     workload = replica.spec.workload
@@ -123,9 +121,9 @@ def away_and_here(replica: Replica) -> dict[tuple[str, str], int]:
 
 
 def over_budget(victims: Iterable[Replica], mates: Callable[[Replica], Mates]) -> str:
-    """The workload whose disruption budget all of these together would break; empty when they may go.
+    """The workload whose disruption budget these victims would exceed; empty if all may be evicted.
 
-    `mates` counts the replicas of a victim's workload in the region.
+    `mates` returns the sibling counts of a victim's workload.
     """
     leaving: dict[str, list[Replica]] = {}
     for victim in victims:
@@ -139,8 +137,7 @@ def over_budget(victims: Iterable[Replica], mates: Callable[[Replica], Mates]) -
 
 
 def counts_against(victim: Replica) -> str:
-    """The workload on whose disruption budget a victim draws; empty when it leaves already, or none is lost that
-    serves."""
+    """The workload whose disruption budget the victim counts against; empty if it is reclaimable or does not serve."""
     if victim.spec.reclaimable or victim.spec.type is not WorkloadType.SERVICE or stage(victim) is not Stage.SERVING:
         return ""
     return f"{victim.metadata.namespace}/{victim.spec.workload}"
@@ -157,13 +154,13 @@ def victims_of(nomination: Reservation, view: View) -> list[Replica]:
 
 
 def victim_names(nomination: Reservation) -> list[str]:
-    """`tenant/claim` of each; a bare name is of the preemptor's own tenant."""
+    """The victims as `tenant/claim`; a bare name belongs to the preemptor's tenant."""
     own = nomination.metadata.namespace
     return [name if "/" in name else f"{own}/{name}" for name in nomination.spec.victims]
 
 
 def _within_budget(victims: Sequence[Replica], mates: Mates) -> bool:
-    """Whether all but as many replicas of the workload as may be away would go on serving without these."""
+    """Whether enough replicas of the workload would keep serving without these victims."""
     return mates.serving - len(victims) >= mates.staying - _away_max(victims[0], mates)
 
 
@@ -172,14 +169,14 @@ def _away_max(victim: Replica, mates: Mates) -> int:
 
 
 def grace_s(replica: Replica, reason: str) -> float:
-    """How long the work may take to end: its own wish, but reclaimable work that makes way yields soon."""
+    """Termination grace period: the template's, but at most RECLAIM_GRACE_S for preempted reclaimable replicas."""
     own = replica.spec.template.termination_grace_seconds
     yields = replica.spec.reclaimable and reason == Reason.PREEMPTED
     return min(own, limits.RECLAIM_GRACE_S) if yields else own
 
 
 def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
-    """A nomination concerns its victims."""
+    """The victims of a nomination."""
     if new is None or new.status.phase is not ReservationPhase.NOMINATED:
         return ()
     return [victim.key for victim in victims_of(new, view)]

@@ -1,8 +1,9 @@
-"""release: the only one that decides that a replica gives up its place. Owns Replica.status.release and its finalizer.
+"""release: the only controller that decides that a replica gives up its node. Owns Replica.status.release and its
+finalizer.
 
-The way back, each step waiting for proof of the one before: decision recorded → address withdrawn (serve) → stop
-asked (authority) → stop acknowledged (agent) → claims freed, attempt raised (authority) → finalizer removed, or
-queued again. A lost node skips the acknowledgement only after the fencing commit.
+Each step waits for proof of the previous one: decision recorded → address withdrawn (serve) → stop requested
+(authority) → stop acknowledged (agent) → claims released, attempt raised (authority) → finalizer removed, or pending
+again. For a lost node, the fencing commit replaces the acknowledgement.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus, Update, W
 
 FINALIZER = "holdfast.dev/release"
 LOOK_AGAIN_S = 2.0
+"""Recheck interval of a release in progress, in case a watch event is lost."""
 ENDED = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
 BUDGETED = frozenset({Reason.DRAINED, Reason.OVER_QUOTA, Reason.PREEMPTED})
-"""Voluntary acts: a disruption budget may stand against them."""
+"""Voluntary evictions, which a disruption budget may block."""
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -51,7 +53,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
 
 
 def _let_go(replica: Replica) -> Outcome:
-    """Nothing is claimed: a replica that is to go may go."""
+    """The replica holds no claims: if it is being deleted, remove the finalizer."""
     if not replica.metadata.terminating or FINALIZER not in replica.metadata.finalizers:
         return NOTHING
     rest = tuple(f for f in replica.metadata.finalizers if f != FINALIZER)
@@ -77,38 +79,38 @@ def _consider(replica: Replica, binding: Binding | None, node: Node | None, view
 
 
 def _only_at(replica: Replica, reason: Reason) -> int:
-    """The one revision at which the decision may be recorded, or 0 for any.
+    """The only revision at which the decision may be recorded; 0 for any.
 
-    Who may go because it does not serve may not when it has begun to meanwhile: then it is decided again.
+    If eviction is allowed only because the replica does not serve, a replica that starts serving is decided again.
     """
-    yields = reason is Reason.PREEMPTED and replica.spec.reclaimable  # whether it serves or not
+    yields = reason is Reason.PREEMPTED and replica.spec.reclaimable  # the budget does not apply
     return replica.revision if reason in BUDGETED and goes_unserving(replica) and not yields else 0
 
 
 def _why(
     replica: Replica, binding: Binding | None, node: Node | None, view: View, now: float
 ) -> tuple[Reason, str, str] | None:
-    """The reason to give up the place, who wants it, and the sentence for people; None to stay."""
+    """Reason, requester and message of a release; None if the replica stays."""
     if replica.metadata.terminating:
         return _why_deleted(replica, view)
     ended = finished(replica)
     if ended is not None and current_execution(replica) is not None:
-        return Reason.FINISHED, "release", f"the work ended ({ended.value}); its claims are returned"
+        return Reason.FINISHED, "release", f"the task ended ({ended.value}); its claims are released"
     if binding is not None and _is_lost(binding, node):
-        return Reason.NODE_LOST, "node-health", f"node {binding.spec.node} is gone; placing the replica elsewhere"
+        return Reason.NODE_LOST, "node-health", f"node {binding.spec.node} is lost; the replica is rescheduled"
     if binding is not None and binding.status.phase in ENDED and binding.spec.run_until:
-        return Reason.PROVISIONAL_ENDED, "agent", f"nobody confirmed the work by {binding.spec.run_until}; it ended"
+        return Reason.PROVISIONAL_ENDED, "agent", f"the provisional placement expired at {binding.spec.run_until}"
     if binding is not None and binding.status.phase in ENDED:
-        return Reason.NODE_RETURNED, "agent", f"node {binding.spec.node} no longer runs the work"
+        return Reason.NODE_RETURNED, "agent", f"node {binding.spec.node} no longer runs the task"
     ran = current_execution(replica)
     if ran is not None and ran.phase is Phase.FAILED and replica.spec.type is WorkloadType.SERVICE:
         return (
             Reason.EXITED,
             "agent",
-            f"the work failed on {replica.status.placement.node}: {ran.message or ran.reason}",
+            f"the task failed on node {replica.status.placement.node}: {ran.message or ran.reason}",
         )
     if node is not None and ran is not None and _cannot_start_here(node, ran):
-        return Reason.NODE_QUARANTINED, "release", f"cannot be started on {node.metadata.name}: {ran.message}"
+        return Reason.NODE_QUARANTINED, "release", f"cannot be started on node {node.metadata.name}: {ran.message}"
     overdue = repair.asked(replica)
     if overdue:
         return Reason.REPAIRED, "repair", overdue
@@ -119,12 +121,12 @@ def _why(
     if excess and not why_it_stays(replica, view):
         return Reason.OVER_QUOTA, "grant", excess
     if node is not None and node.spec.drain and not why_it_stays(replica, view):
-        return Reason.DRAINED, "drain", f"node {node.metadata.name} is being drained"
+        return Reason.DRAINED, "drain", f"node {node.metadata.name} is draining"
     return preempt.why(replica, view)
 
 
 def _cannot_start_here(node: Node, ran: ExecutionBlock) -> bool:
-    """Whether the work waits to be started again on a node that is known to fail at that."""
+    """Whether the task waits for a restart on a node that is quarantined for failed starts."""
     failing = ran.phase is Phase.BACKING_OFF and ran.reason in (Reason.START_ERROR, Reason.DISK_FULL)
     return failing and node.status.execution.quarantine is not None
 
@@ -132,30 +134,30 @@ def _cannot_start_here(node: Node, ran: ExecutionBlock) -> bool:
 def _why_deleted(replica: Replica, view: View) -> tuple[Reason, str, str]:
     assignment: Assignment | None = view.get(Assignment, replica.spec.assignment, replica.metadata.namespace)
     if assignment is None or assignment.metadata.terminating or not assignment.spec.replicas:
-        return Reason.OWNER_DELETED, "replicate", "the workload no longer wants replicas in this region"
+        return Reason.OWNER_DELETED, "replicate", "the workload has no replicas in this region any more"
     if assignment.spec.revision != replica.spec.revision:
         return Reason.REVISION_REPLACED, "replicate", f"revision {assignment.spec.revision} replaces this one"
     mates: Iterable[Replica] = view.by(Replica, "assignment", str(assignment.key))
     staying = sum(not r.metadata.terminating and finished(r) is None for r in mates)
     if staying < assignment.spec.replicas and replica.spec.type is WorkloadType.SERVICE:
         wanted = assignment.spec.replicas
-        return Reason.DELETED, "a person", f"it was deleted while {wanted} are wanted; another one takes its place"
-    return Reason.SCALED_DOWN, "replicate", "fewer replicas are wanted, or this one was deleted"
+        return Reason.DELETED, "a user", f"deleted while {wanted} replicas are desired; it will be replaced"
+    return Reason.SCALED_DOWN, "replicate", "scaled down, or deleted by a user"
 
 
 def _is_lost(binding: Binding, node: Node | None) -> bool:
-    """Whether the fencing commit, or the removal of the node, allows a place elsewhere."""
+    """Whether the node was fenced or removed, so that the replica may be rescheduled."""
     return node is None or node.status.fence.fenced_epoch >= binding.spec.node_epoch
 
 
 def _carry_on(replica: Replica, binding: Binding | None, node: Node | None, asked: ReleaseBlock, now: float) -> Outcome:
     traffic = replica.status.traffic
     if traffic is not None and traffic.serving and traffic.attempt == asked.attempt:
-        return Outcome(again_in_s=LOOK_AGAIN_S)  # serve withdraws it first, and that wakes us
+        return Outcome(again_in_s=LOOK_AGAIN_S)  # serve withdraws the address first, and that wakes this key
     if binding is None or binding.status.phase in ENDED or _is_lost(binding, node):
         return Outcome(releases=(_item(replica, ReleaseAction.FREE, asked),), again_in_s=LOOK_AGAIN_S)
     if traffic is not None and traffic.since and traffic.attempt == asked.attempt and _runs(binding):
-        # Whoever sends traffic hears of the withdrawal a moment later: until then the work must still answer.
+        # Clients see the withdrawal with a delay; the task must keep serving until then.
         left_s = parse_time(traffic.since) + replica.spec.template.drain_delay_seconds - now
         if left_s > 0:
             return Outcome(again_in_s=left_s)
@@ -181,7 +183,7 @@ def _item(replica: Replica, action: ReleaseAction, asked: ReleaseBlock) -> Relea
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
-    """A limit that moved may leave more in use than it allows, or confirm what was placed without asking."""
+    """A changed GrantCopy may leave a tenant over quota, or may not cover its provisional replicas."""
     return [*over_quota.woken_by_copy(new, old, view), *withdraw.woken_by_copy(new, old, view)]
 
 
@@ -190,7 +192,7 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_replica(new: Replica | None, old: Replica | None, view: View) -> Iterable[Key]:
-    """Most changes on the way up are none of its business; on the way down every one is."""
+    """Every change of a replica that is being released, has ended or fails to start; other changes do not matter."""
     if new is None:
         return ()
     status = new.status
@@ -214,7 +216,7 @@ def woken_by_binding(new: Binding | None, old: Binding | None, view: View) -> It
 
 
 def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
-    """A fence, a drain or a removal concerns every replica on the node."""
+    """All replicas of a node that was fenced, drained, quarantined or removed."""
     item = new or old
     if item is None:
         return ()

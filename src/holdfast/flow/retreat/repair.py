@@ -1,9 +1,10 @@
-"""repair: finds replicas that stay too long at a stage and says so; where another place may help, it asks for one.
+"""repair: reports replicas that exceed the deadline of a stage, and requests rescheduling where another node may help.
 
-Owns Replica.status.repair, the evidence of every repair: what was found, since when, what was asked. It frees nothing
-itself: `release` decides, the authority commits. Leaked reservations and orphaned claims are the authority's chores,
-ended overrides the override controller's. Paused by an override; more than a few repairs a minute need an approval, as
-many at once look like an incident that repairs would make worse. Doing it again after a crash finds the same.
+- Owns Replica.status.repair: the finding, its time and the requested action. It releases nothing itself.
+- An override pauses it. More than REPAIRS_PER_MINUTE repairs need an approval: many at once look like an incident that
+  repairs would make worse.
+- It is stateless: after a crash it finds the same replicas again.
+- Leaked reservations and orphaned claims are left to the authority, expired overrides to the override controller.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Decide = Callable[[Key, View, float], Outcome]
 ALL = Key("", "replicas")
 TOLD, ASKED, PAUSED, WAITING = "Told", "Asked", "Paused", "AwaitingApproval"
 _RELEASED = frozenset({Stage.BOUND})
-"""Stages in which another place may help: bound, and the agent has not said a word."""
+"""Stages in which another node may help: bound, and no report from the agent yet."""
 
 
 class _Finding(msgspec.Struct, frozen=True, gc=False):
@@ -43,7 +44,7 @@ def decider(region: str) -> Decide:
 
 
 def _look(region: str, view: View, now: float) -> Outcome:
-    """One look at every replica. There is one key: repairs share a budget, and a timer for each would cost too much."""
+    """Scans all replicas. There is one key, because repairs share a budget and a timer per replica costs too much."""
     replicas = view.list(Replica)
     left = limits.REPAIRS_PER_MINUTE - sum(_recent(r, now) for r in replicas)
     pauses = _acting(view, OverrideKind.PAUSE_REPAIR, now)
@@ -85,7 +86,7 @@ def _block(replica: Replica, finding: _Finding, state: str, now: float) -> Repai
 
 
 def _find(replica: Replica, now: float) -> _Finding | None:
-    """What is wrong with a replica, if something is."""
+    """The replica's problem; None if it is on time."""
     stuck = _stuck_finalizer(replica, now)
     if stuck is not None:
         return stuck
@@ -94,7 +95,7 @@ def _find(replica: Replica, now: float) -> _Finding | None:
     allowed_s = limits.STAGE_DEADLINE_S.get(reached.value)
     if not since or allowed_s is None or now < parse_time(since) + allowed_s:
         return None
-    message = f"{reached.value} since {since}, {allowed_s:.0f} s are usual"
+    message = f"{reached.value} since {since} (deadline {allowed_s:.0f} s)"
     return _Finding(Reason.STAGE_OVERDUE, message, reached in _RELEASED)
 
 
@@ -125,8 +126,8 @@ def _stuck_finalizer(replica: Replica, now: float) -> _Finding | None:
     for name in replica.metadata.finalizers:
         owner, deadline_s = FINALIZERS.get(name, ("", limits.UNKNOWN_FINALIZER_S))
         if gone_s > deadline_s:
-            who = owner or "nobody here"
-            message = f"finalizer {name} of {who} has not been removed for {gone_s:.0f} s"
+            who = owner or "an unknown owner"
+            message = f"finalizer {name} of {who} was not removed for {gone_s:.0f} s (deadline {deadline_s:.0f} s)"
             return _Finding(Reason.FINALIZER_STUCK, message, release=False)
     return None
 
@@ -155,7 +156,7 @@ def _about(overrides: list[Override], replica: Replica, region: str) -> bool:
 
 
 def asked(replica: Replica) -> str:
-    """Why repair wants the replica to give up its place, or an empty string: what `release` asks."""
+    """Why repair requests the release of the replica; empty if it does not. Read by `release`."""
     block = replica.status.repair
     if block is None or block.state != ASKED or block.attempt != replica.status.placement.attempt:
         return ""

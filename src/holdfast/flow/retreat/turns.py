@@ -1,9 +1,9 @@
-"""How many replicas of an Assignment are to leave and were not let go yet: what a region asks a part of the disruption
-budget for, and keeps it for. Pure.
+"""Number of replicas of an Assignment that must be evicted and are not released yet. The region requests its disruption
+share for them. Pure.
 
-What always holds: whatever needs the budget to act is counted here, whether or not the budget lets it at this moment.
-A part that does not divide among the regions is given only to who needs it, so what is not counted would wait for ever;
-and one that is counted only while it is held back would lose its part in the moment in which it gets it.
+Invariant: every pending eviction that needs the budget is counted, whether or not the budget allows it now.
+- If one were not counted, the global cell would never grant a share, and the eviction would wait forever.
+- If one were counted only while blocked, the share would be withdrawn as soon as it was granted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from holdfast.model.workload import WorkloadType
 
 
 def to_leave(assignment: Assignment, replicas: Sequence[Replica], view: View) -> int:
-    """Those that serve and must go: for a drain, for someone stronger, for quota that has ended, or for a revision that
-    finds no place beside them."""
+    """Serving replicas to evict: for a drain, a preemption, an ended emergency quota, or a replacement in place."""
     if assignment.spec.type is not WorkloadType.SERVICE:
         return 0
     serving = [r for r in replicas if stage(r) is Stage.SERVING and not r.metadata.terminating and not _asked(r)]

@@ -1,7 +1,7 @@
-"""Which replicas, placed while the region was cut off, give up their place now that it is in touch again. Pure.
+"""Provisional replicas to evict after the region is connected to the global cell again. Pure.
 
-The global cell answers through the grant: what the ordinary part of a live one covers the authority confirms, and only
-the excess goes, the lowest rank first. While the region is cut off nothing is withdrawn: that work ends by its time.
+The authority confirms provisional replicas that the ordinary part of a live grant covers; the excess is evicted, lowest
+priority first. While the region is partitioned nothing is evicted: provisional replicas end at `runUntil`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.model.view import View
 
 
 def chosen(replica: Replica, binding: Binding, view: View, now: float) -> str:
-    """Why this provisional replica goes, or an empty string."""
+    """Why the provisional replica must be evicted; empty if it stays."""
     if not binding.spec.run_until:
         return ""
     tenant = replica.metadata.namespace
@@ -32,11 +32,11 @@ def chosen(replica: Replica, binding: Binding, view: View, now: float) -> str:
     if replica.uid not in {r.uid for r in over_quota.victims(replicas, excess)}:
         return ""
     over = ", ".join(f"{name} by {text}" for name, text in amounts_text(excess).items())
-    return f"placed while the region was cut off, and the grant of {tenant} does not cover it now ({over})"
+    return f"placed while the region was partitioned, and the grant of tenant {tenant} does not cover it ({over})"
 
 
 def excess_of(copies: Iterable[GrantCopy], now: float) -> Amounts:
-    """What is in use beyond the ordinary part of live grants, by the newest count; nothing while none is live."""
+    """Usage beyond the ordinary part of live grants, from the newest usage report; empty while no grant is live."""
     allowed: Amounts = {}
     used: Amounts = {}
     for copy in copies:
@@ -65,7 +65,7 @@ _NONE: Mapping[str, int] = {}
 
 
 def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
-    """Limits move all the time; only tenants with provisional work have something to lose."""
+    """Provisional replicas of the tenant. Most tenants have none, and grants change often."""
     if new is None:
         return ()
     tenant = new.metadata.namespace

@@ -1,4 +1,4 @@
-"""The soft preferences: each gives 0 to 100, whole numbers, and a policy weighs them. The weighted sum decides."""
+"""Soft node preferences. Each score is an integer from 0 to 100; the policy weights them, and the sum decides."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ SCORES: dict[ScoreName, Score] = {
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Per candidate: the weighted sum without its zone's part, and the values it is made of."""
+    """Per candidate: the weighted sum without the zone's points, and the single values."""
 
     total: Counts
     values: tuple[Counts, ...]
 
 
 class Board:
-    """Scores candidates for one ask. Weights of zero are left out."""
+    """Scores candidates for one request. Scores with weight zero are skipped."""
 
     def __init__(self, scratch: Scratch, ask: Ask, rules: Rules, skew: Skew) -> None:
         self._scratch = scratch
@@ -81,13 +81,13 @@ class Board:
         return Scored(total, tuple(values))
 
     def zone_points(self, zone: int) -> int:
-        """What the zone adds to the weighted sum of each of its nodes, as of now."""
+        """Points that the zone adds to the weighted sum of each of its nodes at present."""
         if not self._spread_weight:
             return 0
         return self._spread_weight * spread.zone_points(self._skew.above_fewest(zone))
 
     def parts(self, scored: Scored, index: int, zone: int) -> tuple[ScorePart, ...]:
-        """The values behind one candidate's sum, its zone's part included."""
+        """The values behind one candidate's sum, including the zone's points."""
         parts = []
         for weighted, values in zip(self._weighted, scored.values, strict=False):
             value = int(values[index])

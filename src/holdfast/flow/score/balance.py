@@ -1,4 +1,4 @@
-"""Prefers nodes that keep the most free of whatever they would be shortest of: load spreads evenly."""
+"""Prefers nodes whose most used resource has the most left, so that load is balanced."""
 
 from __future__ import annotations
 

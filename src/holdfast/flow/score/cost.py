@@ -1,6 +1,6 @@
-"""Prefers cheap nodes. The price is the label `holdfast.dev/cost`, a whole number in any unit, the same for all nodes.
+"""Prefers cheap nodes. The price is the label `holdfast.dev/cost`, an integer in one unit for all nodes.
 
-The cheapest node known gets 100, one at twice its price 50; a node without a price is in the middle.
+The cheapest node scores 100, a node at twice its price 50, a node without a price 50.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ def _score(at: Standing) -> Counts:
 
 
 def _price(text: str | None) -> int:
-    """0 for none, or for one that is not a whole number above zero."""
+    """The price; 0 if the label is missing or not a positive integer."""
     return min(int(text), _MAX_PRICE) if text and len(text) < 16 and text.isascii() and text.isdigit() else 0

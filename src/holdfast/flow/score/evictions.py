@@ -1,4 +1,4 @@
-"""Prefers nodes where firm work crowds the least reclaimable work, as that is what would be evicted next."""
+"""For firm work, prefers nodes with the least reclaimable work, because that would be evicted next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _score(at: Standing) -> Counts:
     snapshot = scratch.snapshot
     if at.ask.reclaimable:
         return np.full(len(snapshot.static.live), 100, dtype=np.int64)
-    # What reclaimable work holds by now, proposals of this plan included.
+    # Resources of reclaimable work, including proposals of this plan.
     reclaimable = scratch.firm_room + snapshot.held - scratch.room
     share: Counts = percent(reclaimable, snapshot.capacity, snapshot.static.largest).max(axis=0)
     return np.clip(100 - share, 0, 100)

@@ -1,4 +1,4 @@
-"""The policy's own score expressions: 0 to 100 per node; one that has no sound value for a node gives it 0."""
+"""Score expressions of the policy: 0 to 100 per node; 0 if the expression has no valid value for the node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def score(at: Standing, text: str) -> Counts:
 
 
 def _scores(at: Standing, text: str) -> Counts:
-    """Of every slot; remembered while no node changes, as it depends on nothing else but the ask."""
+    """Scores of all slots; cached while no node changes, because they depend only on nodes and requirements."""
     snapshot, ask = at.scratch.snapshot, at.ask
     key = ("score expression", text, cel.ask_key(ask))
     found = snapshot.static.memo.get(key)

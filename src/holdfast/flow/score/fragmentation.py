@@ -1,6 +1,6 @@
-"""Prefers places that leave usable room: resources free in equal measure, and GPUs whole for those who need them.
+"""Prefers nodes where the remaining resources stay balanced and whole GPUs stay whole.
 
-Work without GPUs counts half on nodes with free ones; a share of a GPU counts half where it would break a whole one.
+The score is halved for work without GPUs on nodes with free GPUs, and for a GPU share that would split a whole GPU.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Prefers places that keep free GPUs usable: the less of them a placement strands, the better.
+"""Prefers placements that strand few GPU milli, as in "Beware of Fragmentation" (Weng et al., USENIX ATC 2023).
 
-A node's free GPU milli are stranded for a shape of work that cannot use them: those on devices with less free than one
-share of it, and of the others all where the processors do not suffice for one more. That is the measure of "Beware of
-Fragmentation" (Weng et al., USENIX ATC 2023). It counts half; the other half is stricter with processors: stranded is
-all that is more than the shape would take if it got all of those that are free. Weighed by how common each shape is
-among the work there is, that is the node's fragmentation; the score follows how little a placement adds to it.
-Whole numbers throughout.
+Free GPU milli of a node are stranded for a request shape that cannot use them. Two measures are averaged:
+- the paper's: devices with less free than one share, or all devices if the CPU does not suffice for one more replica;
+- a stricter one: GPU milli beyond what as many replicas as the free CPU allows would use.
+The sum over all shapes, weighted by their frequency, is the node's fragmentation. The score rewards placements that add
+little to it. Integer arithmetic only.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from holdfast.flow.snapshot import Counts
 from holdfast.model.quantity import CPU, GPU, WHOLE_GPU_MILLI
 
 _NOW = "stranded"
-"""The note that holds what is stranded on every slot as it is."""
+"""Key of the cached stranded GPU milli of every slot."""
 _MIDDLE = 50
 _STEEPNESS_MILLI = 4000
-"""So much more stranded, or less, takes half of the points on that side; near the middle a point is about 80 milli.
-On the openb trace (bench/openb.py) both finer and coarser steps fill fewer GPUs."""
+"""Change of stranded milli that moves the score halfway to 0 or 100; near 50, one point is about 80 milli. Larger and
+smaller values allocate fewer GPUs on the openb trace (bench/openb.py)."""
 
 
 class _Free(msgspec.Struct, frozen=True):
-    """What candidates have free: processors, and each of their GPUs."""
+    """Free CPU and free milli per GPU of each candidate."""
 
     cpu: Counts
     gpu: Counts
 
 
 class _Known(msgspec.Struct):
-    """Points of every slot for one kind of ask, as of so many placements."""
+    """Cached points of every slot for one request shape, valid for the first `placements` of the plan."""
 
     shapes: Shapes
     placements: int
@@ -42,7 +41,7 @@ class _Known(msgspec.Struct):
 
 
 def score(at: Standing) -> Counts:
-    """Of all nodes at once, only those are worked out anew that a placement touched since the last like ask."""
+    """Points per candidate. For all slots, only those changed since the last request of this shape are recomputed."""
     scratch = at.scratch
     if not scratch.gpu_free.size:
         return np.full(at.size, _MIDDLE, dtype=np.int64)
@@ -73,7 +72,7 @@ def _points(at: Standing, shapes: Shapes) -> Counts:
 
 
 def _stranded_now(at: Standing, shapes: Shapes) -> Counts:
-    """Of all slots, before anything goes there: the same for every kind of ask."""
+    """Stranded milli of all slots before the placement; shared by all request shapes."""
     scratch = at.scratch
     known: _Known | None = scratch.notes.get(_NOW)
     if known is None or known.shapes is not shapes:
@@ -88,7 +87,7 @@ def _stranded_now(at: Standing, shapes: Shapes) -> Counts:
 
 
 def stranded(shapes: Shapes, free: _Free) -> Counts:
-    """Per candidate: stranded GPU milli, summed over all shapes as often as each occurs."""
+    """Per candidate: stranded GPU milli, summed over all shapes by frequency."""
     large = free.gpu >= shapes.shares[:, None, None]  # [share, device, candidate]
     usable = np.where(large, free.gpu, 0).sum(axis=1)[shapes.share_of]
     many = shapes.devices > 1  # which are whole
@@ -101,8 +100,8 @@ def stranded(shapes: Shapes, free: _Free) -> Counts:
 
 
 def _after(at: Standing, gpu: Counts) -> Counts:
-    """The GPUs with the replica there, on the devices the planner would choose: whole ones in order, a share where the
-    least is left over."""
+    """Free milli per GPU after the placement, on the devices the planner would choose: whole GPUs in order, a share on
+    the GPU with the least left over."""
     ask = at.ask
     if not ask.gpu_milli:
         return gpu

@@ -1,4 +1,4 @@
-"""Prefers what preferred affinity rules ask for: near some of the tenant's workloads, away from others."""
+"""Applies preferred affinity rules: near some of the tenant's workloads, apart from others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefers nodes that are already full, so that whole nodes stay empty."""
+"""Prefers the most used nodes, so that other nodes stay empty (bin packing)."""
 
 from __future__ import annotations
 

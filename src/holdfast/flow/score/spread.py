@@ -1,8 +1,7 @@
 """Prefers zones, and then nodes, with the fewest replicas of the same workload.
 
-The zone's part (0 to 75) falls with the distance to the emptiest zone, the node's (0 to 25) with its own count. The
-parts are added, never mixed: placing a replica then moves a whole zone's scores by one amount and nothing else, which
-is what lets the planner keep one heap per zone.
+The zone's points (0 to 75) fall with its distance to the emptiest zone, the node's points (0 to 25) with its own count.
+They are added, so a placement shifts all scores of a zone by the same amount. The planner's heap per zone needs this.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ NODE_PART = 25
 
 
 def score(at: Standing) -> Counts:
-    """The node's part alone."""
+    """The node's points alone."""
     return at.by_own(lambda own: NODE_PART // (1 + own))
 
 

@@ -1,7 +1,7 @@
-"""How candidates would stand if the replica went there: what every score is computed from.
+"""State of candidate nodes with the replica placed on them: the input of every score.
 
-A candidate is a slot and a level: how many like replicas are put there first. So one piece of code scores all nodes
-at once, and the next few placements on one node at once, and both come to the same numbers.
+A candidate is a slot and a level, the number of identical replicas placed there before. The same code scores all nodes
+at once and the next placements on one node, with equal results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Standing:
-    """`slots` None means every slot. `known` holds what does not change while like replicas are placed."""
+    """`slots` None means all slots. `known` caches values that do not change while identical replicas are placed."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Standing:
         self._used_percent: Counts | None = None
 
     def kept(self, name: str, key: Hashable, compute: Callable[[], Counts]) -> Counts:
-        """A score of the nodes' own facts and `key` alone; of all slots, and remembered until a node changes."""
+        """A score that depends only on static node facts and `key`; cached for all slots until a node changes."""
         snapshot = self.scratch.snapshot
         found = snapshot.static.memo.get((name, key))
         if found is None:
@@ -51,7 +51,7 @@ class Standing:
         return self.pick(found)
 
     def once(self, name: str, compute: Callable[[Standing], Counts]) -> Counts:
-        """A score that depends on the slot alone; computed for all slots the first time."""
+        """A score that depends only on the slot; computed for all slots once per request."""
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = compute(self)
@@ -59,11 +59,11 @@ class Standing:
 
     @property
     def everywhere(self) -> bool:
-        """Whether the candidates are all slots as they are now."""
+        """Whether the candidates are all slots at level 0."""
         return self._slots is None and not isinstance(self._level, np.ndarray) and not self._level
 
     def only(self, slots: NDArray[np.intp]) -> Standing:
-        """The same for some slots alone."""
+        """The same state, restricted to some slots."""
         return Standing(self.scratch, self.ask, self._skew, self._known, slots=slots)
 
     def pick(self, per_slot: Counts) -> Counts:
@@ -71,7 +71,7 @@ class Standing:
 
     @property
     def used_percent(self) -> Counts:
-        """[resource, candidate]: the share in use with the replica there, of CPU, memory and all it asks for."""
+        """[resource, candidate]: percent used with the replica placed, for CPU, memory and requested resources."""
         if self._used_percent is None:
             scratch = self.scratch
             rows, amounts = self._rows()
@@ -86,7 +86,7 @@ class Standing:
 
     @property
     def most_used_percent(self) -> Counts:
-        """[candidate]: of those, the share of what would be shortest."""
+        """[candidate]: the highest of these percentages."""
         first, *others = self.used_percent
         most: Counts = first
         for other in others:
@@ -94,7 +94,7 @@ class Standing:
         return most
 
     def free(self, resource: str) -> Counts:
-        """[candidate]: what is free of a resource before the replica goes there."""
+        """[candidate]: free amount of a resource before the placement."""
         scratch = self.scratch
         row = scratch.snapshot.resources.get(resource)
         if row is None:
@@ -102,10 +102,10 @@ class Standing:
         return self.pick(scratch.room[row]) - self.ask.amounts.get(resource, 0) * self._level
 
     def by_own(self, points: Callable[[Counts], Counts]) -> Counts:
-        """Points by how many replicas of the same workload each candidate would have before this one."""
+        """Points by the number of replicas of the same workload on each candidate before the placement."""
         nodes = self._skew.nodes
         if self._slots is None and not isinstance(self._level, np.ndarray):
-            # Few nodes have any: all others get what none is worth.
+            # Few nodes have any replica; all others get the points for zero.
             none: Counts = np.array([self._level], dtype=np.int64)
             found: Counts = np.full(self.size, points(none)[0], dtype=np.int64)
             if nodes:
@@ -119,7 +119,7 @@ class Standing:
         return self.scratch.room.shape[1] if self._slots is None else len(self._slots)
 
     def _rows(self) -> tuple[list[int] | slice, Counts]:
-        """CPU and memory always have the first two rows; a slice of just those copies nothing."""
+        """CPU and memory are rows 0 and 1; a slice of only those avoids a copy."""
         wanted = dict(self.scratch.rows(self.ask))
         rows = sorted({0, 1} | wanted.keys())
         amounts: Counts = np.array([wanted.get(row, 0) for row in rows], dtype=np.int64)

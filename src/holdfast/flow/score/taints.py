@@ -1,4 +1,4 @@
-"""Prefers nodes with few PreferNoSchedule taints that the workload does not tolerate: each costs a quarter."""
+"""Prefers nodes with few untolerated PreferNoSchedule taints: each costs 25 points."""
 
 from __future__ import annotations
 

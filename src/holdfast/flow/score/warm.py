@@ -1,4 +1,4 @@
-"""Prefers nodes that have the template's artifacts already: the share of them that is there."""
+"""Prefers nodes that cache the template's artifacts: the score is the percentage of artifacts present."""
 
 from __future__ import annotations
 

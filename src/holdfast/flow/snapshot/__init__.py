@@ -1,4 +1,4 @@
-"""The state the planner chooses from: nodes and claims in columns, as of one revision."""
+"""The planner's input: nodes and claims of a region as columns, at one revision."""
 
 from holdfast.flow.snapshot.builder import SnapshotBuilder
 from holdfast.flow.snapshot.claim import Claim, ClaimKey, claim_of_binding, claim_of_reservation

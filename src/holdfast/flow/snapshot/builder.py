@@ -1,8 +1,8 @@
-"""Keeps the columns up to date, one object at a time, and freezes them into snapshots.
+"""Builds snapshots incrementally: applies one object change at a time, and freezes the columns on request.
 
-Every change costs what it touches, never what exists. Objects of different kinds may arrive in any order: a claim on
-a node that is not known yet waits for it, and a claim outlives its node. The hash is a sum over objects, so it does
-not depend on the order in which they came.
+- The cost of a change depends on the change, not on the size of the region.
+- Objects of different kinds may arrive in any order. A claim may precede its node and may outlive it.
+- The snapshot hash is a sum over objects, so it does not depend on their order of arrival.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MASK = 2**64 - 1
 
 
 class _Sources(msgspec.Struct):
-    """Everything known of one claim. The strongest counts, so a Binding and its Reservation are one claim."""
+    """The sources of one claim. Only the strongest counts, so a Binding and its Reservation are one claim."""
 
     binding: Claim | None = None
     reservation: Claim | None = None
@@ -42,21 +42,21 @@ class _Sources(msgspec.Struct):
     def strongest(self) -> Claim | None:
         record = self.record()
         if record is not None and self.assumed is not None and record.replica_uid != self.assumed.replica_uid:
-            # The replica was deleted and made anew under its name. The authority gives the name to the new one only
-            # when the old one's claim is gone, so what is known of that one is late, or the answer will be no.
+            # The replica was deleted and recreated under its name. The authority accepts the new claim only after the
+            # old one is released: either the old record is stale, or the proposal will be rejected.
             return self.assumed
         if self.binding is not None:
             return self.binding
         if self.reservation is not None:
             if self.assumed is None or self.reservation.workload:
                 return self.reservation
-            # A reservation does not name its workload; what this process assumed of the same claim does.
+            # The Reservation does not name its workload; the assumed claim does.
             return msgspec.structs.replace(self.reservation, workload=self.assumed.workload, labels=self.assumed.labels)
         return self.assumed
 
 
 class SnapshotBuilder:
-    """Not shared between tasks without care: callers apply changes and freeze on one loop, without awaiting between."""
+    """Not safe for concurrent use: changes and `freeze` run on one event loop, without an await in between."""
 
     def __init__(self, region: str) -> None:
         self._region = region
@@ -74,7 +74,7 @@ class SnapshotBuilder:
         self._hash = 0
 
     def upsert(self, item: Object) -> None:
-        """Takes in the newest state of a Node, Binding, Reservation, Hold, Override, GrantCopy or Region."""
+        """Applies the newest state of a Node, Binding, Reservation, RecoverySlot, Override, GrantCopy or Region."""
         match item:
             case Node():
                 self._put_node(item)
@@ -92,7 +92,7 @@ class SnapshotBuilder:
                 if item.metadata.name == self._region:
                     self._residency = item.spec.residency
             case _:
-                raise TypeError(f"a snapshot has no place for {type(item).__name__} {item.key}")
+                raise TypeError(f"{type(item).__name__} {item.key}: this kind is not part of a snapshot")
 
     def delete(self, item: Object) -> None:
         match item:
@@ -112,21 +112,21 @@ class SnapshotBuilder:
                 if item.metadata.name == self._region:
                     self._residency = None
             case _:
-                raise TypeError(f"a snapshot has no place for {type(item).__name__} {item.key}")
+                raise TypeError(f"{type(item).__name__} {item.key}: this kind is not part of a snapshot")
 
     def assume(self, key: ClaimKey, claim: Claim) -> None:
-        """Counts a proposal as if it were committed, until the Binding shows up or `forget` is called."""
+        """Counts a proposal as if it were committed, until its record is observed or `forget` is called."""
         stamp = stamp_text(f"assumed/{key.namespace}/{key.name}/{claim.node}")
         self._put_claim(key, "assumed", msgspec.structs.replace(claim, stamp=stamp))
 
     def forget(self, key: ClaimKey) -> None:
-        """Drops the assumption alone; harmless when there is none."""
+        """Drops the assumption only; does nothing if there is none."""
         if key in self._claims:
             self._put_claim(key, "assumed", None)
 
     def confirm(self, key: ClaimKey) -> bool:
-        """Drops an assumption that is on record by now, and says whether there was one. What is known of an earlier
-        replica of that name confirms nothing."""
+        """Drops the assumption if its claim is committed; returns whether it was. The record of a former replica of the
+        same name does not count."""
         sources = self._claims.get(key)
         if sources is None or sources.assumed is None or not self.on_record(key, sources.assumed.replica_uid):
             return False
@@ -134,34 +134,34 @@ class SnapshotBuilder:
         return True
 
     def has_claim(self, replica_uid: str) -> bool:
-        """Whether the replica holds, or is assumed to hold, a place."""
+        """Whether the replica has a claim, committed or assumed."""
         return replica_uid in self._uids
 
     def assumes(self, key: ClaimKey) -> bool:
-        """Whether the claim still rests on an assumption."""
+        """Whether the claim is still assumed."""
         sources = self._claims.get(key)
         return sources is not None and sources.assumed is not None
 
     def on_record(self, key: ClaimKey, replica_uid: str) -> bool:
-        """Whether a Binding or a live Reservation of this name is known, and is this replica's."""
+        """Whether a Binding or live Reservation of this name is known and belongs to this replica."""
         sources = self._claims.get(key)
         record = sources.record() if sources is not None else None
         return record is not None and record.replica_uid == replica_uid
 
     def claims_of(self, namespace: str, workload: str, template: str) -> int:
-        """How many replicas of a workload with this template hold, or are assumed to hold, a place and keep it."""
+        """Number of replicas of a workload with this template that have a claim, or an assumed one, and do not stop."""
         return self._usage.standing_count(namespace, workload, template)
 
     def total_capacity(self) -> Amounts:
-        """Of all nodes, schedulable or not: what tenants' shares are measured against."""
+        """Capacity of all nodes, schedulable or not; the denominator of tenant shares."""
         return {name: int(self._nodes.capacity[row].sum()) for name, row in self._nodes.resources.items()}
 
     def tenant_use(self) -> dict[str, Amounts]:
-        """What each tenant's claims add up to, assumptions included."""
+        """Resources of each tenant's claims, including assumed ones."""
         return {tenant: dict(use) for tenant, use in self._tenant_use.items()}
 
     def ordinary_use(self, tenant: str) -> Amounts:
-        """What counts against the tenant's ordinary limit, assumptions included."""
+        """Resources that count against the tenant's ordinary limit, including assumed claims."""
         return self._ordinary_use.get(tenant, {})
 
     def node(self, name: str) -> Node | None:
@@ -171,7 +171,7 @@ class SnapshotBuilder:
         return tuple(self._overrides[name] for name in sorted(self._overrides))
 
     def freeze(self, revision: int) -> Snapshot:
-        """The state now, as of `revision`; later changes do not reach it."""
+        """An immutable snapshot of the present state, labelled with `revision`."""
         nodes, usage = self._nodes, self._usage
         top = nodes.top
         return Snapshot(
@@ -225,7 +225,7 @@ class SnapshotBuilder:
             self._stamp(stamp_of("Override", override))
 
     def _put_protected(self, copy: GrantCopy, part: Amounts) -> None:
-        """Of a GrantCopy only what it protects is weighed; its limit and use change all the time, and are not."""
+        """Of a GrantCopy only the protected quota is in the snapshot; limit and usage change too often."""
         if copy.spec.grant_class is not GrantClass.NORMAL:
             return
         tenant = copy.metadata.namespace
@@ -246,7 +246,7 @@ class SnapshotBuilder:
         self._holds[name] = hold
         self._stamp(stamp_of("Hold", hold))
         drawn = hold.status.draw is not None and bool(hold.status.draw.replica_uid)
-        if not drawn and not is_refused(hold):  # a drawn hold is covered by the claim that drew it
+        if not drawn and not is_refused(hold):  # a consumed slot is counted by the claim that consumes it
             self._usage.put_hold(hold.spec.node, name, tuple(amounts(hold.spec.resources).items()))
 
     def _put_claim(self, key: ClaimKey, source: str, claim: Claim | None) -> None:
@@ -265,7 +265,7 @@ class SnapshotBuilder:
             return
         sources.counted = new
         if old is not None and new is not None and _alike(old, new):
-            # What was assumed is on record as it was assumed: it takes from its node what it took before.
+            # The committed claim equals the assumed one: the node's usage does not change.
             self._stamp(new.stamp - old.stamp)
             self._usage.restate(key, new)
             return
@@ -306,12 +306,12 @@ def _stamp_protected(tenant: str, part: Amounts) -> int:
 
 
 def _alike(old: Claim, new: Claim) -> bool:
-    """Whether two claims differ in nothing that is counted."""
+    """Whether two claims use the same resources in the same way."""
     return msgspec.structs.replace(old, stamp=new.stamp, bound=new.bound) == new
 
 
 def built(region: str, items: Iterable[Object], *, revision: int = 0) -> Snapshot:
-    """A snapshot of exactly these objects: for replays and what-if questions."""
+    """A snapshot of exactly these objects, for replay and what-if."""
     builder = SnapshotBuilder(region)
     for item in items:
         builder.upsert(item)

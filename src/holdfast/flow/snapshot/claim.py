@@ -1,4 +1,4 @@
-"""A claim: what one placed, reserved or assumed replica takes from a node. Derived from the objects, never stored."""
+"""The planner's view of a claim: resources of one bound, reserved or assumed replica. Derived, never stored."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LIVE_PHASES = frozenset({ReservationPhase.NOMINATED, ReservationPhase.FIRM})
 
 
 class ClaimKey(NamedTuple):
-    """Namespace and claim name: a Reservation, its Binding and an assumption of both share it."""
+    """Namespace and claim name, shared by a Reservation, its Binding and their assumed claim."""
 
     namespace: str
     name: str
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
-    """`open_ports` counts ports the node is still to choose; `ports` are known by number.
+    """`ports` are fixed port numbers; `open_ports` counts ports that the node will choose.
 
-    A claim that is not `live` only keeps its node's capacity: its replica is free to be placed elsewhere. One that is
-    `bound` and not `stopping` can be asked to leave; `victims` are the claims a nominated one waits for.
+    A claim that is not `live` only blocks its node's capacity: its replica may be scheduled elsewhere. A claim that is
+    `bound` and not `stopping` can be evicted. `victims` are the claims that a nominated claim waits for.
     """
 
     node: str
@@ -53,12 +53,12 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     stopping: bool = False
     live: bool = True
     ordinary: bool = True
-    """Whether it counts against the tenant's ordinary limit: recovery and provisional work have limits of their own."""
+    """Whether it counts against the tenant's ordinary limit. Recovery and provisional work have separate limits."""
     stamp: int = 0
 
 
 def stamp_of(kind: str, item: Object) -> int:
-    """Stands for the object's whole content in the snapshot's hash: a revision is never used twice."""
+    """The object's contribution to the snapshot hash. It identifies the content, because revisions are unique."""
     meta = item.metadata
     return stamp_text(f"{kind}/{meta.namespace}/{meta.name}/{meta.uid}/{meta.resource_version}")
 
@@ -68,7 +68,7 @@ def stamp_text(text: str) -> int:
 
 
 def claim_of_binding(binding: Binding) -> Claim:
-    """A Binding claims its node until it is deleted, even after its quota was released: that takes proof."""
+    """A Binding claims its node until it is deleted, even after its quota is released: deletion needs proof of stop."""
     spec = binding.spec
     live = not spec.quota_released
     return Claim(
@@ -94,7 +94,7 @@ def claim_of_binding(binding: Binding) -> Claim:
 
 
 def claim_of_reservation(reservation: Reservation) -> Claim | None:
-    """Nothing once it was consumed (the Binding claims) or released."""
+    """The claim; None if the Reservation is consumed (its Binding is the claim) or released."""
     spec, phase = reservation.spec, reservation.status.phase
     if phase not in LIVE_PHASES:
         return None
@@ -119,6 +119,6 @@ def claim_of_reservation(reservation: Reservation) -> Claim | None:
 
 
 def ports_in_range(node: Node | None, ports: Iterable[int]) -> int:
-    """How many of these fixed ports are among those that the node gives out itself, and has one fewer of each."""
+    """Number of these fixed ports that lie in the node's range of dynamic ports."""
     low, high = node.spec.port_range if node is not None else (1, 0)
     return sum(low <= port <= high for port in ports)

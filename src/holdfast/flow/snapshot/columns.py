@@ -1,7 +1,7 @@
 """Columns of interned values: one small integer per node, so that a test runs once per distinct value, not per node.
 
-`ids` is parallel to the snapshot's slots. Values are only appended, so a frozen column may share the list with the
-builder it came from; a compaction starts a new list.
+`ids` has one entry per slot. Values are only appended, so a frozen column shares the list with its builder; compaction
+starts a new list.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Column(Generic[T]):
         return self.values[int(self.ids[slot])]
 
     def where(self, test: Callable[[T], bool]) -> NDArray[np.bool_]:
-        """Which slots hold a value that passes; `test` is called once per distinct value."""
+        """Slots whose value passes; `test` is called once per distinct value."""
         return np.array([test(value) for value in self.values], dtype=np.bool_)[self.ids]
 
     def numbers(self, measure: Callable[[T], int]) -> NDArray[np.int64]:
-        """The measure of every slot's value, again taken once per distinct value."""
+        """The measure of every slot's value; `measure` is called once per distinct value."""
         return np.array([measure(value) for value in self.values], dtype=np.int64)[self.ids]
 
 
 class GrowingColumn(Generic[T]):
-    """The builder's side. Slot `i` keeps its place; empty slots hold the value `empty`."""
+    """The mutable column of the builder. Slots without a node hold the value `empty`."""
 
     __slots__ = ("_empty", "_index", "_values", "ids")
 
@@ -65,7 +65,7 @@ class GrowingColumn(Generic[T]):
         self.ids = np.concatenate([self.ids, np.zeros(slots - len(self.ids), dtype=np.int32)])
 
     def freeze(self, slots: int) -> Column[T]:
-        """A copy of the first slots. Values nobody holds any more are forgotten once they outnumber the slots."""
+        """A copy of the first slots. Unused values are dropped once they outnumber the slots."""
         if len(self._values) > 2 * len(self.ids) + 16:
             self._compact()
         return Column(self._values, self.ids[:slots].copy())

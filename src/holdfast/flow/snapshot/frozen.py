@@ -1,8 +1,8 @@
-"""A frozen snapshot: nothing in it ever changes, and everything a plan reads is in it.
+"""The frozen snapshot: immutable, and the only state that a plan reads.
 
-Slots number the nodes and carry no meaning: no decision may depend on their order. Amounts are `[resource, slot]`
-arrays in base units. `memo` remembers pure results that depend on the nodes' static facts alone, and is dropped
-with them.
+- A slot is the index of a node. No decision may depend on the order of slots.
+- Amounts are `[resource, slot]` arrays in base units.
+- `memo` caches pure results that depend on static node facts only. It is dropped when a node changes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Bools = NDArray[np.bool_]
 Codes = NDArray[np.uint8]
 
 _INT_EXACT_MAX = 2**56
-"""Amounts up to this can be multiplied by a hundred inside int64."""
+"""Amounts up to this can be multiplied by 100 in int64."""
 _FLOAT_EXACT_MAX = 2**44
-"""Amounts up to this, a few times over and multiplied by a hundred, are whole numbers that floats hold exactly."""
+"""Small multiples of amounts up to this, times 100, are exact in a float."""
 
 
 class Guard(NamedTuple):
-    """A placed workload's wish that work with these labels stays off its nodes, or its zones."""
+    """Anti-affinity of a placed workload: work with these labels must not use its nodes, or its zones."""
 
     namespace: str
     workload: str
@@ -41,7 +41,7 @@ class Guard(NamedTuple):
 
 
 class StaticFacts(msgspec.Struct, frozen=True):
-    """What follows from Node objects alone, without claims. Shared by all snapshots until a node changes."""
+    """Facts from Node objects alone, without claims. Shared by all snapshots until a node changes."""
 
     version: int
     nodes: tuple[Node | None, ...]
@@ -63,9 +63,12 @@ class StaticFacts(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One state of a region. `placed` counts claims per slot, by (namespace, workload) and then by template labels;
-    `claims` has every claim by node, `guards` the nodes on which placed work keeps others off, `protected` what of each
-    tenant's use nobody else may evict."""
+    """One state of a region.
+
+    `placed` counts claims per slot, by (namespace, workload) and template labels. `claims` has all claims by node,
+    `guards` the nodes of placed work with anti-affinity, `protected` the protected quota per tenant. `held` is capacity
+    reserved by recovery slots.
+    """
 
     revision: int
     hash: str
@@ -98,7 +101,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         return node.metadata.name if node is not None else ""
 
     def name_rank(self) -> Counts:
-        """Each slot's place in the order of node names; what is equal otherwise is told, and chosen, by it."""
+        """Position of each slot in the order of node names; the last tie-break of choices and reports."""
         found = self.static.memo.get("name rank")
         if found is None:
             names = [node.metadata.name if node is not None else "" for node in self.static.nodes]
@@ -112,11 +115,11 @@ class Snapshot(msgspec.Struct, frozen=True):
         return self.static.zone.at(slot)
 
     def free(self, *, reclaimable: bool) -> Counts:
-        """What new claims of a class may still take, by the capacity rule; negative where a node is overcommitted.
+        """Free amounts for new claims, by the capacity rule; negative on an overcommitted node.
 
-        Firm work must fit beside what is held for recovery and, by itself, beside reclaimable work. Reclaimable work
-        may use what is held, as it yields at once. Victims of a nomination are not discounted: until they are gone,
-        nobody else may count on their room.
+        Firm work must fit beside recovery slots, and beside reclaimable work. Reclaimable work may use the capacity of
+        recovery slots, because it is evicted on demand. Victims of a nomination still count: their capacity is not
+        free before they are released.
         """
         plain = self.capacity - self.firm - self.nominated
         if reclaimable:
@@ -124,7 +127,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         return plain - np.maximum(self.held, self.reclaimable)
 
     def remember(self, key: Any, value: Any) -> Any:
-        """Keeps a pure result for as long as no node's static facts change; bounded, forgetting everything at once."""
+        """Caches a pure result until a node's static facts change. At the bound the whole cache is cleared."""
         memo = self.static.memo
         if len(memo) >= limits.PLANNER_MEMO_ENTRIES:
             memo.clear()
@@ -133,9 +136,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def percent(part: Counts, whole: Counts, largest: int) -> Counts:
-    """`part` in hundredths of `whole`, rounded down; 0 where both are. `largest` is the largest whole there is."""
+    """`part` as a percentage of `whole`, rounded down; 0 if both are 0. `largest` is the largest value of `whole`."""
     if largest <= _FLOAT_EXACT_MAX:
-        # The quotient of whole numbers below 2^53 never rounds up to the next one, and takes a third of the time.
+        # A float quotient of integers below 2^53 never rounds up to the next integer, and takes a third of the time.
         quotient = np.true_divide(part * 100, np.maximum(whole, 1))
         return np.floor(quotient, out=quotient).astype(np.int64)
     if largest <= _INT_EXACT_MAX:

@@ -1,7 +1,7 @@
-"""The nodes' own facts in columns: who they are, what they have, what they allow. Knows nothing of claims.
+"""Node facts as columns: identity, capacity, devices, labels, taints. Does not know claims.
 
-A node keeps its slot while it exists; slots are reused. A change that leaves every fact as it was (a heartbeat)
-changes nothing here but the stored object.
+A node keeps its slot while it exists; slots are reused. An update without changed facts, such as a heartbeat, replaces
+only the stored object.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NodeTable:
         self._taints: GrowingColumn[tuple[Taint, ...]] = GrowingColumn((), slots)
         self._labels: dict[str, GrowingColumn[str | None]] = {}
         self.top = 0
-        """One above the highest slot ever used: all that a snapshot needs to copy."""
+        """One above the highest slot ever used; a snapshot copies only slots below it."""
         self._version = 0
         self._frozen: StaticFacts | None = None
         self._frozen_slots: Mapping[str, int] | None = None
@@ -57,7 +57,7 @@ class NodeTable:
         return self._objects[slot] if slot is not None else None
 
     def put(self, node: Node) -> bool:
-        """Whether the shape claims are counted against changed: the node is new, or its amounts, devices or ports."""
+        """Applies a node. Returns whether it is new or its capacity, devices or ports changed: recount its claims."""
         name, spec = node.metadata.name, node.spec
         slot = self.slots.get(name)
         old = self._objects[slot] if slot is not None else None
@@ -103,7 +103,7 @@ class NodeTable:
         return self._frozen_slots
 
     def freeze(self) -> StaticFacts:
-        """Shared between snapshots until a node's facts change, and its memo with it."""
+        """The static facts with their memo, shared between snapshots until a node's facts change."""
         if self._frozen is None:
             models = sorted({d.model for gpus in self.gpus for d in gpus})
             index = {model: i for i, model in enumerate(models)}
@@ -135,7 +135,7 @@ class NodeTable:
         return self._frozen
 
     def row(self, resource: str) -> int:
-        """The row of a resource, made when it is first heard of; the usage table follows `len(resources)`."""
+        """The row of a resource, created on first use. The usage table follows `len(resources)`."""
         row = self.resources.get(resource)
         if row is None:
             row = self.resources[resource] = len(self.resources)
@@ -191,5 +191,5 @@ class NodeTable:
 
 
 def name_hash(name: str) -> int:
-    """64 bits of the name alone: what ties between nodes are mixed from."""
+    """64-bit hash of the name, used by the tie-break between nodes."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")

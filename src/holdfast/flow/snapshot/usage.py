@@ -1,6 +1,6 @@
-"""What claims and holds take from each node, per slot. Follows the node table's slots and resources as they grow.
+"""Resources used by claims and recovery slots, per node slot. Grows with the node table's slots and resources.
 
-Claims and holds are also kept by node name, so that a node that appears late, changes shape or comes back finds them.
+Claims and recovery slots are also indexed by node name: a node that appears late, changes or returns is recounted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UsageTable:
         self._placed: dict[tuple[str, str], Placed] = {}
         self._own: set[tuple[str, str]] = set()
         self._standing: Counter[tuple[str, str, str]] = Counter()
-        """Claims by workload and template that count for their replica and were not asked to stop."""
+        """Live claims that are not stopping, by workload and template."""
 
     def put(self, key: ClaimKey, claim: Claim) -> None:
         self._claims_of(claim.node)[key] = claim
@@ -49,7 +49,7 @@ class UsageTable:
             self._count(slot, claim, 1)
 
     def restate(self, key: ClaimKey, claim: Claim) -> None:
-        """The claim of this name in another form, with the same use of the same node."""
+        """Replaces a claim by one with the same usage of the same node."""
         self._claims_of(claim.node)[key] = claim
 
     def drop(self, key: ClaimKey, claim: Claim) -> None:
@@ -78,7 +78,7 @@ class UsageTable:
             self._add("held", slot, held or (), 1)
 
     def clear(self, name: str) -> None:
-        """Takes a node's claims out of the columns, before its slot goes to another."""
+        """Removes a node's claims from the columns before its slot is reused."""
         slot = self._nodes.slots[name]
         self._follow()
         for claim in self._by_node.get(name, {}).values():
@@ -87,7 +87,7 @@ class UsageTable:
         self._zero(slot)
 
     def refill(self, name: str) -> None:
-        """Counts a node's claims and holds from scratch: it is new, or its shape changed."""
+        """Recounts a node's claims and recovery slots: it is new, or its capacity, devices or ports changed."""
         slot = self._nodes.slots[name]
         self._follow()
         for claim in self._by_node.get(name, {}).values():
@@ -106,12 +106,12 @@ class UsageTable:
             self._count(slot, claim, 1)
 
     def freeze_placed(self) -> Mapping[tuple[str, str], Placed]:
-        """Shares the inner counts with the snapshot; whoever changes one afterwards copies it first."""
+        """Shares the inner counts with the snapshot (copy on write)."""
         self._own.clear()
         return dict(self._placed)
 
     def standing_count(self, namespace: str, workload: str, template: str) -> int:
-        """Places that a workload has, or is assumed to have, and keeps: what is being left is of no use to a gang."""
+        """Claims of a workload, committed or assumed, that are not stopping. A gang counts only these."""
         return self._standing.get((namespace, workload, template), 0)
 
     def _count_standing(self, claim: Claim, sign: int) -> None:
@@ -122,7 +122,7 @@ class UsageTable:
                 del self._standing[key]
 
     def freeze_claims(self) -> Mapping[str, Mapping[ClaimKey, Claim]]:
-        """Every claim by its node's name; whoever changes a node's claims afterwards copies them first."""
+        """All claims by node name, shared with the snapshot (copy on write)."""
         self._own_nodes.clear()
         return dict(self._by_node)
 
@@ -172,7 +172,7 @@ class UsageTable:
         positions = {device.id: i for i, device in enumerate(self._nodes.gpus[slot])}
         for device_id, milli in claim.devices:
             position = positions.get(device_id)
-            if position is not None:  # a device that was removed under its claim takes nothing from the others
+            if position is not None:  # the device may have been removed from the node while claimed
                 self.gpu_free[position, slot] -= sign * milli
 
     def _count_ports(self, slot: int, claim: Claim, sign: int) -> None:
@@ -204,7 +204,7 @@ class UsageTable:
             self._own.discard(key)
 
     def _follow(self) -> None:
-        """Grows the columns to the node table's shape."""
+        """Grows the columns to the size of the node table."""
         rows, slots = len(self._nodes.resources), self._nodes.size
         if self.firm.shape != (rows, slots):
             for kind in ("firm", "reclaimable", "nominated", "held"):

@@ -1,7 +1,7 @@
-"""The promises as predicates, checked at every commit against what is durable and what really runs.
+"""Invariant checkers, run at every commit on durable state and on the tasks that machines really run.
 
-A checker never looks at caches, answers or intentions: only at the disk and at the machines. What it needs to
-compute it computes itself, from the records, and never with the arithmetic of the part it checks.
+A checker never reads caches or responses. It computes everything itself from stored objects, without code of the
+component that it checks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from holdfast.store.contract import Txn
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A broken promise, with what was seen. One is enough to fail a run. `objects` are the keys it is about; `writer`
-    made the commit that shows it, where it is one."""
+    """A violated invariant. One violation fails the run. `objects` are the involved keys; `writer` made the commit that
+    shows the violation, if any."""
 
     promise: str
     at_s: float
@@ -26,11 +26,11 @@ class Violation(msgspec.Struct, frozen=True):
     writer: str = ""
 
     def __str__(self) -> str:
-        return f"{self.promise} broken at {self.at_s:.3f} s in {self.cell}: {self.what}"
+        return f"{self.promise} violated at {self.at_s:.3f} s in {self.cell}: {self.what}"
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False):
-    """One object before and after a commit; None where it did not exist, or exists no more."""
+    """One object before and after a commit; None if it did not exist or was deleted."""
 
     key: str
     kind: Kind
@@ -43,8 +43,8 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """A transaction at the instant it took effect. `state` is the cell's disk after it, decoded, by key; `way_s` is for
-    how long it was on its way to the disk: nobody could judge it anew after that began."""
+    """A transaction when it takes effect. `state` has the cell's decoded objects after it, by key. `way_s` is the time
+    since the commit was sent; its writer could not check anything after that."""
 
     cell: str
     at_s: float
@@ -56,4 +56,4 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 Found = tuple[str, str, tuple[str, ...]]
-"""A breach as a checker reports it: the promise, what was seen, and the keys it is about."""
+"""Finding of a checker: the invariant, a message, and the involved keys."""

@@ -1,7 +1,6 @@
-"""Liveness: once nothing goes wrong any more, what people want, what is on disk and what runs come to agree.
+"""Liveness: after the fault phase, desired state, stored state and running tasks agree.
 
-A replica may wait, with a reason, when there really is no room for it: this is judged here from the records, not from
-what the scheduler says. Everything else must be as it is wanted.
+A replica may be pending only if there is no room for it, which is computed here from stored objects.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _LOOKED_AT = (Replica, Reservation, Binding, Assignment, GrantCopy)
 
 
 class Unsettled:
-    """One look at the whole world. `found` says what is not yet as it should be, `objects` what it is about.
+    """One check of the whole system. `found` lists the differences, `objects` the involved keys.
 
-    `waited` names whatever waited rightly at an earlier look, and is added to: batch work whose turn came late, as
-    there was no room for it before, may still run when all else is long done (`going_on` of what was found).
+    `waited` collects workloads that were rightly pending in an earlier check. A batch among them may still run when all
+    else has converged; `going_on` counts these differences.
     """
 
     def __init__(
@@ -55,13 +54,13 @@ class Unsettled:
         self._wanted = wanted
         self._global = court.state("global")
         self.waits: dict[tuple[str, str], int] = {}
-        """Replicas that wait for room that is not there, by workload."""
+        """Number of rightly pending replicas by workload."""
         self._waiting: set[tuple[str, str, str, str]] = set()
         """The same by tenant, workload, region and revision."""
         self._behind: list[tuple[str, str, Replica]] = []
-        """What fails by itself, with its region and key: judged when it is known who waits in the other regions."""
+        """Replicas with a broken template, with region and key. They are checked after all regions are known."""
         self._running: set[tuple[str, str]] = set()
-        """Batch work of which something runs."""
+        """Batch workloads with running tasks."""
         self._waited = waited if waited is not None else set()
         self._rooms: dict[str, Room] = {}
         self.going_on = 0
@@ -90,7 +89,7 @@ class Unsettled:
             workload: Workload | None = self._global.get(key)
             if asked is None:
                 if workload is not None:
-                    self._say(f"{tenant}/{name} should be gone", key)
+                    self._say(f"{tenant}/{name} is not deleted", key)
                 continue
             if workload is None:
                 self._say(f"{tenant}/{name} is missing", key)
@@ -98,11 +97,11 @@ class Unsettled:
             if self._homeless(workload):
                 continue
             if workload.status.observed_generation < workload.metadata.generation:
-                self._say(f"{tenant}/{name} was changed, and nobody has looked at it since", key)
+                self._say(f"{tenant}/{name} has a stale observedGeneration", key)
             if _is_being_scaled(workload):
-                self._say(f"{tenant}/{name} has not got to the number that its load asks for", key)
+                self._say(f"{tenant}/{name} is still being scaled", key)
             if workload.status.moves is not None and workload.status.moves.waits:
-                self._say(f"{tenant}/{name} waits in a full region, and another one has room for it", key)
+                self._say(f"{tenant}/{name} is pending in a full region while another region has room", key)
             count = asked if workload.spec.autoscale is None else wanted_replicas(workload)
             serving, waits = workload.status.summary.serving, self.waits.get((tenant, name), 0)
             if serving + waits < count or (not waits and not is_true(workload.status.conditions, "Serving")):
@@ -111,7 +110,7 @@ class Unsettled:
                     self._say(f"{tenant}/{name} serves {serving} of {count}", key, *keys)
 
     def _homeless(self, workload: Workload) -> bool:
-        """Whether its rules allow no region that there is."""
+        """Whether its placement rules allow no existing region."""
         allowed = workload.spec.placement.regions
         return bool(allowed) and not any(f"/regions/{name}" in self._global for name in allowed)
 
@@ -122,7 +121,7 @@ class Unsettled:
             if workload is None or is_true(workload.status.conditions, "Complete"):
                 continue
             if workload.status.moves is not None and workload.status.moves.waits:
-                self._say(f"batch {tenant}/{name} waits in a full region, and another one has room for it", key)
+                self._say(f"batch {tenant}/{name} is pending in a full region while another region has room", key)
             given_up = any(c.reason == Reason.BACKOFF_LIMIT_EXCEEDED for c in workload.status.conditions)
             if given_up or self.waits.get((tenant, name)):
                 continue
@@ -130,15 +129,15 @@ class Unsettled:
             self.going_on += (tenant, name) in self._running and (tenant, name) in self._waited
 
     def _look_at_recoveries(self) -> None:
-        """When the regions have been well for a while, what a recovery borrowed is given back: nothing is at rest
-        before. It keeps what serves for work whose ordinary replicas rightly wait."""
+        """Checks that every Recovery is closed, unless ordinary replicas of a recovered workload are rightly
+        pending."""
         borrowed = {
             _of(a) for a in self._global.values() if isinstance(a, Assignment) and a.spec.purpose is Purpose.RECOVERY
         }
         if any(name in self.waits for name in borrowed):
             return
         for key in sorted(k for k, item in self._global.items() if isinstance(item, Recovery) and is_open(item)):
-            self._say(f"{key} is {self._global[key].status.phase}: not everything was given back", key)
+            self._say(f"{key} is {self._global[key].status.phase}, not Closed", key)
 
     # In a region
 
@@ -190,15 +189,14 @@ class Unsettled:
         why = ""
         if at is Stage.QUEUED:
             reasons = found.status.reasons if isinstance(found, SchedulingRequest) else ()
-            said = "; ".join(f"{reason.reason}: {reason.message}" for reason in reasons[:2]) or "nothing"
-            why = f", though there is room; the scheduler's last word on it: {said}"
+            said = "; ".join(f"{reason.reason}: {reason.message}" for reason in reasons[:2]) or "none"
+            why = f" although there is room; the scheduler's reasons: {said}"
             keys.append(f"/grantcopies/{namespace}/normal")
         self._say(f"{region}: replica {namespace}/{replica.metadata.name} is {at}{why}", *keys)
 
     def _look_at_what_is_behind(self) -> None:
-        """Work that cannot get ready is there only until its repaired revision comes. A rollout goes region by region,
-        and takes nothing away before the new serves (no replica may be unavailable): where the repaired one waits for
-        room in a region before this one, and there really is none, what it would replace here rightly stays."""
+        """Checks replicas with a broken template. The rollout of the repaired revision replaces them region by region.
+        If it is rightly pending in an earlier region, the broken replicas here may stay."""
         for region, key, replica in self._behind:
             namespace, name = replica.metadata.namespace, replica.spec.workload
             workload: Workload | None = self._global.get(f"/workloads/{namespace}/{name}")
@@ -223,7 +221,7 @@ class Unsettled:
         return self._rooms[region].none_for(replica, gang.min_available if gang is not None else 1)
 
     def _beyond_quota(self, tenant: str, need: Amounts) -> bool:
-        """Whether all that is assigned, room for rollouts included, is more than the tenant may have."""
+        """Whether all Assignments, including rollout surge, exceed the tenant's quota."""
         quota: Quota | None = self._global.get(f"/quotas/{tenant}/quota")
         if quota is None:
             return True
@@ -239,20 +237,20 @@ class Unsettled:
     # On a machine
 
     def _look_at_machine(self, agent: AgentHost, bindings: Sequence[Binding]) -> None:
-        """What runs is exactly what is bound, and nothing else of the node is in doubt."""
+        """Checks that exactly the bound tasks run, and that the node is schedulable."""
         state = self._court.state(agent.region.name)
         running = sorted((w.task.namespace, w.task.binding) for w in agent.machine.running())
         bound = sorted((b.metadata.namespace, b.metadata.name) for b in bindings if b.status.phase is None)
         key = f"/nodes/{agent.name}"
         if running != bound:
             keys = [f"/bindings/{n}/{b}" for n, b in sorted(set(running) ^ set(bound))]
-            self._say(f"{agent.name} runs {running}, bound are {bound}", key, *keys)
+            self._say(f"{agent.name} runs {running}, expected {bound}", key, *keys)
         node: Node | None = state.get(key)
         if node is None or why_not_schedulable(node):
             why = why_not_schedulable(node) if node is not None else "it does not exist"
-            self._say(f"node {agent.name} takes no work: {why}", key)
+            self._say(f"node {agent.name} is not schedulable: {why}", key)
         elif not node.status.execution.agent_version and not agent.among_former:
-            self._say(f"what the agent of {agent.name} said of itself is lost, and it does not say it again", key)
+            self._say(f"the status that the agent of {agent.name} reported is lost", key)
 
 
 def _by_node(state: dict[str, Any]) -> dict[str, list[Binding]]:
@@ -264,8 +262,8 @@ def _by_node(state: dict[str, Any]) -> dict[str, list[Binding]]:
 
 
 def _is_being_scaled(workload: Workload) -> bool:
-    """Whether the autoscaler is on its way to another number: with what is not there yet, nothing is at rest. It may
-    hold back for as long as something is not ready; when all serve, it goes on at its next look."""
+    """Whether the autoscaler still changes the replica count. While replicas are not ready it may hold; when all serve
+    it continues at its next check."""
     block = workload.status.scale
     if workload.spec.autoscale is None or block is None:
         return False
@@ -278,7 +276,7 @@ def _of(assignment: Assignment) -> tuple[str, str]:
 
 
 def _owed(assignment: Assignment) -> int:
-    """How many places an assignment still needs: batch work that is done needs none."""
+    """The replicas that an Assignment still needs. A finished batch needs none."""
     spec, batch = assignment.spec, assignment.spec.batch
     if batch is None:
         return spec.replicas

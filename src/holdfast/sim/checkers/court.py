@@ -1,4 +1,5 @@
-"""All checkers of a world: shown every commit of every disk, every acknowledgement, and every run of work."""
+"""The invariant checkers of one simulation. They see every commit of every store, every acknowledged write and every
+task run."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ SIGNS_OF_LIFE = frozenset({"Lease", "LeasePage", "Region"})
 
 
 class Court:
-    """`commits` counts what was checked. A run with a violation has failed, however it goes on."""
+    """`commits` counts the checked commits. A run with a violation has failed."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -53,9 +54,9 @@ class Court:
         self.violations: list[Violation] = []
         self.commits = 0
         self.moved = 0
-        """Counts what changed on any disk; of signs of life only that they came to be or went."""
+        """Number of stored changes; of heartbeat kinds only creations and deletions."""
         self.alarm: Callable[[], None] | None = None
-        """Called at every violation, for whoever wants to know no more than that there is one."""
+        """Called at every violation."""
 
     def broken(self, cell: str, found: Iterable[Found], writer: str = "") -> None:
         for promise, what, objects in found:
@@ -71,8 +72,8 @@ class Court:
         way_s: Callable[[], float],
         by: Callable[[], Release] = lambda: Release.PRESENT,
     ) -> Callable[[Txn, Committed], None]:
-        """What a disk calls with each commit, at the instant it takes effect. `clock` is the wall clock of its cell;
-        `way_s` says for how long the commit was on its way, `by` the release of the process that made it."""
+        """The observer of a cell's commits. `clock` is the cell's wall clock, `way_s` the latency of the commit, `by`
+        the release of the process that made it."""
         state = self._now.setdefault(cell, {})
         records = self._records[cell] = RecordsChecker(cell)
         ownership = OwnershipChecker(cell)
@@ -134,19 +135,19 @@ class Court:
         self.broken(cell, self._records[cell].watched(kind, after, batch))
 
     def crossed(self, cell: str, kind: str, namespace: str, others: Sequence[str]) -> None:
-        what = f"a watch of {kind} in namespace {namespace} was told of {', '.join(others[:3])}"
+        what = f"a watch of {kind} in namespace {namespace} delivered {', '.join(others[:3])}"
         self.broken(cell, [("tenancy", what, ())])
 
     def misunderstood(self, cell: str, what: str) -> None:
         self.broken(cell, [("skew", what, ())])
 
     def asked(self, cell: str, at_s: float) -> None:
-        """A commit was asked of a cell's store, whatever became of it."""
+        """Counts a commit attempt, successful or not."""
         if found := (*self.unrest.asked(cell, at_s), *self.unrest.worked(self._loop.steps, at_s)):
             self.broken(cell, found)
 
     def distrust(self, name: str) -> None:
-        """This machine's or cell's clock is beyond what is promised for: S7 is judged without it."""
+        """Excludes a clock that drifts beyond the bound: S7 is not checked for leases on it."""
         self._running.distrusted.add(name)
 
     def said(self, reasons: Iterable[str]) -> None:
@@ -156,12 +157,13 @@ class Court:
         self.broken(machine.name, self._running.began(machine, work), f"agent {machine.name}")
 
     def state(self, cell: str) -> dict[str, Any]:
-        """What is on a cell's disk, decoded, by key."""
+        """The decoded objects of a cell's store, by key."""
         return self._now.setdefault(cell, {})
 
 
 def _as_known_to(release: Release, commit: Commit) -> Commit:
-    """A release drops what it does not know from what it rewrites (decision 0020): that is no write to it."""
+    """The commit without fields that the release does not know. Dropping an unknown field is no write (decision
+    0020)."""
     if release is Release.PRESENT:
         return commit
     changed = tuple(Changed(c.key, c.kind, seen_by(release, c.kind, c.old), c.new) for c in commit.changed)

@@ -1,6 +1,6 @@
-"""A decision is made by one policy: the one that it names is the one that was weighed, and what was bound names it too.
+"""Decisions use one policy: scores match the policy revision that the Decision and its Bindings name.
 
-And what is decided is decided on what was known: the autoscaler asks for no more of what already waits for a place.
+Also: the autoscaler requests no more replicas while existing ones are pending or not ready.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from holdfast.sim.checkers import Changed, Commit, Found
 
 BUILT_IN = "builtin"
 LAGS_S = limits.RESYNC_S * 1.25 + 5.0
-"""How old what a controller knows may be: it lists again after so long at the latest, whatever its watch says."""
+"""Maximum age of a controller's cache: it lists again at the next resync even if its watch is silent."""
 
 
 class DecisionsChecker:
-    """One cell's."""
+    """Checker of one cell."""
 
     def __init__(self, cell: str) -> None:
         self._cell = cell
         self._held_since_s: dict[str, float] = {}
-        """Workloads of which more would not help, by key, and since when without a pause."""
+        """Workloads whose replicas are pending or not ready, by key, with the start of that state."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:
@@ -48,18 +48,18 @@ class DecisionsChecker:
             self._held_since_s.pop(key, None)
 
     def _scaled(self, change: Changed, commit: Commit) -> Iterator[Found]:
-        """More is asked for only where more would help: never while what there is has long waited, or is not ready."""
+        """Checks that no scale-up happens while replicas have been pending or not ready for long."""
         if change.old is None or change.new is None or not _asks_for_more(change.old, change.new):
             return
         since_s = self._held_since_s.get(change.key, commit.at_s)
         if commit.at_s - since_s > LAGS_S:
             before, now = change.old.status.scale.replicas, change.new.status.scale.replicas
-            what = f"{change.key} asks for {now} replicas; of {before} too many have been waiting or not ready"
+            what = f"{change.key} requests {now} replicas; too many of {before} have been pending or not ready"
             yield "scaling", f"{what} for {commit.at_s - since_s:.0f} s", (change.key,)
 
 
 def _more_would_wait(workload: Workload, state: dict[str, Any]) -> bool:
-    """Whether replicas of the workload wait for a place, or too few are ready, as the global cell has it on record."""
+    """Whether replicas are pending or too few are ready, by the Assignments in the global cell."""
     meta, scale = workload.metadata, workload.status.scale
     mine = [
         item.status
@@ -79,12 +79,12 @@ def _asks_for_more(old: Workload, new: Workload) -> bool:
 
 
 def _weighed(change: Changed, state: dict[str, Any]) -> Iterator[Found]:
-    """The scores that decided, and their weights, are those of the revision that the decision names."""
+    """Checks that scores and weights are those of the policy revision that the Decision names."""
     decision: Decision = change.new
     name = decision.spec.policy_revision
     revision: PolicyRevision | None = state.get(f"/policyrevisions/{name}")
     if revision is None and name != BUILT_IN:
-        return  # it was cleared away meanwhile; what it said is not on this disk any more
+        return  # the revision was garbage collected, so its rules are unknown
     rules = revision.spec.rules if revision is not None else Rules()
     expected = {s.name.value: s.weight for s in rules.scores if s.weight}
     expected.update({s.name: s.weight for s in rules.score_expressions if s.weight})
@@ -92,17 +92,17 @@ def _weighed(change: Changed, state: dict[str, Any]) -> Iterator[Found]:
         found = {part.name: part.weight for part in entry.scores}
         if found and found != expected:
             weighs, used = _weights(expected), _weights(found)
-            what = f"{change.key} names policy {name}, which weighs {weighs}; {entry.replica} was weighed by {used}"
+            what = f"{change.key} names policy {name} with scores {weighs}; {entry.replica} was scored with {used}"
             yield "S10", what, (change.key, f"/policyrevisions/{name}")
             return
 
 
 def _weights(weights: dict[str, int]) -> str:
-    return ", ".join(f"{name} {weight}" for name, weight in weights.items()) or "nothing"
+    return ", ".join(f"{name} {weight}" for name, weight in weights.items()) or "none"
 
 
 def _named(change: Changed, state: dict[str, Any]) -> Iterator[Found]:
-    """What was bound by a decision names the policy of that decision."""
+    """Checks that a Binding names the policy of its Decision."""
     spec, namespace = change.new.spec, change.new.metadata.namespace
     decision: Decision | None = state.get(f"/decisions/{namespace}/{spec.decision}") if spec.decision else None
     if decision is not None and decision.spec.policy_revision != spec.policy_revision:

@@ -1,9 +1,8 @@
-"""One disruption budget per workload over all regions: what is let go of its own accord is never more at once.
+"""Disruption budget: voluntary evictions of a workload over all regions never exceed its budget.
 
-Judged from what is durable: the moment a serving replica's release is recorded for a reason that somebody chose (a
-drain, work over its quota, someone stronger), everything of its workload that was let go so, in any region, and has not
-served since is counted. What is lost by accident is nobody's choice and does not count; the cells count it too, and
-so stay below this.
+When a voluntary release (drain, over quota, preemption) of a serving replica is committed, all voluntarily evicted
+replicas of the workload that do not serve again are counted. Involuntary losses are not counted here. The cells do
+count them, and so stay below this bound.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _CHOSEN = frozenset({Reason.DRAINED, Reason.OVER_QUOTA, Reason.PREEMPTED})
 
 
 class DisruptionChecker:
-    """All cells', as the budget is one."""
+    """Checker of all cells together, because the budget is global."""
 
     def __init__(self) -> None:
         self._away: dict[str, dict[tuple[str, str], str]] = {}
-        """By the workload's uid: the replicas that were let go and do not serve yet, by region and key, with theirs."""
+        """Evicted replicas that do not serve yet, by workload uid, then by region and key, with the replica's uid."""
         self._most: dict[str, int] = {}
-        """The largest budget that any record of the workload has ever named: a region may act on an older one."""
+        """Largest budget of the workload so far. A region may act on an older Assignment."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:
@@ -41,11 +40,11 @@ class DisruptionChecker:
                     yield from self._look(commit, change)
 
     def over(self, uid: str) -> bool:
-        """Whether more of a workload is away at this moment than its budget allows."""
+        """Whether more replicas are unavailable now than the budget allows."""
         return len(self._away.get(uid, ())) > self._most.get(uid, 0)
 
     def regions(self, uid: str) -> frozenset[str]:
-        """Where something of a workload is away."""
+        """Regions with unavailable replicas of the workload."""
         return frozenset(cell for cell, _ in self._away.get(uid, ()))
 
     def _learn(self, uid: str, budget: int) -> None:
@@ -63,15 +62,15 @@ class DisruptionChecker:
         away[name] = change.new.uid
         budget = self._most.get(replica.spec.workload_uid, 0)
         if not budget and change.new.status.release.reason == Reason.PREEMPTED:
-            return  # who allows nobody to be away makes way for someone stronger all the same, one at a time
+            return  # with maxUnavailable 0, preemption may still evict one replica at a time
         if len(away) > budget:
             named = ", ".join(f"{key.rpartition('/')[2]} in {cell}" for cell, key in sorted(away))
-            what = f"{len(away)} replicas of {replica.spec.workload} were let go at once, of {budget} that may: {named}"
+            what = f"{len(away)} replicas of {replica.spec.workload} are evicted at once (budget {budget}): {named}"
             yield "budget", what, (*(key for _, key in sorted(away)), f"/workloads/{_of(replica)}")
 
 
 def _let_go(old: Replica, new: Replica) -> bool:
-    """Whether this very change lets a replica go that served, because somebody wanted it."""
+    """Whether this change is a voluntary release of a serving replica."""
     block = new.status.release
     if block is None or block == old.status.release or block.attempt != new.status.placement.attempt:
         return False

@@ -1,14 +1,10 @@
-"""S8: nothing acts past its end. Judged by the times that are written into the records, as clocks are stepped and
-commits are late: what is compared is when something was decided with when its ground had ended.
+"""S8: nothing is effective after its expiry.
 
-The lease of a grant counts in true time from when it was written; where the authority lost count, as another process
-began, it may last for what that cell's clock says by then, and for its whole time at most: a region that was down while
-its clock was set back cannot know better, and what it may spend is given to nobody else meanwhile.
-
-Overrides are judged by true time as well: no cell's clock, skewed or stepped, may make one act for longer than it was
-asked for. What forbids has one exception. A cell that lost count, as another process began to count, cannot know how
-long it was down, and its wall clock may have been set back meanwhile: there it may go on for what its copy says by that
-clock, and for its whole time at most; and where that cell is its home, in all others as well, which go by its word.
+- Reservations: by the times in the records, because clocks are stepped and commits are late.
+- Grant leases: in true time from their write. After a change of the authority a lease may last as long as the cell's
+  clock then shows, at most its full length. The quota is not given to another region meanwhile.
+- Overrides: in true time. After a restart lost the remaining time, a restrictive override may last as long as its copy
+  shows on the cell's clock, at most its full TTL; if the cell is its home, also in all other cells.
 """
 
 from __future__ import annotations
@@ -29,24 +25,24 @@ from holdfast.model.times import parse_time
 from holdfast.sim.checkers import Changed, Commit, Found
 
 SECOND_S = 1.0
-"""Creation times are whole seconds."""
+"""Resolution of creation timestamps."""
 
 
 SPENDING = "authority"
-"""Whoever wins this one counts the leases of grants."""
+"""The winner of this election measures grant leases."""
 
 
 COUNTING = "controllers"
-"""Whoever wins this election counts the time of overrides, and knows nothing of what was counted before."""
+"""The winner of this election measures the time of overrides, from scratch."""
 
 
 LATE_S = 20.0
-"""A decision is on disk so long after it was made at most, and so long after it the end of an override is written."""
+"""Maximum delay between a decision and its commit, and between the expiry of an override and its record."""
 
 
 class ExpiryChecker:
-    """One cell's. `ends` is shared by all: uid of an override → when it is over in true time. `distrusted` cells have
-    clocks beyond what is promised for; `clock` is what this cell's own says now, where that is known."""
+    """Checker of one cell. `ends` is shared by all cells: override uid → expiry in true time. `distrusted` cells have
+    clocks beyond the bound. `clock` is this cell's wall clock, if it is known."""
 
     def __init__(
         self,
@@ -60,9 +56,9 @@ class ExpiryChecker:
         self._ends = ends if ends is not None else {}
         self._distrusted = distrusted
         self._renewed_s: dict[Key, float] = {}
-        """When the lease of each grant was last written, in true time: it began no later than that."""
+        """True time of the last renewal of each grant lease."""
         self._recounted: dict[str, float] = {}
-        """uid → until when what forbids may go on in this cell, which lost count."""
+        """Override uid → time until which a restrictive override may last in this cell after a restart."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:
@@ -89,7 +85,7 @@ class ExpiryChecker:
                     yield from self._emergency(change, commit)
 
     def _bound(self, change: Changed, commit: Commit) -> Iterator[Found]:
-        """A reservation that ran out is not bound, and a grant that ran out is not spent."""
+        """Checks that no expired reservation is bound and no expired grant lease is spent."""
         binding = change.new
         made_s = parse_time(binding.metadata.creation_timestamp)
         meta = binding.metadata
@@ -103,7 +99,7 @@ class ExpiryChecker:
             return
         copy: GrantCopy | None = commit.state.get(f"/grantcopies/{meta.namespace}/normal")
         if held is not None and held.metadata.creation_timestamp != meta.creation_timestamp:
-            return  # spent when it was reserved
+            return  # the quota was spent by the reservation
         if copy is not None and copy.spec.spend_until:
             over_s = commit.at_s - commit.way_s - self._renewed_s.get(copy.key, commit.at_s) - _lease_s(copy)
             if over_s > LATE_S:
@@ -111,7 +107,7 @@ class ExpiryChecker:
                 yield "S8", what, (change.key, f"/grantcopies/{meta.namespace}/normal")
 
     def _begun(self, override: Override, commit: Commit) -> None:
-        """The first time it is active, where it was given."""
+        """Records the expiry when the override first becomes active in its home cell."""
         if self._given_here(override) and override.status.phase == "Active" and override.uid not in self._ends:
             self._ends[override.uid] = commit.at_s + _whole_s(override)
 
@@ -122,7 +118,7 @@ class ExpiryChecker:
         return name.startswith(break_glass_prefix(self._cell))
 
     def _lost_count(self, commit: Commit) -> None:
-        """Someone begins to count anew. What this cell's clock says is in the lease that was won with the term."""
+        """A new leader measures overrides from scratch. The cell's clock is in the election lease."""
         lease = commit.state.get(f"/leases/holdfast-system/{COUNTING}")
         if lease is None:
             return
@@ -138,7 +134,7 @@ class ExpiryChecker:
                     self._ends[override.uid] = max(self._ends.get(override.uid, until_s), until_s)
 
     def _lost_leases(self, commit: Commit) -> None:
-        """Someone begins to count the leases of grants anew, from where the clock of the cell is."""
+        """A new authority measures grant leases from scratch, by the cell's clock."""
         if self._clock is None:
             return
         for copy in commit.state.values():
@@ -148,7 +144,7 @@ class ExpiryChecker:
                 self._renewed_s[copy.key] = max(self._renewed_s.get(copy.key, counted_s), counted_s)
 
     def _over(self, override: Override, commit: Commit) -> float:
-        """For how long it has been over, in true time; less than nothing while it is not, or not known to be."""
+        """True time since the expiry, minus the tolerance; negative if the override is not known to be expired."""
         if self._cell in self._distrusted or "global" in self._distrusted:
             return -1.0
         end_s = self._ends.get(override.uid, commit.at_s + 1.0)
@@ -157,12 +153,11 @@ class ExpiryChecker:
     def _kept_active(self, change: Changed, commit: Commit) -> Iterator[Found]:
         over_s = self._over(change.new, commit)
         if change.new.status.phase == "Active" and over_s > 0:
-            yield "S8", f"{change.key} is made active {over_s + LATE_S:.0f} s after its end", (change.key,)
+            yield "S8", f"{change.key} becomes active {over_s + LATE_S:.0f} s after its expiry", (change.key,)
 
     def _decided(self, change: Changed, commit: Commit) -> Iterator[Found]:
-        """A decision names the overrides it was made under. What was placed is judged when it is handed to the disk:
-        a process that stands still in that can look at no clock. What placed nothing is only told of: an authority
-        that has just begun may take half a minute to write it down; by then it is still as old as it says."""
+        """Checks the overrides that a Decision names. A placement is checked at the time its commit was sent. A
+        Decision without placement may be recorded late by a new authority, so its own age is subtracted."""
         decision: Decision = change.new
         placed = any(entry.result == Result.ACCEPTED.value for entry in decision.spec.entries)
         lay_s = 0.0 if placed else max(0.0, self._lay_s(decision) - commit.way_s)
@@ -170,11 +165,11 @@ class ExpiryChecker:
             key = f"/overrides/{name}"
             override = commit.state.get(key)
             if override is not None and (over_s := self._over(override, commit) - lay_s) > 0:
-                what = f"{change.key} was made under {name}, {over_s + LATE_S:.0f} s after its end in true time"
+                what = f"{change.key} used override {name} {over_s + LATE_S:.0f} s after its expiry in true time"
                 yield "S8", what, (change.key, key)
 
     def _lay_s(self, decision: Decision) -> float:
-        """Between the decision and its record, both by the clock of its cell."""
+        """Time between the decision and its record, by the cell's clock."""
         if not decision.spec.decided_at:
             return 0.0
         written_s = parse_time(decision.metadata.creation_timestamp)
@@ -186,33 +181,33 @@ class ExpiryChecker:
         new: Override = change.new
         old: Override | None = change.old
         if not new.spec.reason or not new.spec.requester or new.spec.ttl_seconds > MAX_TTL_S:
-            yield "S8", f"{change.key} has no reason, no requester or no end", (change.key,)
+            yield "S8", f"{change.key} has no reason, no requester or no valid TTL", (change.key,)
         if not new.status.expires_at:
             return
         ends_s = parse_time(new.status.expires_at)
         before = old.status.expires_at if old is not None else ""
         if before and parse_time(before) < ends_s:
-            yield "S8", f"{change.key} was to end at {before} and now at {new.status.expires_at}", (change.key,)
+            yield "S8", f"{change.key} expiry moved from {before} to {new.status.expires_at}", (change.key,)
         active = next((c for c in new.status.conditions if c.type == "Active" and c.status == "True"), None)
         if not before and active is not None:
             begun_s = parse_time(active.last_transition_time)
             if ends_s > begun_s + new.spec.ttl_seconds + 2 * SECOND_S:
-                what = f"{change.key} acts from {active.last_transition_time} to {new.status.expires_at}"
+                what = f"{change.key} is active from {active.last_transition_time} to {new.status.expires_at}"
                 yield "S8", f"{what}, longer than its {new.spec.ttl_seconds:g} s", (change.key,)
 
     def _emergency(self, change: Changed, commit: Commit) -> Iterator[Found]:
-        """More than usual is granted only while someone's override says so."""
+        """Checks that an emergency grant increases only while an override allows it."""
         grant: Grant = change.new
         if grant.spec.grant_class is not GrantClass.EMERGENCY or not _raises(change):
             return
         tenant = grant.metadata.namespace
         acting = [o for o in commit.state.values() if isinstance(o, Override) and _for_tenant(o, tenant)]
         if not acting:
-            yield "S8", f"{change.key} is raised, and no override gives tenant {tenant} more", (change.key,)
+            yield "S8", f"{change.key} increased without an active EmergencyQuota for tenant {tenant}", (change.key,)
 
 
 def _whole_s(override: Override) -> float:
-    """Counted by a clock that may be slow within the bound."""
+    """The TTL on a clock that is slow within the bound."""
     return override.spec.ttl_seconds * (1 + limits.CLOCK_DRIFT)
 
 
@@ -230,5 +225,5 @@ def _raises(change: Changed) -> bool:
 
 
 def _lease_s(copy: GrantCopy) -> float:
-    """How long a limit may be spent after it was heard. Both times are of one clock, wherever that is put later."""
+    """Length of the grant lease. Both times are from one clock."""
     return parse_time(copy.spec.spend_until) - parse_time(copy.spec.heard_at) if copy.spec.heard_at else 0.0

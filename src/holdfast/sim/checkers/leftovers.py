@@ -1,8 +1,8 @@
-"""Liveness: some minutes after healing, nothing is left over that nobody needs and nobody will clear away.
+"""Liveness: after convergence no object is leaked.
 
-One look at every cell when the world has been at rest for a while: nothing is on its way out for ever, every claim has
-its replica, every recovery place that is in use has its claim, and no override acts past its end. It is judged from the
-records alone. Reservations that are open, and recoveries, are judged by `convergence`.
+One check of every cell: no object is terminating, every claim has its replica, every consumed recovery slot has its
+claim, every dependent has its owner, and no override is active after its expiry. Open reservations and recoveries are
+checked by `convergence`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from holdfast.model.times import parse_time
 from holdfast.sim.checkers import Found
 
 OVERDUE_S = 60.0
-"""How long after its end an override may still be on record as active: clocks differ, and its end is written down at
-the next look."""
+"""Maximum delay until the expiry of an override is recorded. It covers clock differences and the check interval."""
 
 
 def leftovers(states: dict[str, dict[str, Any]], wall_s: float) -> Iterator[tuple[str, Found]]:
-    """What is left over on each cell's disk; `wall_s` is the true time."""
+    """Leaked objects by cell. `wall_s` is the true time."""
     living = {item.metadata.uid for state in states.values() for item in state.values()}
     for cell, state in states.items():
         for found in _in_cell(cell, state, living, wall_s):
@@ -39,15 +38,15 @@ def _in_cell(cell: str, state: dict[str, Any], living: set[str], wall_s: float) 
     for key, item in state.items():
         metadata = item.metadata
         if metadata.terminating:
-            kept = ", ".join(metadata.finalizers) or "nobody"
-            yield "leftover", f"{key} was deleted at {metadata.deletion_timestamp} and is kept by {kept}", (key,)
+            kept = ", ".join(metadata.finalizers) or "none"
+            yield "leak", f"{key} was deleted at {metadata.deletion_timestamp} and still has finalizers: {kept}", (key,)
         owners = metadata.owner_references
         if owners and living.isdisjoint(owner.uid for owner in owners):
-            yield "leftover", f"{key} belongs to {_named(f'{o.kind} {o.name}' for o in owners)}, which is gone", (key,)
+            yield "leak", f"{key} belongs to {_named(f'{o.kind} {o.name}' for o in owners)}, which is gone", (key,)
         for why in _of_nobody(cell, item, state, replicas, recovers=recovers):
-            yield "leftover", f"{key} {why}", (key,)
+            yield "leak", f"{key} {why}", (key,)
         if isinstance(item, Override) and _overdue(item, wall_s):
-            yield "leftover", f"{key} is still {item.status.phase}; its end was {item.status.expires_at}", (key,)
+            yield "leak", f"{key} is still {item.status.phase}; it expired at {item.status.expires_at}", (key,)
 
 
 def _of_nobody(
@@ -60,12 +59,12 @@ def _of_nobody(
     elif isinstance(item, Hold):
         draw = item.status.draw
         if draw is not None and draw.claim and not _claimed(draw.claim, state):
-            yield f"is drawn by claim {draw.claim}, which is gone"
+            yield f"is consumed by claim {draw.claim}, which is gone"
     elif isinstance(item, SchedulingRequest):
         if not any(member.uid in replicas for member in item.spec.members):
-            yield f"waits for {_named(m.name for m in item.spec.members)}, and none of them is there"
+            yield f"has no existing member ({_named(m.name for m in item.spec.members)})"
     elif isinstance(item, Assignment) and cell == "global" and item.spec.purpose is Purpose.RECOVERY and not recovers:
-        yield "borrows recovery places, and no recovery is open"
+        yield "is a recovery Assignment, and no Recovery is open"
 
 
 def _claimed(claim: str, state: dict[str, Any]) -> bool:
@@ -79,4 +78,4 @@ def _overdue(override: Override, wall_s: float) -> bool:
 
 
 def _named(names: Iterable[str]) -> str:
-    return ", ".join(names) or "nobody"
+    return ", ".join(names) or "none"

@@ -1,6 +1,6 @@
-"""S5 and S6: placement only by the authority under its current term; every field only by its owner.
+"""S5 and S6: placement is written only by the authority under its current term, every field only by its owner.
 
-Who wrote is read from the audit record inside the same transaction, so a write without its record is a breach too.
+The writer is read from the audit record in the same transaction. A write without audit record is a violation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ELECTED = "/leases/holdfast-system/"
 
 
 class _Audited(msgspec.Struct, frozen=True, gc=False):
-    """As much of an audit record as is asked for here."""
+    """The part of an audit record that is read here."""
 
     principal: str = ""
 
@@ -40,7 +40,7 @@ def writer_of(txn: Txn) -> str:
 
 @cache
 def roles_of(principal: str) -> frozenset[str]:
-    """What an identity may write as; a table of its own, beside the gate's."""
+    """The roles of a principal. Independent of the gate's table."""
     parts = principal.split(":")
     if parts[:2] == ["holdfast", "controller"]:
         return frozenset({parts[2]})
@@ -52,7 +52,7 @@ def roles_of(principal: str) -> frozenset[str]:
 
 
 class OwnershipChecker:
-    """One cell's. Tokens are judged by the term as it was before the commit, which is why it is kept here."""
+    """Checker of one cell. Fencing tokens are compared with the term before the commit, so the term is kept here."""
 
     def __init__(self, cell: str) -> None:
         self._cell = cell
@@ -76,20 +76,20 @@ class OwnershipChecker:
             mirrored = is_mirrored_here(kind.name, self._cell, change.item.metadata.name) and kind.name != "Endpoint"
             if change.new is None:
                 if not roles & (deleters(kind.name, mirrored_here=mirrored) | _finalizers_of(kind)):
-                    yield "S6", f"{change.key} removed by {writer}, who may not delete it", about
+                    yield "S6", f"{change.key} deleted by {writer}, which may not delete it", about
                 continue
             if change.old is None or (mirrored and "link" in roles):
-                continue  # what a creator may set of the status is the gate's business; spec and metadata are its own
+                continue  # the creator owns spec and metadata; the gate limits its status fields
             for group in changed_groups(kind.name, change.old, change.new):
                 allowed = owners(kind.name, group, mirrored_here=mirrored)
                 if not roles & allowed:
-                    whose = ", ".join(sorted(allowed)) or "nobody"
-                    yield "S6", f"{change.key} {group} changed by {writer}; it belongs to {whose}", about
+                    whose = ", ".join(sorted(allowed)) or "none"
+                    yield "S6", f"{change.key} {group} changed by {writer} (owner: {whose})", about
 
     def _new_term(self, term: Any) -> Iterator[Found]:
         revision = term.revision if term is not None else 0
         if revision <= self._top:
-            yield "S5", f"the authority's term went from {self._top} to {revision}", (TERM_KEY,)
+            yield "S5", f"the authority's term decreased from {self._top} to {revision}", (TERM_KEY,)
         self._term, self._top = revision, max(self._top, revision)
 
     def _token(self, commit: Commit, under: int | None, writer: str) -> Iterator[Found]:
@@ -99,32 +99,32 @@ class OwnershipChecker:
         keys = tuple(change.key for change in placed)
         if under is not None:
             if under != self._term:
-                yield "S5", f"{keys} committed under token {under}, the term is at {self._term}", keys
+                yield "S5", f"{keys} committed with token {under} (current term {self._term})", keys
             return
         for change in placed:
             old, new = change.old, change.new
             if new is None and change.kind.name == "Decision":
-                continue  # a record of the past holds nothing: whoever may delete it may
+                continue  # an old Decision holds no claim, so its deletion needs no term
             if old is None or new is None or old.spec != new.spec:
-                yield "S5", f"{change.key} written by {writer or 'nobody'}, without the authority's term", keys
+                yield "S5", f"{change.key} written by {writer or 'unknown'} without the authority's term", keys
 
 
 def elections(commit: Commit) -> Iterator[Found]:
-    """Who leads is changed by whoever wins, with the term, or said again by whoever leads, under it; by nobody else.
+    """Checks that an election lease is written only together with its term (a win) or under it (a renewal).
 
-    For a store's own transactions: recorded histories do not have what was compared.
+    Only for transactions of a simulated store, because recorded histories do not contain compares.
     """
     for change in commit.changed:
         term = f"/terms/{change.key.removeprefix(ELECTED)}"
         if not change.key.startswith(ELECTED) or term not in commit.state:
-            continue  # something else, or a sign of life that nobody is elected by
+            continue  # not an election lease
         won = any(other.key == term for other in commit.changed)
         if not won and not any(compare.key == term for compare in commit.txn.compares):
-            yield "S5", f"{change.key} was written by someone who neither won nor holds {term}", (change.key, term)
+            yield "S5", f"{change.key} was written without winning or holding {term}", (change.key, term)
 
 
 def _finalizers_of(kind: Kind) -> frozenset[str]:
-    """Whoever removes the last finalizer of a terminating object removes the object."""
+    """Roles that remove the last finalizer of a terminating object, and so delete it."""
     return (
         frozenset({"assign", "release", "collect"}) if kind.name in ("Workload", "Replica", "Tenant") else frozenset()
     )
@@ -132,8 +132,7 @@ def _finalizers_of(kind: Kind) -> frozenset[str]:
 
 @cache
 def _attributes(kind: str) -> tuple[tuple[str, tuple[tuple[str, tuple[str, ...], frozenset[str]], ...]], ...]:
-    """The groups of a kind, by the attribute they begin with: name, path of attributes from there, and the fields below
-    it that belong to deeper groups."""
+    """Field groups of a kind by top attribute: name, attribute path, and nested fields that belong to other groups."""
     groups = [group for group in OWNERS[kind] if group != "metadata"]
     rows: dict[str, list[tuple[str, tuple[str, ...], frozenset[str]]]] = {}
     for group in groups:
@@ -146,7 +145,7 @@ def _attributes(kind: str) -> tuple[tuple[str, tuple[tuple[str, tuple[str, ...],
 
 
 def changed_groups(kind: str, old: Any, new: Any) -> Iterator[str]:
-    """Field groups of the ownership table whose content differs; conditions are each writer's own."""
+    """Field groups whose content differs. Conditions are not compared, because every writer has its own."""
     before, after = old.metadata, new.metadata
     if (before.labels, before.annotations) != (after.labels, after.annotations):
         yield "metadata"

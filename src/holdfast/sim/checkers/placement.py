@@ -1,5 +1,6 @@
-"""S1, S2 and S4: one live binding per replica, one owner per device, no node above its capacity, nothing where it may
-not be. Keeps its own sums, from the records alone.
+"""S1, S2 and S4: one live Binding per replica, one owner per device, no node above its capacity, placement rules met.
+
+Keeps its own sums of stored objects.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from holdfast.model.replica import Replica
 from holdfast.sim.checkers import Changed, Commit, Found
 
 _OPEN = (ReservationPhase.FIRM,)
-"""A nominated one waits for its victims to leave, and takes nothing until then."""
+"""Phases that hold capacity. A nominated reservation waits for its victims and holds none."""
 
 
 class PlacementChecker:
-    """The records of one region, as they are on disk."""
+    """Checker of one region."""
 
     def __init__(self, region: str) -> None:
         self._region = region
         self._live: dict[str, dict[str, None]] = {}
-        """Live bindings by the uid of their replica."""
+        """Live Bindings by replica uid."""
         self._claims: dict[str, dict[str, Any]] = {}
-        """By node, then by claim: the spec that holds the node's capacity."""
+        """Specs that hold capacity, by node and claim."""
         self._named: set[str] = set()
-        """Claims that were ever to make way for a nominated one."""
+        """All claims that were ever named as victims."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         touched: dict[str, None] = {}
-        """Nodes that something more is claimed of. A node that shrank under its claims breaks nothing by it."""
+        """Nodes with additional claims. A node that shrinks below its claims is no violation."""
         bound: list[Binding] = []
         for change in commit.changed:
             name = change.kind.name
@@ -63,15 +64,15 @@ class PlacementChecker:
             yield from self._node(node, commit.state)
 
     def _count_binding(self, key: str, old: Binding | None, new: Binding | None) -> None:
-        """A released one only keeps the node's capacity until the work is proven gone."""
+        """A released Binding is not live. It only holds node capacity until the stop is confirmed."""
         if old is not None and not old.spec.quota_released:
             self._live.get(old.spec.intent.replica_uid, {}).pop(key, None)
         if new is not None and not new.spec.quota_released:
             self._live.setdefault(new.spec.intent.replica_uid, {})[key] = None
 
     def _count_claim(self, meta: Any, state: dict[str, Any]) -> str:
-        """A binding and its reservation are one claim, under one name. Answers the node that something more is claimed
-        of: none, where what was firm is bound, though the node may have shrunk under it meanwhile."""
+        """Updates the claim of a Binding and its Reservation. Returns the node if its claims increased, else an empty
+        string: binding a firm reservation adds nothing."""
         name = f"{meta.namespace}/{meta.name}"
         before = next((_taken(node, claims[name]) for node, claims in self._claims.items() if name in claims), None)
         binding: Binding | None = state.get(f"/bindings/{name}")
@@ -89,19 +90,19 @@ class PlacementChecker:
         return str(spec.node) if _taken(spec.node, spec) != before else ""
 
     def _attempt(self, change: Changed) -> Iterator[Found]:
-        """The attempt only rises: what was released is not resurrected by a delayed proposal."""
+        """The attempt never decreases, so that a delayed proposal cannot revive a released claim."""
         old, new = change.old.status.placement.attempt, change.new.status.placement.attempt
         if change.old.uid == change.new.uid and new < old:
-            yield "S1", f"{change.key} went back from attempt {old} to {new}", (change.key,)
+            yield "S1", f"{change.key} attempt decreased from {old} to {new}", (change.key,)
 
     def _left_nothing(self, change: Changed) -> Iterator[Found]:
-        """A replica is gone only when its place is: else nobody would ever give that up."""
+        """A replica is deleted only after its claim; otherwise the claim would never be released."""
         live = tuple(self._live.get(change.old.uid, ())) if change.old is not None else ()
         if live:
-            yield "finalizer", f"{change.key} is gone while {' and '.join(live)} keeps its place", (change.key, *live)
+            yield "finalizer", f"{change.key} is deleted while {' and '.join(live)} exists", (change.key, *live)
 
     def _made_way(self, change: Changed) -> Iterator[Found]:
-        """Nobody makes way unless a place is kept for whoever wants it: a nomination names each claim that is to go."""
+        """A replica is preempted only if a nomination has named its claim as victim."""
         new: Replica = change.new
         asked = new.status.release
         if asked is None or asked == change.old.status.release or asked.reason != Reason.PREEMPTED:
@@ -110,12 +111,12 @@ class PlacementChecker:
         if claim not in self._named:
             yield (
                 "preemption",
-                f"{change.key} makes way in attempt {asked.attempt}, and no place is kept",
+                f"{change.key} is preempted in attempt {asked.attempt} without a nomination",
                 (change.key,),
             )
 
     def _asked_to_stop(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
-        """A place is given up because this very replica, in this very attempt, is to leave it."""
+        """A stop is requested only for a release of this replica in this attempt."""
         old: Binding = change.old
         new: Binding = change.new
         if old.spec.desired is new.spec.desired or new.spec.quota_released:
@@ -126,20 +127,21 @@ class PlacementChecker:
             return
         release = replica.status.release
         if release is None or release.attempt != new.spec.intent.attempt:
-            what = f"{change.key} is told to stop, and nobody decided that attempt {new.spec.intent.attempt} ends"
+            what = f"{change.key} is stopped without a release of attempt {new.spec.intent.attempt}"
             yield "identity", what, (change.key, key)
 
     def _drawn_once(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
-        """A recovery place is used by one claim at a time, and by recovery only."""
+        """A recovery slot has one consumer at a time, which is recovery work."""
         new: Reservation = change.new
         if new.spec.capacity_class is not CapacityClass.RECOVERY:
-            yield "S2", f"{change.key} draws {new.spec.holds}, and is no recovery", (change.key,)
+            yield "S2", f"{change.key} consumes {new.spec.holds} and is not recovery work", (change.key,)
         for key, other in state.items():
             if key == change.key or not isinstance(other, Reservation):
                 continue
             both = tuple(f"/holds/{name}" for name in new.spec.holds if name in other.spec.holds)
             if both:
-                yield "S2", f"{change.key} draws {' and '.join(both)}, which {key} draws", (change.key, key, *both)
+                what = f"{change.key} consumes {' and '.join(both)}, which {key} also consumes"
+                yield "S2", what, (change.key, key, *both)
 
     def _unique(self, binding: Binding) -> Iterator[Found]:
         live = tuple(self._live.get(binding.spec.intent.replica_uid, ()))
@@ -165,19 +167,17 @@ class PlacementChecker:
         whole = {d.id: d.milli for d in machine.spec.devices}
         for device_id, owners in devices.items():
             if sum(milli for _, milli in owners) > whole.get(device_id, 0):
-                what = (
-                    f"device {device_id} of node {name} is claimed by {owners}, beyond its {whole.get(device_id, 0)}m"
-                )
+                what = f"device {device_id} of node {name} is claimed by {owners} (capacity {whole.get(device_id, 0)}m)"
                 yield "S2", what, tuple(claim for claim, _ in owners)
         capacity = amounts(machine.spec.capacity)
         for resource, amount in used.items():
             if resource != GPU and amount > capacity.get(resource, 0):
                 claimed, there = amount_text(resource, amount), amount_text(resource, capacity.get(resource, 0))
-                what = f"node {name} has {claimed} of {resource} claimed, and {there} in all"
+                what = f"node {name}: {resource} claims exceed capacity (capacity {there}, claimed {claimed})"
                 yield "S2", what, tuple(claims)
 
     def _allowed(self, binding: Binding, state: dict[str, Any]) -> Iterator[Found]:
-        """Judged by the rules of the replica as it is on disk, and by the node it was bound to."""
+        """Checks the stored replica's placement rules against the node of the Binding."""
         namespace = binding.metadata.namespace
         about = (f"/bindings/{namespace}/{binding.metadata.name}", f"/replicas/{namespace}/{binding.spec.replica}")
         replica: Replica | None = state.get(about[1])
@@ -204,9 +204,9 @@ class PlacementChecker:
         if node.spec.tenant != (namespace if replica.spec.dedicated else ""):
             broken.append(f"tenancy of {node.spec.tenant or 'everyone'}")
         if broken:
-            yield "S4", f"{about[0]} is where its rules forbid: {', '.join(broken)}", about
+            yield "S4", f"{about[0]} violates placement rules: {', '.join(broken)}", about
 
 
 def _taken(node: str, spec: Any) -> tuple[Any, ...]:
-    """What a claim takes of its node."""
+    """The resources that a claim takes from its node."""
     return node, amounts(spec.resources), spec.devices, spec.ports

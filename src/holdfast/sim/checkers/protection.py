@@ -1,10 +1,8 @@
-"""No tenant loses to another what its quota protects: judged from the records, when a nomination that names victims is
-committed.
+"""Protected quota: another tenant's nomination never preempts work within a tenant's protected quota.
 
-What the tenant runs of firm, ordinary work, less the victims of every open nomination, must come to what its GrantCopy
-protects, in each resource that another tenant's nomination takes from it. Work that stops for a reason of its own
-counts as running until it is gone: the cells count it as gone, and so stay on the safe side of this. A nomination that
-stays as it is when the tenant's other work ends is not judged again.
+Checked when a nomination with victims is committed: the tenant's firm ordinary work minus the victims of all open
+nominations must be at least the protected amount of its GrantCopy, in each resource that the victims use. Stopping work
+counts as running until it is gone; the cells count it as gone, and so stay below this bound.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from holdfast.sim.checkers import Changed, Commit, Found
 
 
 class ProtectionChecker:
-    """The records of one region, as they are on disk."""
+    """Checker of one region."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:
@@ -43,15 +41,15 @@ class ProtectionChecker:
             for name, amount in sorted(given.items()):
                 if amount and left.get(name, 0) < protected.get(name, 0):
                     what = (
-                        f"{change.key} takes {name} of tenant {tenant}, which keeps {left.get(name, 0)} by it, and "
-                        f"{protected[name]} are protected"
+                        f"{change.key} preempts {name} of tenant {tenant} below its protected quota (protected "
+                        f"{protected[name]}, remaining {left.get(name, 0)})"
                     )
                     keys = tuple(f"/bindings/{b.metadata.namespace}/{b.metadata.name}" for b in lost)
                     yield "protection", what, (change.key, *keys)
 
 
 def _left(tenant: str, state: dict[str, Any]) -> Amounts:
-    """What a tenant runs, less all that is to make way for someone."""
+    """The tenant's running work minus all nominated victims."""
     left: Amounts = {}
     going: dict[str, Binding] = {}
     for item in state.values():

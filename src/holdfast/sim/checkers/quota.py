@@ -1,7 +1,7 @@
-"""S3: a region spends within the limit it holds, holds no more than it was granted, and grants fit the quota.
+"""S3: usage within the region's limit, limit within the grant, grants within the quota.
 
-Judged where something grows: a limit that an operator lowers below what is granted or used is a state that is drained,
-not a breach; spending or granting more in that state is one.
+Checked on every increase. A quota that is lowered below its usage is drained and is no violation; an increase in that
+state is one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from holdfast.sim.checkers import Changed, Commit, Found
 
 GLOBAL = "global"
 LATE_S = 60.0
-"""How much later than its check a commit may land: stores are slow and processes are paused."""
+"""Maximum delay between check and commit. Stores are slow and processes are paused."""
 
 
 class QuotaChecker:
-    """All cells', as grants are what one gives and another holds."""
+    """Checker of all cells together, because grants connect them."""
 
     def __init__(self, state_of: Callable[[str], dict[str, Any]]) -> None:
         self._state_of = state_of
         self._heard_s: dict[str, float] = {}
-        """When a report of each region last landed: its grants' leases count from no later than that."""
+        """Time of the last committed report of each region. Its grant leases started no later."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         if commit.cell == GLOBAL:
@@ -52,19 +52,23 @@ class QuotaChecker:
             yield from self._spent(commit, tenant, key)
 
     def _in_time(self, commit: Commit, change: Changed) -> Iterator[Found]:
-        """A region that was not heard for a lease makes no new claim but provisional ones, within their part."""
+        """A region whose grant lease has expired makes only provisional claims, within the provisional quota."""
         made, tenant = change.new, change.new.metadata.namespace
         binding = commit.state.get(f"/bindings/{tenant}/{made.metadata.name}")
         silent_s = commit.at_s - self._heard_s.get(commit.cell, commit.at_s)
         if binding is None or not binding.spec.run_until:
-            # A binding may consume a reservation of before; without one it is what is claimed here and now.
+            # A Binding of an earlier reservation claims nothing new.
             held = f"/reservations/{tenant}/{made.metadata.name}" in commit.state
             fresh = change.kind.name == "Reservation" or not held
             if fresh and silent_s > limits.GRANT_LEASE_S + LATE_S:
-                yield "S3", f"{change.key} was made {silent_s:.0f} s after {commit.cell} was last heard", (change.key,)
+                yield (
+                    "S3",
+                    f"{change.key} was made {silent_s:.0f} s after the last contact of {commit.cell}",
+                    (change.key,),
+                )
             return
         if binding.spec.capacity_class is not CapacityClass.RECLAIMABLE or binding.spec.exclusive is not None:
-            yield "S3", f"{change.key} is provisional, and neither reclaimable nor free to move", (change.key,)
+            yield "S3", f"{change.key} is provisional, but exclusive or not reclaimable", (change.key,)
         copy: GrantCopy | None = commit.state.get(f"/grantcopies/{tenant}/normal")
         part = amounts(copy.spec.provisional) if copy is not None else {}
         used: Amounts = {}
@@ -74,7 +78,7 @@ class QuotaChecker:
         for name, amount in used.items():
             if amount > part.get(name, 0):
                 taken, own = amount_text(name, amount), amount_text(name, part.get(name, 0))
-                what = f"{change.key} takes provisional work to {taken} of {name}; its part is {own}"
+                what = f"{change.key} exceeds the provisional quota of {name} (limit {own}, used {taken})"
                 yield "S3", what, (change.key, f"/grantcopies/{tenant}/normal")
 
     def _spent(self, commit: Commit, tenant: str, key: str) -> Iterator[Found]:
@@ -86,12 +90,12 @@ class QuotaChecker:
         used = used_by(tenant, commit.state)
         over = {name: (amount, limit.get(name, 0)) for name, amount in used.items() if amount > limit.get(name, 0)}
         if over:
-            what = f"{key} takes tenant {tenant} above its limit in {commit.cell}: " + ", ".join(
-                f"{name} {amount_text(name, used)} of {amount_text(name, held)}"
+            what = f"{key} exceeds the limit of tenant {tenant} in {commit.cell}: " + ", ".join(
+                f"{name} (limit {amount_text(name, held)}, used {amount_text(name, used)})"
                 for name, (used, held) in sorted(over.items())
             )
             if not limit:
-                what = f"{what}; the region holds no limit for the tenant at all"
+                what = f"{what}; the region has no limit for the tenant"
             yield "S3", what, (key, f"/grantcopies/{tenant}/normal")
 
     def _held(self, region: str, change: Changed) -> Iterator[Found]:
@@ -103,11 +107,11 @@ class QuotaChecker:
         for name, amount in amounts(copy.spec.limit).items():
             if amount > max(counted.get(name, 0), amounts(change.old.spec.limit).get(name, 0) if change.old else 0):
                 held, given = amount_text(name, amount), amount_text(name, counted.get(name, 0))
-                what = f"{region} holds {held} of {name} for {tenant}; granted are {given}"
+                what = f"{region} has a limit of {held} {name} for tenant {tenant} (granted {given})"
                 yield "S3", what, (change.key, key)
 
     def _acknowledged(self, change: Changed) -> Iterator[Found]:
-        """What a region says it enforces is what it enforces: a smaller limit is in force before it is acknowledged."""
+        """A region acknowledges a lower limit only after it enforces it."""
         old, grant = _counted(change.old), change.new
         tenant, region = grant.metadata.namespace, grant.spec.region
         key = f"/grantcopies/{tenant}/{grant.spec.grant_class.value.lower()}"
@@ -116,11 +120,11 @@ class QuotaChecker:
         for name, amount in held.items():
             if counted.get(name, 0) < min(amount, old.get(name, 0)):
                 counts, enforces = amount_text(name, counted.get(name, 0)), amount_text(name, amount)
-                what = f"{change.key} counts {counts} of {name}; {region} still enforces {enforces}"
+                what = f"{change.key} counts {counts} {name}, but {region} still enforces {enforces}"
                 yield "S3", what, (change.key, key)
 
     def _granted(self, change: Changed, state: dict[str, Any]) -> Iterator[Found]:
-        """Each class of grants is a pot of its own; an emergency's is the override that gave it."""
+        """Checks the sum of the grants of a class. Emergency grants are checked by `expiry`."""
         tenant, grant_class = change.new.metadata.namespace, change.new.spec.grant_class
         quota: Quota | None = state.get(f"/quotas/{tenant}/quota")
         if grant_class is GrantClass.EMERGENCY:
@@ -136,17 +140,17 @@ class QuotaChecker:
             if ours and item.spec.grant_class is grant_class:
                 add(total, _counted(item))
                 keys.append(key)
-        # A region may be given back what it still enforces from before a shrink: that adds nothing to what is counted.
+        # Raising a limit to a value that the region still enforces adds nothing to the counted sum.
         old = _counted(change.old) if change.old is not None else {}
         for name, amount in _counted(change.new).items():
             if amount > old.get(name, 0) and total[name] > hard.get(name, 0):
                 given, whole = amount_text(name, total[name]), amount_text(name, hard.get(name, 0))
-                what = f"{change.key} raises {name}: {given} are granted of a quota of {whole}"
+                what = f"{change.key} raises {name}: grants exceed the quota (quota {whole}, granted {given})"
                 yield "S3", what, (*keys, f"/quotas/{tenant}/quota")
 
 
 def used_by(tenant: str, state: dict[str, Any]) -> Amounts:
-    """What a tenant's claims in a region add up to, recovery apart."""
+    """Sum of a tenant's claims in a region, without recovery work."""
     used: Amounts = {}
     for key, item in state.items():
         if key.startswith(f"/bindings/{tenant}/"):
@@ -161,10 +165,10 @@ def used_by(tenant: str, state: dict[str, Any]) -> Amounts:
 
 
 def _counted(grant: Grant) -> Amounts:
-    """What counts against the quota: the most that the region may enforce by now.
+    """The amount that counts against the quota: the highest limit that the region may enforce.
 
-    That is what it should come to, what it last said that it enforces, and, as long as it has not acknowledged the
-    newest epoch, the highest of the limits in between, as it may have heard of any of them.
+    This is the maximum of the granted limit, the acknowledged limit and, until the newest epoch is acknowledged, the
+    peak of the limits in between.
     """
     counted = amounts(grant.spec.limit)
     behind = grant.status.acknowledged_epoch < grant.spec.epoch

@@ -1,8 +1,8 @@
-"""Liveness: whatever waits says why, and what will make it go on.
+"""Liveness: every pending replica has a reason and a retry, and every workload that does not serve says why.
 
-One look at every cell when the world has been at rest for a while. A replica without a place is a member of a request
-that names a reason and has a next try, or an event that wakes it; a workload that does not serve, or is not complete,
-has a condition with a reason, and that is about what is wanted now. Whether the reason is true is for other checkers.
+One check of every cell after convergence. A pending replica is a member of a request with a reason and a next retry
+time or wakeup event. A workload that does not serve has a condition with a reason for its current generation. Other
+checkers decide whether the reason is true.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast.model.workload import Workload, WorkloadType
 from holdfast.sim.checkers import Found
 
 OVERDUE_S = 120.0
-"""How long a next try may be over on record: what is tried again is told at intervals."""
+"""Tolerance for an overdue retry time, because retries are recorded at intervals."""
 
 
 def without_reason(cell: str, state: dict[str, Any], wall_s: float) -> Iterator[Found]:
-    """What waits on a cell's disk and does not say why, or for what; `wall_s` is the true time."""
+    """Pending objects of a cell without reason or retry. `wall_s` is the true time."""
     requests = {
         member.uid: (key, item)
         for key, item in state.items()
@@ -34,11 +34,11 @@ def without_reason(cell: str, state: dict[str, Any], wall_s: float) -> Iterator[
         if isinstance(item, Replica) and _waits(item):
             asked = requests.get(item.uid)
             if asked is None:
-                yield "reason", f"{key} has no place, and no request asks for one", (key,)
+                yield "reason", f"{key} is pending and in no request", (key,)
                 continue
             request_key, request = asked
             for why in _silent(request, wall_s):
-                yield "reason", f"{key} has no place, and {request_key} {why}", (key, request_key)
+                yield "reason", f"{key} is pending, and {request_key} {why}", (key, request_key)
         elif isinstance(item, Workload) and cell == "global" and not item.metadata.terminating:
             for why in _unexplained(item):
                 yield "reason", f"{key} {why}", (key,)
@@ -51,11 +51,11 @@ def _waits(replica: Replica) -> bool:
 def _silent(request: SchedulingRequest, wall_s: float) -> Iterator[str]:
     status = request.status
     if not any(refusal.reason for refusal in status.reasons):
-        yield "names no reason"
+        yield "has no reason"
     if not status.next_try_at and not status.wake_on:
-        yield "has neither a next try nor anything that wakes it"
+        yield "has neither a retry time nor a wakeup event"
     elif status.next_try_at and parse_time(status.next_try_at) + OVERDUE_S < wall_s:
-        yield f"was to be tried again at {status.next_try_at}, and was not"
+        yield f"was not retried at {status.next_try_at}"
 
 
 def _unexplained(workload: Workload) -> Iterator[str]:
@@ -65,6 +65,6 @@ def _unexplained(workload: Workload) -> Iterator[str]:
         return
     said = next((condition for condition in conditions if condition.type == name), None)
     if said is None or not said.reason:
-        yield f"is not {name}, and no condition says why"
+        yield f"is not {name}, and no condition has a reason"
     elif said.observed_generation != generation:
-        yield f"is not {name}, and why is said of generation {said.observed_generation}, not of {generation}"
+        yield f"is not {name}, and its reason is for generation {said.observed_generation}, not {generation}"

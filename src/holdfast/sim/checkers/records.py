@@ -1,6 +1,5 @@
-"""S9, S10 and the manners of records: revisions rise, acknowledged writes are there, watches have no gaps, what was
-decided stays decided, an identity is used once, and nobody reports about a generation that does not exist.
-"""
+"""S9, S10 and identities: revisions increase, acknowledged writes exist, watches have no gaps, committed decisions
+never change, a uid is used once, and observedGeneration never exceeds the generation."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from holdfast.model.meta import Object
 from holdfast.sim.checkers import Changed, Commit, Found
 from holdfast.store.contract import Committed, Txn
 
-# What a commit decided for good (S10): the fields of a spec that never change while the object exists.
+# Immutable spec fields by kind (S10).
 DECIDED: dict[str, tuple[str, ...]] = {
     "Binding": (
         "intent",
@@ -35,7 +34,7 @@ DECIDED: dict[str, tuple[str, ...]] = {
 
 
 class RecordsChecker:
-    """One cell's."""
+    """Checker of one cell."""
 
     def __init__(self, cell: str) -> None:
         self._cell = cell
@@ -65,47 +64,47 @@ class RecordsChecker:
                 yield from _decided(change)
 
     def _born(self, change: Changed) -> Iterator[Found]:
-        """A name may come back; the identity behind it may not. Copies of global objects share their original's."""
+        """A name may be reused, a uid may not. Copies of global objects have the uid of the original."""
         uid = change.new.uid
         mirrored = self._cell != "global" and change.kind.home.value == "global"
         seen = self._uids.setdefault(change.key, set())
         if change.old is not None and not mirrored:
-            yield "identity", f"{change.key} was replaced by another of that name before it was gone", (change.key,)
+            yield "identity", f"{change.key} was replaced by another object before its deletion", (change.key,)
         if uid in seen and not mirrored:
-            yield "identity", f"{change.key} came back with the uid {uid} it had before", (change.key,)
+            yield "identity", f"{change.key} was created again with its old uid {uid}", (change.key,)
         seen.add(uid)
         if observed(change.new) > change.new.metadata.generation:
-            yield "observedGeneration", f"{change.key} observed {observed(change.new)} at its birth", (change.key,)
+            yield "observedGeneration", f"{change.key} has observed {observed(change.new)} at creation", (change.key,)
 
     def _generation(self, change: Changed) -> Iterator[Found]:
         now, before = change.new.metadata.generation, change.old.metadata.generation
         seen, had_seen = observed(change.new), observed(change.old)
         if seen > now:
-            yield "observedGeneration", f"{change.key} observed {seen} of {now}", (change.key,)
+            yield "observedGeneration", f"{change.key} observed {seen} of generation {now}", (change.key,)
         if seen < had_seen and (self._cell == "global" or change.kind.home is not Home.GLOBAL):
-            yield "observedGeneration", f"{change.key} went back from {had_seen} to {seen}", (change.key,)
+            yield "observedGeneration", f"{change.key} decreased from {had_seen} to {seen}", (change.key,)
         if now < before:
-            yield "observedGeneration", f"{change.key} went from generation {before} to {now}", (change.key,)
+            yield "observedGeneration", f"{change.key} generation decreased from {before} to {now}", (change.key,)
 
     def acknowledged(self, items: Sequence[Object | None]) -> Iterator[Found]:
-        """Whatever a caller was told is stored must be on the disk."""
+        """An acknowledged object must be on disk."""
         for item in items:
             if item is None or not item.revision:
                 continue
             kind = kind_of(item)
             if not kind.ephemeral and item.revision not in self._written:
                 key = kind.store_key(item.metadata.namespace, item.metadata.name)
-                yield "S9", f"{key} was acknowledged at {item.revision}, which no commit wrote", (key,)
+                yield "S9", f"{key} was acknowledged at revision {item.revision}, which was not committed", (key,)
 
     def watched(self, kind: str, after: int, batch: Sequence[Seen[Any]]) -> Iterator[Found]:
-        """A watch of a whole kind: every change of it, in order, none left out and none twice."""
+        """A watch of a whole kind delivers every change exactly once, in order."""
         told = [seen.revision for seen in batch if seen.object is not None]
         if not told:
             return
         known = self._by_kind.get(kind, [])
         expected = known[bisect_right(known, after) : bisect_right(known, told[-1])]
         if told != expected:
-            yield "S9", f"a watch of {kind} after {after} was told of {told[:20]}, not of {expected[:20]}", ()
+            yield "S9", f"a watch of {kind} after {after} delivered {told[:20]}, expected {expected[:20]}", ()
 
 
 def _decided(change: Changed) -> Iterator[Found]:
@@ -116,7 +115,7 @@ def _decided(change: Changed) -> Iterator[Found]:
     if change.kind.name == "Reservation" and old.victims and not new.victims:
         moved = [name for name in moved if name != "devices"]
     if moved:
-        yield "S10", f"{change.key} was committed with another {', '.join(moved)}", (change.key,)
+        yield "S10", f"{change.key} changed immutable fields: {', '.join(moved)}", (change.key,)
 
 
 def observed(item: Any) -> int:

@@ -1,7 +1,6 @@
-"""Liveness: critical work of a region that is lost serves elsewhere in time.
+"""Liveness: critical workloads of a lost region serve `minServing` in another region in time.
 
-Judged after a run from the histories of the regions that were not lost: there so many replicas must serve, when the
-time is up, as the workload is promised. What the global cell says of it is not asked.
+Checked after a run on the histories of the other regions, not on the status in the global cell.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ Name = tuple[str, str]
 
 
 def not_recovered(history: History, region: str, lost_s: float, within_s: float) -> Iterator[str]:
-    """What did not come back in time, in words. A loss that took no critical work with it proves nothing, and is told
-    too. Work that people changed or gave up meanwhile is not judged: its time begins anew."""
+    """Workloads that did not recover in time, as text. A loss without critical work is also reported. Workloads that
+    users changed or deleted meanwhile are not checked."""
     by_s = lost_s + within_s
     events = history.matching(REPLICAS)
     before, after = _serving(events, lost_s), _serving(events, by_s)
@@ -31,15 +30,15 @@ def not_recovered(history: History, region: str, lost_s: float, within_s: float)
         found = max((count for (of, where), count in after.items() if of == name and where != region), default=0)
         if taken and found < promised:
             yield (
-                f"{name[0]}/{name[1]} had {taken} replicas serving in {region} when that was lost; {within_s:g} s later"
-                f" {found} served elsewhere, {promised} are promised"
+                f"{name[0]}/{name[1]}: not recovered {within_s:g} s after the loss of {region}, where {taken} replicas "
+                f"served (expected {promised} in another region, found {found})"
             )
     if not hit:
-        yield f"no critical work that stayed as it was served in {region} when that was lost"
+        yield f"no unchanged critical workload served in {region} when it was lost"
 
 
 def _critical(history: History, lost_s: float, by_s: float) -> Iterator[Workload]:
-    """Critical workloads that were wanted at the loss, and just so until the time was up."""
+    """Critical workloads that existed at the loss and were not changed until the deadline."""
     newest: dict[str, Workload | None] = {}
     changed: set[str] = set()
     for event in history.matching(WORKLOADS):
@@ -54,7 +53,7 @@ def _critical(history: History, lost_s: float, by_s: float) -> Iterator[Workload
 
 
 def _serving(events: list[Event], at_s: float) -> dict[tuple[Name, str], int]:
-    """How many replicas of each workload served in each region at a moment, by the regions' own records."""
+    """Serving replicas by workload and region at a time, from the regions' histories."""
     newest: dict[tuple[str, str], Event] = {}
     for event in events:
         if event.key.startswith(REPLICAS) and event.at_s <= at_s:

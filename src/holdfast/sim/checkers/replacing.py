@@ -1,6 +1,7 @@
-"""S7 and S8 as far as records show them: exclusive work has no successor before its end is proven; nothing is late.
+"""S7 and S8 on recorded histories: an exclusive replica has no successor before its predecessor's proven end, and no
+expired reservation is bound.
 
-The simulation sees the machines themselves (`running`); a recorded history has only what was written down about them.
+In a simulation the machines themselves are checked (`running`). A recorded history has only the stored evidence.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from holdfast.model.times import parse_time
 from holdfast.sim.checkers import Commit, Found
 
 LATE_S = 5.0
-"""How much later than it was judged a commit may be stamped: the clock is read before the store is asked."""
+"""Maximum delay between the check and the timestamp of a commit."""
 
 
 class ReplacingChecker:
-    """One region's. Bindings stay known after they are gone, until their end is proven."""
+    """Checker of one region. Deleted Bindings are remembered until their end is proven."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[str, Binding]] = {}
-        """By replica uid: bindings of exclusive work whose end no record proves yet, by name."""
+        """Bindings of exclusive work without a proven end, by replica uid and key."""
 
     def check(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:
@@ -49,7 +50,7 @@ class ReplacingChecker:
             node: Node | None = state.get(f"/nodes/{other.spec.node}")
             fenced = node is None or node.status.fence.fenced_epoch >= other.spec.node_epoch
             if other_key != key and not fenced:
-                what = f"{key} is bound while nothing proves that {other_key} on {other.spec.node} has ended"
+                what = f"{key} is bound without proof that {other_key} on {other.spec.node} has ended"
                 yield "S7", what, (key, other_key, f"/nodes/{other.spec.node}")
 
     def _in_time(self, key: str, binding: Binding, commit: Commit) -> Iterator[Found]:

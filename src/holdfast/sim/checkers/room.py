@@ -1,7 +1,6 @@
-"""Whether a region has room for a replica, judged from the records alone and not by what the scheduler says.
+"""Independent check whether a region has room for a replica, from stored objects only.
 
-A liveness check must know who waits for a reason. This one errs towards room that is not there only where a rule looks
-at other replicas (affinity, spread): such work is let wait.
+Replicas with required affinity or spread rules are assumed to have no room, because the rules depend on other replicas.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from holdfast.model.template import requests
 
 
 class Room:
-    """One look at one region."""
+    """Free capacity of one region at one time."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._nodes: list[Node] = []
         self._free: dict[str, Amounts] = {}
         self._held: dict[str, Amounts] = {}
-        """Recovery places that nobody draws: only reclaimable work may be there."""
+        """Capacity of unused recovery slots by node. Only reclaimable work may use it."""
         self._devices: dict[str, dict[str, int]] = {}
         self._ports: dict[str, set[int]] = {}
         for item in state.values():
@@ -45,7 +44,7 @@ class Room:
             taken[device.id] = taken.get(device.id, 0) + device.milli
 
     def none_for(self, replica: Replica, together: int = 1) -> bool:
-        """Whether the replica may wait; `together` is how many of its kind must find a place at once."""
+        """Whether the replica may be pending. `together` is the number of replicas that must fit at once."""
         rules = replica.spec.placement
         if any(not rule.preferred for rule in rules.affinity):
             return True
@@ -56,7 +55,7 @@ class Room:
         return sum(places.values()) < together
 
     def _places(self, node: Node, replica: Replica) -> int:
-        """How many replicas like this one the node takes."""
+        """The number of such replicas that fit on the node."""
         if why_not_schedulable(node) or not _allowed(node, replica):
             return 0
         name, template = node.metadata.name, replica.spec.template

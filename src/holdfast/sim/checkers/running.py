@@ -1,9 +1,7 @@
-"""S7, at the machines: no two of them run the same exclusive replica at the same moment.
+"""S7 on the machines: no two machines run the same exclusive ordinal at the same time.
 
-An identity is a workload and an ordinal, wherever the replica object that carries it came from. Every run is judged as
-it begins, against what really runs anywhere at that instant. What the promise rests on is judged as well, at the moment
-it goes on record: a fence, the end of a tenure, or an ordinal given to another region says that nothing of it runs any
-more, and then nothing may.
+The identity is workload and ordinal. Every task run is checked at its start against all running tasks. The evidence is
+checked too: when a fence, the end of a tenure, or the reassignment of an ordinal is committed, no such task may run.
 """
 
 from __future__ import annotations
@@ -26,16 +24,16 @@ Identity = tuple[str, int]
 class RunningChecker:
     def __init__(self) -> None:
         self._identities: dict[str, Identity] = {}
-        """Of every exclusive replica there ever was, by uid."""
+        """Identities of all exclusive replicas by uid."""
         self._bindings: dict[Identity, dict[tuple[str, str], None]] = {}
         """Live bindings of each ordinal, by cell and key."""
         self.distrusted: set[str] = set()
-        """Machines and cells whose clocks ran beyond the bound; a machine is named after its region."""
+        """Machines and cells with clocks beyond the bound. A machine's name starts with its region."""
         self._runs: dict[Identity, list[tuple[str, Work]]] = {}
         self._machines: dict[str, Machine] = {}
-        """Those that ever ran anything, by name."""
+        """Machines that ran a task, by name."""
         self._newest: dict[str, tuple[str, Work]] = {}
-        """The newest run of each binding, exclusive or not, by its uid; with the machine."""
+        """Newest run and machine of each Binding by uid."""
 
     def learn(self, commit: Commit) -> Iterator[Found]:
         for change in commit.changed:
@@ -55,23 +53,23 @@ class RunningChecker:
                 yield from self._given(change)
 
     def _freed(self, change: Changed, commit: Commit) -> Iterator[Found]:
-        """A place is given away only when its work has ended; where the node was fenced, that is the proof."""
+        """A Binding is deleted only after its task has ended or its node was fenced."""
         binding: Binding = change.old
         machine, work = self._newest.pop(binding.uid, ("", None))
         node: Node | None = commit.state.get(f"/nodes/{binding.spec.node}")
         if work is None or work.exit is not None or self.distrusted & {machine, _region(machine)}:
             return
         if node is not None and node.status.fence.fenced_epoch < binding.spec.node_epoch:
-            what = f"{change.key} is gone while its work runs on {machine} since {work.started_s:.3f} s"
+            what = f"{change.key} is deleted while its task runs on {machine} since {work.started_s:.3f} s"
             yield "S2", what, (change.key, f"/nodes/{machine}")
 
     def _still_runs(self, identity: Identity) -> list[tuple[str, Work]]:
-        """Where an ordinal runs at this instant, on machines whose clocks can be trusted."""
+        """Running tasks of an ordinal, on machines with clocks within the bound."""
         runs = self._runs.get(identity, ())
         return [(m, w) for m, w in runs if w.exit is None and not self.distrusted & {m, _region(m), "global"}]
 
     def _fenced(self, change: Changed) -> Iterator[Found]:
-        """A fence is the proof that nothing exclusive of that epoch runs on the node any more."""
+        """When a fence is committed, no exclusive task of that epoch may run on the node."""
         node: Node = change.new
         before = change.old.status.fence.fenced_epoch if change.old is not None else 0
         now = node.status.fence.fenced_epoch
@@ -83,21 +81,21 @@ class RunningChecker:
             left_s = until_mono_s - machine.clock.monotonic()
             if 0 < epoch <= now and left_s > 0 and machine.powered:
                 what = (
-                    f"{change.key} is fenced up to epoch {now}, so all its exclusive work counts as over; by the lease "
-                    f"that the node itself counts, of epoch {epoch}, such work may run for {left_s:.3f} s more"
+                    f"{change.key} is fenced up to epoch {now}, but by the node's own lease of epoch {epoch} exclusive "
+                    f"tasks may run for {left_s:.3f} s more"
                 )
                 yield "S7", what, (change.key,)
         for identity in self._runs:
             for name, work in self._still_runs(identity):
                 if name == node.metadata.name and work.task.node_epoch <= now:
                     what = (
-                        f"{change.key} is fenced up to epoch {now}, so all its exclusive work counts as over, while "
-                        f"{work.task.binding} of epoch {work.task.node_epoch} still runs there"
+                        f"{change.key} is fenced up to epoch {now}, while the exclusive task {work.task.binding} of "
+                        f"epoch {work.task.node_epoch} still runs there"
                     )
                     yield "S7", what, (change.key, f"/bindings/{work.task.namespace}/{work.task.binding}")
 
     def _given(self, change: Changed) -> Iterator[Found]:
-        """An ordinal is given to a region only when it runs in no other; no tenure is over while it runs."""
+        """An ordinal is assigned to a region only when it runs in no other. No tenure ends while it runs."""
         new: Assignment = change.new
         old: Assignment | None = change.old
         if new.spec.exclusive is None:
@@ -116,15 +114,15 @@ class RunningChecker:
                 continue
             for machine, work in self._still_runs(identity):
                 if _region(machine) == region:
-                    what = f"{change.key}: the tenure of ordinal {identity[1]} counts as over, and it runs on {machine}"
+                    what = f"{change.key}: the tenure of ordinal {identity[1]} has ended while it runs on {machine}"
                     yield "S7", what, (change.key, f"/bindings/{work.task.namespace}/{work.task.binding}")
 
     def _bound(self, cell: str, change: Changed) -> Iterator[Found]:
-        """On record, too: an ordinal is bound in one region at a time, whether or not anything runs yet."""
+        """An ordinal is bound in one region at a time, whether or not a task runs."""
         spec = change.item.spec
         identity = self._identities.get(spec.intent.replica_uid)
         if identity is None or spec.exclusive is None or spec.exclusive.scope is not ExclusiveScope.REGION:
-            return  # of scope Global it may be bound elsewhere once its tenure is over, and stops by itself
+            return  # scope Global: after its tenure it may be bound in another region; the old task stops by itself
         there = self._bindings.setdefault(identity, {})
         there.pop((cell, change.key), None)
         if change.new is None or change.new.spec.quota_released:
@@ -150,7 +148,7 @@ class RunningChecker:
                 continue
             task = work.task
             what = (
-                f"{task.namespace}/{task.replica} (ordinal {identity[1]}) begins on {machine.name} as {task.binding} "
+                f"{task.namespace}/{task.replica} (ordinal {identity[1]}) starts on {machine.name} as {task.binding} "
                 f"while {run.task.replica} runs on {name} as {run.task.binding} since {run.started_s:.3f} s"
             )
             about = tuple(
@@ -162,7 +160,7 @@ class RunningChecker:
 
 
 def _waited(assignment: Assignment) -> bool:
-    """Whether what was taken from the region counts as ended, as a whole tenure has passed."""
+    """Whether the tenure wait of a withdrawal is over."""
     withdrawal = assignment.spec.withdrawal
     if not needs_tenure(assignment.spec.exclusive) or withdrawal is None:
         return False

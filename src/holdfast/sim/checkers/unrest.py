@@ -1,7 +1,7 @@
-"""No oscillation, and bounded load: what nobody asked to change does not keep changing.
+"""Stability checker: no oscillation and no writes without cause.
 
-During the faults: an assignment or a grant does not go to and fro between two states without a change of what is
-wanted. After the world has come to rest: nothing is written any more but heartbeats, reports and renewals.
+- During faults: an Assignment or Grant does not alternate between two values while the desired state is unchanged.
+- After convergence: only heartbeats, reports and lease renewals are written.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ FLIPS_MAX = 3
 RESTING_WRITES_MAX = 3
 RESTING_REMOVALS_MAX = 2
 SCALED_WRITES_MORE = 3
-"""That the last load grows old, and with it the wishes of its window, is written down once each."""
+"""Extra writes of an autoscaled workload: the expiry of its last load and of the recommendations in its window."""
 _WATCHED = frozenset({"Assignment", "Grant"})
 
 
 ASKED_WINDOW_S = 10.0
 ASKED_MAX = 3000
-"""Commits that may be asked of one cell's store within the window, answered or not: retries pause, so they are few."""
+"""Maximum commit attempts on one cell's store in the window. Retries have a backoff, so normal runs stay far below."""
 
 
 STEPS_MAX = 30_000
-"""Steps of all processes together within the window: a world of this size takes some 6,000 at its busiest."""
+"""Maximum steps of all processes in the window. A busy simulation takes about 6,000."""
 
 
 class UnrestChecker:
@@ -41,16 +41,16 @@ class UnrestChecker:
         self._writes: Counter[tuple[str, str]] = Counter()
         self._removed: Counter[tuple[str, str]] = Counter()
         self._scaled: set[str] = set()
-        """Workloads whose number follows a load."""
+        """Autoscaled workloads."""
         self._contacts = 0
-        """How often the global cell has changed its mind about a region's health."""
+        """Number of region health changes."""
         self._needs: Counter[str] = Counter()
-        """How often what a tenant needs has really changed: what its grants follow from."""
+        """Number of demand changes by tenant, from which its grants follow."""
         self._loads: Counter[tuple[str, str]] = Counter()
-        """How often people have pushed another load for a workload: what its number follows from where it is scaled."""
+        """Number of pushed load changes by workload, from which the count of an autoscaled workload follows."""
 
     def rest(self, at_s: float | None) -> None:
-        """The world has come to rest, or (None) is in motion again."""
+        """Sets the start of the quiet phase, or ends it (None)."""
         self._rests_since_s = at_s
         self._writes.clear()
         self._removed.clear()
@@ -62,10 +62,10 @@ class UnrestChecker:
         self._asked[cell] = (since_s, count + 1)
         if count + 1 != ASKED_MAX:
             return ()
-        return (("load", f"{ASKED_MAX} commits were asked of {cell} within {at_s - since_s:.1f} s", ()),)
+        return (("load", f"{ASKED_MAX} commits were attempted in {cell} within {at_s - since_s:.1f} s", ()),)
 
     def worked(self, steps: int, at_s: float) -> Sequence[Found]:
-        """Whoever tries again without a pause is busy, even where nothing reaches a store."""
+        """Detects busy loops that do not reach a store, by the number of steps."""
         since_s, before = self._stepped
         if at_s - since_s < ASKED_WINDOW_S:
             return ()
@@ -92,15 +92,14 @@ class UnrestChecker:
                 yield from self._flip(commit.cell, change.key, change.old, change.new)
 
     def _count(self, cell: str, key: str, *, gone: bool) -> None:
-        """What is cleared away in its time is written a few times on its way out; to come back again and again is
-        another matter."""
+        """Counts writes and deletions. Writes of a deleted object are not counted; repeated deletions are."""
         self._writes[(cell, key)] += 1
         if gone:
             self._writes.pop((cell, key))
             self._removed[(cell, key)] += 1
 
     def _flip(self, cell: str, key: str, old: Any, new: Any) -> Iterator[Found]:
-        """A, then B, then A again, while what it follows from is still the same."""
+        """Detects a return to the previous value while the inputs are unchanged."""
         name = (cell, key)
         if old is None or new is None or old.uid != new.uid:
             self._before.pop(name, None)
@@ -117,11 +116,10 @@ class UnrestChecker:
         elif earlier == now:
             self._flips[name] += 1
             if self._flips[name] == FLIPS_MAX + 1:
-                yield "oscillation", f"{key} went to and fro {self._flips[name]} times: now {now}, before {was}", (key,)
+                yield "oscillation", f"{key} oscillated {self._flips[name]} times: now {now}, before {was}", (key,)
 
     def _ground(self, item: Any) -> Any:
-        """What a wish follows from: an assignment from its workload and the load of that, a grant from all that its
-        tenant needs."""
+        """Version of the inputs: for an Assignment the workload and its load, for a Grant the tenant's demand."""
         generation = getattr(item.spec, "workload_generation", None)
         if generation is None:
             return self._needs[item.metadata.namespace]
@@ -129,7 +127,7 @@ class UnrestChecker:
         return (*asked, self._contacts) if _moves_with_contact(item) else asked
 
     def restless(self, now_s: float) -> Iterator[Found]:
-        """Called at the end of the quiet time."""
+        """Violations of the quiet phase, at its end."""
         if self._rests_since_s is None:
             return
         minutes = max(1.0, (now_s - self._rests_since_s) / 60.0)
@@ -145,8 +143,7 @@ class UnrestChecker:
                 yield "load", f"{key} was removed {count} times in {minutes:.0f} quiet minutes in {cell}", (key,)
 
 
-# Signs of life; a waiting request's account of its tries, whose pauses grow to a minute; and a recovery's account of
-# how it is given back, which it is when its region has been well for a while.
+# Heartbeats, retries of pending requests with a backoff of up to a minute, and the progress of a failback.
 _ALLOWED_PER_MINUTE = {
     "leases": 300.0, "leasepages": 300.0, "regions": 300.0, "grants": 300.0, "grantcopies": 300.0, "terms": 1.0,
     "schedulingrequests": 10.0, "recoveries": 2.0,
@@ -159,7 +156,7 @@ def _wish(item: Any) -> Any:
 
 
 def _changes_needs(kind: str, old: Any, new: Any) -> bool:
-    """Whether a tenant needs more or less than before: other work, other numbers, work that is done, another quota."""
+    """Whether the tenant's demand or quota changed."""
     if kind == "Quota":
         return old is None or new is None or old.spec != new.spec
     if kind == "Assignment":
@@ -173,7 +170,7 @@ def _need(assignment: Any) -> Any:
 
 
 def _loads(workload: Any) -> Any:
-    """What people say of a workload's load, whenever they said it: the same again is no change."""
+    """The pushed load values, without their times."""
     load = workload.status.load if workload is not None else None
     return {metric.name: metric.value for metric in load.metrics} if load is not None else {}
 
@@ -183,8 +180,7 @@ def _health(region: Any) -> Any:
 
 
 def _moves_with_contact(item: Any) -> bool:
-    """Exclusive work of scope Global leaves a region that is cut off and may come back to it, as often as it is; what
-    a recovery asks for follows the regions' health in the same way."""
+    """Whether the Assignment follows region health: exclusive work of scope Global and recovery Assignments do."""
     spec = item.spec
     tenured = spec.exclusive is not None and spec.exclusive.scope is ExclusiveScope.GLOBAL
     return tenured or spec.purpose is Purpose.RECOVERY

@@ -1,8 +1,7 @@
-"""Liveness: quota that is free again wakes whoever waits for it, within half a minute.
+"""Liveness: free quota wakes pending requests within half a minute.
 
-Judged after healing, at looks some seconds apart and from the records alone: a replica has no place, the last word on
-it is that its tenant's quota is used up, and all the while the tenant's claims plus it fit what the region holds, and
-there is room. That work comes right in the end is not enough: it must not be found by chance, or by a retry much later.
+Checked every few seconds after healing, on stored objects: a replica is pending for quota, although the tenant's claims
+plus the replica fit the region's limit and there is room. A late retry is not enough: the wakeup must come in time.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ Waiter = tuple[str, str, str]
 
 
 class WakingChecker:
-    """One world's, from its healing on. What was not heard while things went wrong is made up for by the next
-    comparison as a whole: nobody is late before that; where watches say nothing at all, every wake-up waits for one."""
+    """Checker of one simulation after healing. Wakeups lost during faults are repaired by the first resync, so time
+    counts from there. Without watches every wakeup waits for a resync."""
 
     def __init__(self, court: Court, regions: Sequence[str], healed_s: float, *, watching: bool = True) -> None:
         self._court = court
@@ -48,12 +47,12 @@ class WakingChecker:
         self._told: set[Waiter] = set()
 
     def look(self, now_s: float) -> None:
-        """To be called whenever something has changed since the last look: who could be placed and is not."""
+        """Updates the set of pending replicas that could be placed. Called after every change."""
         could = [waiter for region in self._regions for waiter in _could_be_placed(region, self._court.state(region))]
         self._since_s = {waiter: self._since_s.get(waiter, max(now_s, self._from_s)) for waiter in could}
 
     def late(self, now_s: float) -> Iterator[tuple[str, Found]]:
-        """Whom nobody woke in time, by region; each is told once."""
+        """Replicas that were not woken in time, by region. Each is reported once."""
         for waiter, since_s in self._since_s.items():
             if now_s - since_s <= self._within_s or waiter in self._told:
                 continue
@@ -61,10 +60,10 @@ class WakingChecker:
             region, key, replica = waiter
             tenant = key.split("/")[2]
             what = (
-                f"replica {tenant}/{replica} waits for quota in {region}, though it has fitted the limit and the room"
-                f" there for {now_s - since_s:.0f} s; {self._within_s:.0f} s are allowed"
+                f"replica {tenant}/{replica} is pending for quota in {region}, although limit and room have sufficed"
+                f" for {now_s - since_s:.0f} s (limit {self._within_s:.0f} s)"
             )
-            yield region, ("waking", what, (key, f"/replicas/{tenant}/{replica}", f"/grantcopies/{tenant}/normal"))
+            yield region, ("wakeup", what, (key, f"/replicas/{tenant}/{replica}", f"/grantcopies/{tenant}/normal"))
 
 
 def _could_be_placed(region: str, state: dict[str, Any]) -> Iterator[Waiter]:
@@ -76,7 +75,7 @@ def _could_be_placed(region: str, state: dict[str, Any]) -> Iterator[Waiter]:
         waiting: list[Replica] = [replica for replica in members if replica is not None and _waits(replica)]
         if not waiting:
             continue
-        # What is of use only together needs room and quota for all of it at once.
+        # A gang needs room and quota for all its members at once.
         together = len(waiting) if request.spec.gang is not None else 1
         if not _fits(tenant, scaled(requests(request.spec.template), together), state):
             continue
@@ -96,7 +95,7 @@ def _waits(replica: Replica) -> bool:
 
 
 def _fits(tenant: str, need: Amounts, state: dict[str, Any]) -> bool:
-    """Whether the tenant's claims on record and this stay within what the region holds, the provisional part apart."""
+    """Whether the tenant's stored claims plus `need` fit the region's limits, without provisional quota."""
     limit: Amounts = {}
     for grant_class in (GrantClass.NORMAL, GrantClass.EMERGENCY):
         copy: GrantCopy | None = state.get(f"/grantcopies/{tenant}/{grant_class.value.lower()}")

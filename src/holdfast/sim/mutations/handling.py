@@ -81,7 +81,7 @@ def status_touches_spec(patch: Patch) -> None:
 
     patch.set(stamp, "blocks_set", touching)
     patch.set(plan, "not_owned", lambda *_, **__: ())
-    patch.set(plan.Plan, "_restated", lambda *_: None)
+    patch.set(plan.Plan, "_status_only", lambda *_: None)
 
 
 class _Behind:

@@ -41,24 +41,24 @@ def _permits(patch: Patch, allowed: Callable[[float], float]) -> None:
         for driver in self._drivers.values():
             driver.permit(lease.epoch, allowed(lease.until_mono_s))
         for unit in self._units.values():
-            end_mono_s = self._tenure(unit)
+            end_mono_s = self._tenure_end(unit)
             if end_mono_s is not None and unit.driver is not None and unit.local.state in BUSY:
                 unit.driver.run_until(unit.id, allowed(end_mono_s))
 
-    patch.set(Supervisor, "_permit", permit)
-    patch.set(decide, "_while_leased", lambda *_: decide.Verdict())
+    patch.set(Supervisor, "_set_leases", permit)
+    patch.set(decide, "_decide_leased", lambda *_: decide.Verdict())
 
 
 def counted_from_reply(patch: Patch) -> None:
     """The holder counts its lease from the answer; neither the grantor nor the agent leaves time for that."""
-    heard = Registration.__dict__["_heard"]
+    heard = Registration.__dict__["_apply_response"]
 
     def late(self: Any, answer: Any, sent_mono_s: float) -> Any:
         return heard(self, answer, self._clock.monotonic())
 
-    patch.set(Registration, "_heard", late)
+    patch.set(Registration, "_apply_response", late)
     patch.set(LeaseBook, "grace_s", property(lambda self: self.ttl_s))
-    patch.set(decide, "_while_leased", lambda *_: decide.Verdict())
+    patch.set(decide, "_decide_leased", lambda *_: decide.Verdict())
     patch.set(limits, "WATCHDOG_FORCE_S", 0.0)
 
 
@@ -72,7 +72,7 @@ def start_with_fresh_deadline(patch: Patch) -> None:
             driver.permit(self._registration.lease.epoch, self._clock.monotonic() + FRESH_S)
 
     patch.set(Supervisor, "_start", of_its_own)
-    patch.set(decide, "_may_start", lambda binding, lease, now: True)
+    patch.set(decide, "_can_start", lambda binding, lease, now: True)
 
 
 def takeover_fences_at_once(patch: Patch) -> None:

@@ -77,7 +77,7 @@ def type_of_grant() -> Any:
 
 
 def finished_batch_keeps_grant(patch: Patch) -> None:
-    patch.set(grant_needs, "_still_wanted", lambda assignment: assignment.spec.replicas)
+    patch.set(grant_needs, "_unfinished_replicas", lambda assignment: assignment.spec.replicas)
 
 
 def ordinal_in_two_regions(patch: Patch) -> None:
@@ -103,7 +103,7 @@ def tenure_ignored(patch: Patch) -> None:
     from holdfast.agent.supervisor import Supervisor
 
     patch.set(Lease, "run_until_mono_s", lambda self, binding: self.until_mono_s)
-    patch.set(Supervisor, "_tenure", lambda self, unit: None)
+    patch.set(Supervisor, "_tenure_end", lambda self, unit: None)
 
 
 def member_hogs(patch: Patch) -> None:

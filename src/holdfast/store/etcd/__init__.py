@@ -1,4 +1,4 @@
-"""A cell on an etcd cluster: the store contract on etcd's own transactions, watches and linearizable reads.
+"""A cell's store on an etcd cluster: the store contract on etcd's transactions, watches and linearizable reads.
 
-`store` is the store, `tail` follows the cluster, `calls` reaches its members, `wire` speaks its protocol.
+`store` is the store, `tail` follows the cluster, `calls` connects to its members, `wire` encodes the protocol.
 """

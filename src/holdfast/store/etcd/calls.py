@@ -1,8 +1,8 @@
-"""Calls to the members of one etcd cluster: which member, how long, under whose name, and what a failure means.
+"""Calls to the members of one etcd cluster: member selection, timeouts, login, and the meaning of failures.
 
-Reads may be asked of another member when one does not answer. A write is sent once: only when it surely never left, or
-when etcd itself refused it for want of a fresh login, is it sent again. Every answer's cluster and revision are held
-against the last, so that a cluster that was exchanged or wiped under us is noticed before anything is built on it.
+A read is retried at another member. A write is sent once; it is repeated only if it certainly never left, or if etcd
+refused it for an expired login. The cluster id and revision of every response are checked, so that a replaced or wiped
+cluster is detected before anything depends on it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _REQUIRE_LEADER = (("hasleader", "true"),)
 
 
 class Member:
-    """One endpoint and the channel to it."""
+    """One endpoint and its channel."""
 
     def __init__(self, target: Target, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
         host = address.partition("://")[2]
-        options = _options()
+        options = _channel_options()
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(host, options=options)
         else:
@@ -65,14 +65,14 @@ class Member:
 
 class Calls:
     def __init__(self, target: Target, first: int = 0) -> None:
-        """`first` spreads the cells over the members: each begins with another one."""
+        """`first` spreads the cells over the members: each cell starts with another one."""
         self.target = target
         self.cluster_id = 0
         self.revision = 0
-        """The newest revision of etcd's that a linearizable answer named."""
+        """Newest etcd revision seen in a linearizable response."""
         credentials = _credentials(target)
         self._members = [Member(target, address, credentials) for address in _addresses(target)]
-        self._at = first % len(self._members)
+        self._current = first % len(self._members)
         self._token = ""
         self._login = asyncio.Lock()
 
@@ -81,7 +81,9 @@ class Calls:
         return ", ".join(member.address for member in self._members)
 
     async def open(self) -> str:
-        """Asks every member who it is. Answers the oldest version among them; refuses what cannot be used."""
+        """Queries the status of every member. Returns the oldest version among them; raises if the cluster cannot
+        be used.
+        """
         problems: list[Fault] = []
         versions: dict[tuple[int, int], str] = {}
         clusters: dict[int, str] = {}
@@ -99,12 +101,12 @@ class Calls:
         if not versions:
             raise problems[0]
         if len(clusters) > 1:
-            told = ", ".join(f"{address} to {number:x}" for number, address in clusters.items())
-            raise StoreFailed(f"the etcd endpoints belong to different clusters ({told}): name members of one cluster")
+            members = ", ".join(f"{address} to {number:x}" for number, address in clusters.items())
+            raise StoreFailed(f"--etcd-endpoints: several clusters ({members}); next: list members of one cluster")
         oldest = min(versions)
         if oldest < OLDEST:
             raise StoreFailed(
-                f"etcd {versions[oldest]} is too old: at least {OLDEST[0]}.{OLDEST[1]} is needed; upgrade it"
+                f"etcd: version too old (expected {OLDEST[0]}.{OLDEST[1]} or newer, found {versions[oldest]})"
             )
         self.cluster_id = next(iter(clusters))
         for problem in problems:
@@ -112,60 +114,61 @@ class Calls:
         return versions[oldest]
 
     async def read(self, method: str, request: Any) -> Any:
-        """Asks one member after another until one answers."""
+        """Tries one member after another until one responds."""
         last: Fault | None = None
         for _ in range(max(limits.READ_ATTEMPTS, len(self._members))):
-            member = self._members[self._at]
+            member = self._members[self._current]
             try:
-                return self._checked(await self._once(member, method, request))
+                return self._check_response(await self._once(member, method, request))
             except grpc.aio.AioRpcError as error:
                 fault = faults.definite(error, member.address) or faults.unanswered(error, member.address)
                 if not isinstance(fault, Unavailable):
                     raise fault from error
                 last = fault
-                self._leave(member)
+                self._skip(member)
                 await asyncio.sleep(limits.BACKOFF_FIRST_S)
         assert last is not None
         raise last
 
     async def write(self, method: str, request: Any) -> Any:
-        """Sends it once. Raises Ambiguous when nobody can say whether it happened."""
+        """Sends it once. Raises Ambiguous if it is unknown whether it happened."""
         last: Fault | None = None
         for _ in range(len(self._members)):
-            member = self._members[self._at]
+            member = self._members[self._current]
             try:
-                return self._checked(await self._once(member, method, request))
+                return self._check_response(await self._once(member, method, request))
             except grpc.aio.AioRpcError as error:
                 fault = faults.definite(error, member.address)
                 if fault is None:
-                    self._leave(member)
+                    self._skip(member)
                     raise faults.unknown(error, member.address) from error
                 if not isinstance(fault, Unavailable) or "NOSPACE" in fault.message:
                     raise fault from error
                 last = fault
-                self._leave(member)
+                self._skip(member)
         assert last is not None
         raise last
 
     async def watch(self) -> tuple[Any, str]:
-        """A new watch stream on the current member, and that member's address."""
-        member = self._members[self._at]
-        return member.watch((*_REQUIRE_LEADER, *self._identity())), member.address
+        """A new watch stream on the current member, with the member's address."""
+        member = self._members[self._current]
+        return member.watch((*_REQUIRE_LEADER, *self._auth_metadata())), member.address
 
     def leave(self, address: str) -> None:
-        """This member is of no use at the moment: go on with the next."""
-        self._leave(next(member for member in self._members if member.address == address))
+        """Switches to the next member."""
+        self._skip(next(member for member in self._members if member.address == address))
 
     async def login_again(self) -> None:
         if self.target.user:
             await self._authenticate(stale=self._token)
 
     def see(self, header: Any) -> None:
-        """Holds an answer against what is known of the cluster."""
+        """Checks that a response came from the same cluster."""
         if self.cluster_id and header.cluster_id != self.cluster_id:
             raise StoreFailed(
-                f"the etcd cluster at {self.addresses} was {self.cluster_id:x} and is now {header.cluster_id:x}: "
-                "another cluster, to which nothing is written. Point the cell back at its own, or restore it"
+                f"etcd at {self.addresses}: another cluster, so the cell stopped writing (expected id "
+                f"{self.cluster_id:x}, found {header.cluster_id:x}); next: point the cell at its own cluster, or "
+                "holdfast restore"
             )
 
     async def close(self) -> None:
@@ -180,39 +183,39 @@ class Calls:
             before = self.revision
             try:
                 answer = await member.call(
-                    method, request, timeout_s=limits.ETCD_CALL_S, metadata=(*_REQUIRE_LEADER, *self._identity())
+                    method, request, timeout_s=limits.ETCD_CALL_S, metadata=(*_REQUIRE_LEADER, *self._auth_metadata())
                 )
             except grpc.aio.AioRpcError as error:
                 if attempt or not self.target.user or not faults.wants_login(error):
                     raise
                 await self._authenticate(stale=token)
                 continue
-            # Held against what was known when the call began: a call that overtook it may name a newer revision.
+            # Compared with the revision at the start of the call: a concurrent call may have raised it since.
             if answer.header.revision < before and answer.header.cluster_id == self.cluster_id:
                 raise StoreFailed(
-                    f"the etcd cluster at {self.addresses} went back from revision {before} to "
-                    f"{answer.header.revision}: it was wiped or restored under this cell; nothing more is written. "
-                    "Use `holdfast restore`"
+                    f"etcd at {self.addresses}: its revision went backwards, so it was wiped or restored and the cell "
+                    f"stopped writing (expected {before} or newer, found {answer.header.revision}); next: holdfast "
+                    "restore"
                 )
             self.revision = max(self.revision, answer.header.revision)
             return answer
         raise AssertionError("the second attempt returns or raises")
 
-    def _checked(self, answer: Any) -> Any:
+    def _check_response(self, answer: Any) -> Any:
         self.see(answer.header)
         return answer
 
-    def _identity(self) -> tuple[tuple[str, str], ...]:
+    def _auth_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("token", self._token),) if self._token else ()
 
-    def _leave(self, member: Member) -> None:
-        if self._members[self._at] is member:
-            self._at = (self._at + 1) % len(self._members)
+    def _skip(self, member: Member) -> None:
+        if self._members[self._current] is member:
+            self._current = (self._current + 1) % len(self._members)
 
     async def _status(self, member: Member) -> Any:
         try:
             return await member.call(
-                "Status", wire.StatusRequest(), timeout_s=limits.ETCD_DIAL_S, metadata=self._identity()
+                "Status", wire.StatusRequest(), timeout_s=limits.ETCD_DIAL_S, metadata=self._auth_metadata()
             )
         except grpc.aio.AioRpcError as error:
             raise (
@@ -222,10 +225,10 @@ class Calls:
     async def _authenticate(self, stale: str = "") -> None:
         async with self._login:
             if stale != self._token:
-                return  # someone else has logged in meanwhile
+                return  # another call has logged in meanwhile
             request = wire.AuthenticateRequest(name=self.target.user, password=_password(self.target))
             last: Fault | None = None
-            for member in (*self._members[self._at :], *self._members[: self._at]):
+            for member in (*self._members[self._current :], *self._members[: self._current]):
                 try:
                     answer = await member.call(
                         "Authenticate", request, timeout_s=limits.ETCD_DIAL_S, metadata=()
@@ -246,18 +249,18 @@ class Calls:
 
 def _addresses(target: Target) -> list[str]:
     if not target.endpoints:
-        raise StoreFailed("no etcd endpoint is named: give --etcd-endpoints https://HOST:2379,…")
+        raise StoreFailed("--etcd-endpoints: missing; next: add --etcd-endpoints https://HOST:2379,…")
     found = []
     for text in target.endpoints:
         address = text.rstrip("/") if "://" in text else f"{'https' if target.ca or target.cert else 'http'}://{text}"
         scheme, _, host = address.partition("://")
         if scheme not in ("http", "https") or not host or ":" not in host:
-            raise StoreFailed(f"{text!r} is no etcd endpoint: write http://HOST:PORT or https://HOST:PORT")
+            raise StoreFailed(f"--etcd-endpoints {text}: invalid (expected http://HOST:PORT or https://HOST:PORT)")
         found.append(address)
     if len({address.partition("://")[0] for address in found}) > 1:
-        raise StoreFailed("the etcd endpoints mix http and https: name them all alike")
+        raise StoreFailed("--etcd-endpoints: http and https are mixed (expected one of them)")
     if found[0].startswith("http://") and (target.ca or target.cert):
-        raise StoreFailed("--etcd-ca and --etcd-cert are for https:// endpoints, and these are http://")
+        raise StoreFailed("--etcd-ca, --etcd-cert: not usable with http:// endpoints (expected https://)")
     return list(dict.fromkeys(found))
 
 
@@ -265,7 +268,7 @@ def _credentials(target: Target) -> grpc.ChannelCredentials | None:
     if not _addresses(target)[0].startswith("https://"):
         return None
     if bool(target.cert) != bool(target.key):
-        raise StoreFailed("--etcd-cert and --etcd-key go together")
+        raise StoreFailed("--etcd-cert, --etcd-key: one of them is missing (expected both)")
     return grpc.ssl_channel_credentials(
         root_certificates=_file(target.ca, "--etcd-ca"),
         private_key=_file(target.key, "--etcd-key"),
@@ -279,12 +282,12 @@ def _file(path: str, option: str) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise StoreFailed(f"{option} {path} cannot be read: {error.strerror}") from error
+        raise StoreFailed(f"{option} {path}: cannot read it ({error.strerror})") from error
 
 
 def _password(target: Target) -> str:
     if not target.password_file:
-        raise StoreFailed(f"--etcd-user {target.user} has no password: give --etcd-password-file")
+        raise StoreFailed(f"--etcd-user {target.user}: the password is missing; next: add --etcd-password-file FILE")
     held = _file(target.password_file, "--etcd-password-file")
     assert held is not None
     return held.decode().strip()
@@ -294,7 +297,7 @@ def _version(text: str) -> tuple[int, int]:
     parts = text.split(".")
     with contextlib.suppress(ValueError, IndexError):
         return int(parts[0]), int(parts[1])
-    raise StoreFailed(f"{text!r} is no version of etcd: check the endpoint")
+    raise StoreFailed(f"--etcd-endpoints: not an etcd server (unexpected version {text!r})")
 
 
 def _serialize(message: Any) -> bytes:
@@ -302,19 +305,19 @@ def _serialize(message: Any) -> bytes:
     return raw
 
 
-def _options() -> list[tuple[str, int]]:
+def _channel_options() -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", int(limits.ETCD_KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(limits.ETCD_DIAL_S * 1000)),
-        # etcd ends connections that are pinged without a call; where a watch is open there always is one.
+        # etcd closes connections that are pinged without an active call; an open watch always is one.
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", int(limits.ETCD_DIAL_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", 2000),
-        # No hidden repetition of anything, no proxy in between, no channel shared with another store of this process.
+        # No hidden retries, no proxy, no channel shared with another store of this process.
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),

@@ -1,8 +1,8 @@
-"""Whether this is the cluster, and the data, that this process worked with before.
+"""Detects a cluster, or data, other than the one this process used before.
 
-Two marks: a random identity among the cell's keys, written once; and a small file beside the process that remembers the
-cluster, that identity, and how far the cell had come. A cluster that was exchanged, wiped or rolled back does not agree
-with the file, and the cell refuses to start on it: going on would lose what was acknowledged, and run work twice.
+Two marks: a random identity among the cell's keys, written once, and a small file beside the process with the cluster,
+that identity and the cell's head. If a cluster was replaced, wiped or rolled back, the file does not match and the cell
+refuses to start: continuing would lose acknowledged writes and run work twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mark(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MarkFile:
-    """The file; None for a process that has no place of its own (a one-off command)."""
+    """The file; `folder` is None for a process without a state directory (a one-off command)."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder / NAME if folder is not None else None
@@ -48,11 +48,11 @@ class MarkFile:
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise StoreFailed(
-                f"{self._path} cannot be read ({error}): it says which etcd data this cell uses"
+                f"{self._path}: cannot read it ({error}); it records which etcd data this cell uses"
             ) from error
 
     def forget(self) -> None:
-        """What was known of the data no longer holds: it is replaced on purpose."""
+        """Deletes the file: the data is being replaced on purpose."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -66,7 +66,7 @@ class MarkFile:
 
 
 async def establish(calls: Calls, keys: Keys) -> tuple[str, int]:
-    """The identity of the cell's data, a new one where there is none yet, and etcd's revision that began it."""
+    """The identity of the cell's data, created if missing, and the etcd revision at which it was created."""
     request = wire.TxnRequest(
         compare=[wire.at_revision(keys.identity, 0)],
         success=[
@@ -76,31 +76,29 @@ async def establish(calls: Calls, keys: Keys) -> tuple[str, int]:
     )
     answer = await calls.read("Range", wire.read(keys.identity))
     if not answer.kvs:
-        # After no answer the read that follows tells; a late one changes nothing, as it asks that there is none.
+        # If there is no response, the next read shows the result. A late write changes nothing: it compares with 0.
         with contextlib.suppress(Ambiguous):
             await calls.write("Txn", request)
         answer = await calls.read("Range", wire.read(keys.identity))
     for pair in answer.kvs:
         return pair.value.decode(), pair.create_revision
-    raise StoreFailed("the cell's identity could not be written to etcd: start again")
+    raise StoreFailed("etcd: cannot write the cell's identity; next: start the cell again")
 
 
 def check(known: Mark | None, now: Mark, file: MarkFile) -> None:
-    """Refuses data that is not what this process knew, or an older state of it."""
+    """Refuses data that differs from what this process used, or an older state of it."""
     if known is None:
         return
     advice = (
-        "Nothing was written. If the cell was restored on purpose, use `holdfast restore`, which tells its peers; "
-        f"remove {file.path} only if this process never belonged to that data"
+        f"next: holdfast restore, if the cell was restored on purpose; delete {file.path} only if this process never "
+        "used that data"
     )
     if known.cluster != now.cluster:
-        raise StoreFailed(
-            f"etcd is cluster {now.cluster}, and this cell's data is in cluster {known.cluster}. {advice}"
-        )
+        raise StoreFailed(f"etcd: another cluster (expected {known.cluster}, found {now.cluster}); {advice}")
     if known.identity != now.identity:
         raise StoreFailed(
-            f"the cell's data in etcd is {now.identity}, and this process worked with {known.identity}: it was wiped "
-            f"or exchanged. {advice}"
+            f"etcd: the cell's data was wiped or replaced (expected identity {known.identity}, found {now.identity}); "
+            f"{advice}"
         )
     if now.head < known.head:
-        raise StoreFailed(f"the cell's data in etcd is at {now.head} and was at {known.head}: it went back. {advice}")
+        raise StoreFailed(f"etcd: the cell's data is old (expected revision {known.head}, found {now.head}); {advice}")

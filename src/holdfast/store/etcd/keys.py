@@ -1,15 +1,15 @@
-"""Where a cell keeps what in etcd, and how etcd's revisions and ours translate.
+"""Key layout of a cell in etcd, and the mapping between etcd's revisions and ours.
 
-    /holdfast/<cell>/cell/head        written last in every commit; its value is how many keys the commit changed
-    /holdfast/<cell>/cell/identity    the random identity of this cell's data, written once
-    /holdfast/<cell>/cell/compacted   how far history was given up
-    /holdfast/<cell>/cell/epoch       the log epoch: which folder records are appended to
+    /holdfast/<cell>/cell/head        written last in every commit; its value is the number of keys the commit changed
+    /holdfast/<cell>/cell/identity    random identity of this cell's data, written once
+    /holdfast/<cell>/cell/compacted   compacted revision
+    /holdfast/<cell>/cell/epoch       log epoch: the directory that new records go to
     /holdfast/<cell>/data<key>        the objects
     /holdfast/<cell>/logs/<log>/<epoch>/<writer>-<n>
 
-etcd counts one revision per transaction; the contract asks for one per changed key, in order. So ours is etcd's times
-4096 plus the place of the change in its transaction. A watch shows that place by the order of its events; for reads it
-is in the first two bytes of every value.
+etcd has one revision per transaction; the contract requires one per changed key, in order. Ours is etcd's times 4096
+plus the index of the change in its transaction. A watch reveals the index by event order, reads by the value's first
+two bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def revision_of(main: int, place: int) -> int:
 
 
 def main_of(revision: int) -> int:
-    """The revision of etcd's that a revision of ours belongs to."""
+    """The etcd revision that contains a revision of ours."""
     return revision >> PLACE_BITS
 
 
@@ -54,14 +54,14 @@ class Keys:
         self.logs_end = self.root + b"logs0"
         self._data = f"{root}data"
         self._data_bytes = self._data.encode()
-        # One watch covers the cell's facts and its objects, and not its logs: `cell/` to `data…`.
+        # One watch covers `cell/` and `data…`, but not the logs.
         self.watched = (self.root + b"cell/", self.root + b"datb")
 
     def data(self, key: str) -> bytes:
         return f"{self._data}{key}".encode()
 
     def data_range(self, prefix: str, after: str = "") -> tuple[bytes, bytes]:
-        """What `range` asks etcd for: from here, up to there."""
+        """Start and end of an etcd range for `range`."""
         end = upper_bound(prefix)
         low = f"{after}\0" if after and after >= prefix else prefix
         return self.data(low), self.data(end) if end else self.watched[1]
@@ -75,7 +75,8 @@ class Keys:
     def entry(self, pair: Any) -> Entry:
         value: bytes = pair.value
         if len(value) < _HEADER_BYTES:
-            raise StoreFailed(f"etcd holds {pair.key!r} with a value that Holdfast did not write: remove or restore it")
+            name = pair.key.decode(errors="replace")
+            raise StoreFailed(f"etcd key {name}: not written by Holdfast; next: delete it, or restore the cell")
         place = int.from_bytes(value[:_HEADER_BYTES], "big")
         return Entry(
             self.key(pair.key),
@@ -85,16 +86,16 @@ class Keys:
         )
 
     def head_revision(self, pairs: Any) -> int:
-        """The newest revision of the cell, from what was read of its head key."""
+        """The cell's newest revision, from its head key."""
         for pair in pairs:
             return revision_of(pair.mod_revision, int(pair.value) - 1)
         return 0
 
     def log(self, log: str, epoch: str = "") -> bytes:
-        """The folder of a log, or of one of its epochs."""
+        """The directory of a log, or of one of its epochs."""
         return self.logs + f"{log}/{epoch}{'/' if epoch else ''}".encode()
 
 
 def after_all(prefix: bytes) -> bytes:
-    """The end of the range of everything that starts with a prefix that ends in `/`."""
+    """End of the range of all keys with a prefix that ends in `/`."""
     return prefix[:-1] + b"0"

@@ -1,8 +1,8 @@
-"""Append-only logs in etcd: records in the order they were committed, though many processes append at once.
+"""Append-only logs in etcd: records in commit order, although many processes append concurrently.
 
-A record's key is chosen before its commit, its order is known only after it. So records go into epochs: every commit
-that appends compares the epoch's revision, so all records of one epoch were committed before any of the next. Inside an
-epoch, which is short, they are put in order by the revision of etcd's that wrote them; that is also their sequence.
+A record's key is chosen before its commit, but its order is known only afterwards. Records therefore go into epochs:
+every appending commit compares the epoch's revision, so all records of one epoch were committed before any of the next.
+Within an epoch, which is short, records are ordered by the etcd revision that wrote them; that is also their sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_EPOCH = "0" * _DIGITS
 
 
 class Epoch:
-    """`name` sorts by age: it is the revision of etcd's at which the epoch before it began. `revision`: its key's."""
+    """`name` sorts by age: the etcd revision at which the previous epoch began. `revision` is that of the epoch key."""
 
     def __init__(self, name: str, revision: int) -> None:
         self.name = name
@@ -36,13 +36,13 @@ class Logs:
         self._calls = calls
         self._keys = keys
         self._writer = writer
-        self._made = 0
+        self._record_count = 0
         self.epoch = Epoch(FIRST_EPOCH, 0)
         self._in_epoch = 0
-        self._turning: asyncio.Task[None] | None = None
+        self._epoch_task: asyncio.Task[None] | None = None
 
     def see(self, pair: Any) -> None:
-        """The epoch key as a read or the watch shows it."""
+        """The epoch key from a read or the watch."""
         if pair.mod_revision > self.epoch.revision:
             self.epoch = Epoch(pair.value.decode(), pair.mod_revision)
             self._in_epoch = 0
@@ -54,16 +54,16 @@ class Logs:
         epoch = self.epoch
         puts = []
         for place, append in enumerate(appends):
-            self._made += 1
-            key = self._keys.log(append.log, epoch.name) + f"{self._writer}-{self._made:08x}".encode()
+            self._record_count += 1
+            key = self._keys.log(append.log, epoch.name) + f"{self._writer}-{self._record_count:08x}".encode()
             puts.append(wire.put_op(key, place.to_bytes(2, "big") + append.value))
         return [wire.at_revision(self._keys.epoch, epoch.revision)], puts
 
     def appended(self, records: int) -> None:
-        """Turns to a new epoch when this one is full. Whoever is first does it for all."""
+        """Starts a new epoch when this one is full. The first process to notice does it for all."""
         self._in_epoch += records
-        if self._in_epoch >= limits.ETCD_EPOCH_RECORDS and self._turning is None:
-            self._turning = asyncio.get_running_loop().create_task(self._turn(), name="log epoch")
+        if self._in_epoch >= limits.ETCD_EPOCH_RECORDS and self._epoch_task is None:
+            self._epoch_task = asyncio.get_running_loop().create_task(self._start_epoch(), name="log epoch")
 
     async def refresh(self) -> None:
         answer = await self._calls.read("Range", wire.read(self._keys.epoch))
@@ -71,12 +71,12 @@ class Logs:
             self.see(pair)
 
     async def close(self) -> None:
-        if self._turning is not None:
-            await asyncio.gather(self._turning, return_exceptions=True)
+        if self._epoch_task is not None:
+            await asyncio.gather(self._epoch_task, return_exceptions=True)
 
-    async def _turn(self) -> None:
+    async def _start_epoch(self) -> None:
         epoch = self.epoch
-        # The old epoch's key was written at its revision: everything in the new one is committed after that.
+        # The old epoch's key was written at its revision; everything in the new epoch is committed after that.
         name = f"{epoch.revision:0{_DIGITS}x}"
         try:
             await self._calls.write(
@@ -88,9 +88,9 @@ class Logs:
             )
             await self.refresh()
         except Fault:
-            self._in_epoch = 0  # another attempt follows when as many more were appended
+            self._in_epoch = 0  # retried when another epoch's worth of records was appended
         finally:
-            self._turning = None
+            self._epoch_task = None
 
     async def read(self, log: str, after: int, limit: int) -> tuple[LogRecord, ...]:
         found: list[LogRecord] = []
@@ -102,7 +102,7 @@ class Logs:
         return tuple(found[:limit])
 
     async def trim(self, log: str, keep: int) -> None:
-        """Deletes the oldest beyond `keep`, whole epochs at once where it can."""
+        """Deletes the oldest records beyond `keep`, whole epochs at once where possible."""
         folder = self._keys.log(log)
         counted = await self._calls.read(
             "Range", wire.RangeRequest(key=folder, range_end=after_all(folder), count_only=True)
@@ -116,7 +116,7 @@ class Logs:
                 await self._calls.write("DeleteRange", wire.DeleteRangeRequest(key=low, range_end=after_all(low)))
                 spare -= len(pairs)
             else:
-                whole = await self._calls.read("Range", wire.read(*_span(self._keys.log(log, epoch))))
+                whole = await self._calls.read("Range", wire.read(*_range_of(self._keys.log(log, epoch))))
                 oldest = sorted(whole.kvs, key=lambda pair: _record(pair).sequence)[:spare]
                 for start in range(0, len(oldest), _DELETES):
                     some = [wire.delete_op(pair.key) for pair in oldest[start : start + _DELETES]]
@@ -128,8 +128,8 @@ class Logs:
     async def _epoch_of(self, log: str, after: int) -> str:
         """An epoch from which on every record after this sequence is found; "" for the first.
 
-        An epoch is named by when the one before it began, so the last that is named before the record may already be
-        the one behind the record's own: one step further back is safe.
+        An epoch is named by the start of the previous one, so the last epoch named before the record may already follow
+        the record's own epoch. One step further back is safe.
         """
         folder = self._keys.log(log)
         name = f"{after >> PLACE_BITS:0{_DIGITS}x}"
@@ -147,7 +147,7 @@ class Logs:
     async def _epochs(
         self, log: str, first: str, *, keys_only: bool = False
     ) -> AsyncIterator[tuple[str, list[Any]]]:  # fmt: skip
-        """Every epoch from `first` on, oldest first, with all of its records."""
+        """Every epoch from `first` on, oldest first, with all its records."""
         folder = self._keys.log(log)
         low = self._keys.log(log, first) if first else folder
         end = after_all(folder)
@@ -181,5 +181,5 @@ def _epoch_name(folder: bytes, key: bytes) -> str:
     return name
 
 
-def _span(folder: bytes) -> tuple[bytes, bytes]:
+def _range_of(folder: bytes) -> tuple[bytes, bytes]:
     return folder, after_all(folder)

@@ -1,8 +1,8 @@
 """A cell's store on an etcd cluster, shared by any number of processes.
 
-Reads of the newest state and commits are linearizable: they go to etcd, and they return only when this process has seen
-by its own watch what they rest on, so that `head`, reads and watches move together here. Reads of the past and watches
-from the past come from etcd's history. Nothing is retried behind the caller's back: a commit is sent once.
+Reads of the newest state and commits are linearizable: they go to etcd, and they return only after this process has
+seen by its own watch everything they depend on, so `head`, reads and watches advance together. Reads of the past and
+watches use etcd's history, back to the compacted revision.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import structlog
 from holdfast.model import limits
 from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Fault, StoreFailed, Unavailable
 from holdfast.runtime import metrics
-from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Txn
+from holdfast.store.contract import Change, Committed, Entry, LogRecord, Page, Txn, compare_conflict
 from holdfast.store.etcd import identity, wire
 from holdfast.store.etcd.calls import Calls
-from holdfast.store.etcd.draft import Draft, compared_main, conflict
+from holdfast.store.etcd.draft import Draft, compared_main
 from holdfast.store.etcd.identity import Mark, MarkFile
 from holdfast.store.etcd.keys import LAST_PLACE, Keys, main_of, revision_of
 from holdfast.store.etcd.logs import Logs
@@ -35,13 +35,13 @@ _log = structlog.get_logger()
 
 
 class EtcdStore:
-    """Made by `open_store`. Used from one loop only."""
+    """Created by `open_store`. Used from one event loop only."""
 
     def __init__(
         self, cell: str, calls: Calls, keys: Keys, mark: Mark, *, born: int, main: int, file: MarkFile
     ) -> None:
-        """`mark.head` was the cell's head at etcd's revision `main`; nothing of the cell is older than `born`."""
-        self._born = born
+        """`mark.head` was the cell's head at etcd revision `main`; no key of the cell is older than `born`."""
+        self._first_revision = born
         self.cell = cell
         self.max_writes = calls.target.operations - limits.ETCD_TXN_RESERVE
         self._calls = calls
@@ -54,7 +54,7 @@ class EtcdStore:
             calls, keys, mark.head, main, publish=self._publish, read_head=self._read_head, attached=self._attached
         )  # fmt: skip
         self._compacted = 0
-        self._writing: dict[str, tuple[bytes, Any]] = {}
+        self._pending_values: dict[str, tuple[bytes, Any]] = {}
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -72,12 +72,12 @@ class EtcdStore:
         return self._compacted
 
     def back(self, changes: int) -> int:
-        """In etcd's revisions, so that all cells of a cluster give up about the same past."""
+        """Counted in etcd revisions, so that all cells of a cluster compact about the same past."""
         return max(0, revision_of(main_of(self.head) - changes, LAST_PLACE))
 
     async def newest(self) -> int:
         head, _ = await self._read_head()
-        await self._reach(head)
+        await self._wait_published(head)
         return head
 
     async def get(self, key: str, *, at: int | None = None) -> Entry | None:
@@ -85,7 +85,7 @@ class EtcdStore:
             page = await self._past(self._keys.data(key), b"", at, 1)
             return next((entry for entry in page.entries if entry.key == key), None)
         found, head, _ = await self._read_now(self._keys.data(key), b"", 1)
-        await self._reach(head)
+        await self._wait_published(head)
         return self._keys.entry(found.kvs[0]) if found.kvs else None
 
     async def range(self, prefix: str, *, at: int | None = None, after: str = "", limit: int = 0) -> Page:
@@ -102,7 +102,7 @@ class EtcdStore:
             )
             entries += map(self._keys.entry, rest.kvs)
             more = rest.more
-        await self._reach(head)
+        await self._wait_published(head)
         return Page(tuple(entries), head, bool(limit) and more)
 
     async def commit(self, txn: Txn) -> Committed:
@@ -122,7 +122,7 @@ class EtcdStore:
     async def compact(self, revision: int) -> None:
         self._check()
         if revision > self.head:
-            raise BadRequest(f"revision {revision} cannot be compacted: the newest is {self.head}")
+            raise BadRequest(f"revision {revision}: cannot be compacted (newest revision {self.head})")
         if revision <= self._compacted:
             return
         await self._calls.write(
@@ -131,11 +131,11 @@ class EtcdStore:
         self._compacted = max(self._compacted, revision)
         metrics.STORE_COMPACTED.set(self._compacted)
         self._feed.wake()
-        # A commit that is given up only in part must stay whole in etcd.
+        # A commit that is only partly compacted must stay complete in etcd.
         head = await self._head_at(main_of(revision))
         main = main_of(revision) if revision >= head else main_of(revision) - 1
-        if main >= self._born:
-            # Another process, or etcd itself, may have gone further already.
+        if main >= self._first_revision:
+            # Another process, or etcd itself, may have compacted further already.
             with contextlib.suppress(Expired):
                 await self._calls.write("Compact", wire.CompactionRequest(revision=main))
         _log.info("history_compacted", cell=self.cell, revision=revision)
@@ -149,14 +149,14 @@ class EtcdStore:
         await self._logs.trim(log, keep)
 
     async def close(self) -> None:
-        """Waits for what is on its way, then lets go of the cluster."""
+        """Waits for commits in flight, then disconnects from the cluster."""
         if isinstance(self._failure, Unavailable):
             return
         closed = Unavailable(f"the store of cell {self.cell} is closed")
         stopped, self._failure = self._failure, self._failure or closed
         if stopped is None:
             await self._idle.wait()
-            self._remember()
+            self._save_mark()
         await self._logs.close()
         for task in self._tasks:
             task.cancel()
@@ -165,17 +165,17 @@ class EtcdStore:
         self._feed.fail(self._failure)
         self._failure = closed
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
         for pair in (await self._calls.read("Range", wire.read(self._keys.compacted))).kvs:
             self._compacted = int(pair.value)
         await self._logs.refresh()
-        self._remember()
-        for name, work in (("etcd watch", self._follow()), ("etcd mark", self._keep_mark())):
+        self._save_mark()
+        for name, work in (("etcd watch", self._run_tail()), ("etcd mark", self._keep_mark())):
             self._tasks.append(asyncio.create_task(work, name=f"{name} {self.cell}"))
 
-    async def _follow(self) -> None:
+    async def _run_tail(self) -> None:
         try:
             await self._tail.run()
         except Fault as fault:
@@ -184,15 +184,15 @@ class EtcdStore:
             raise
         except Exception as error:
             _log.exception("etcd_watch_failed", cell=self.cell)
-            self._fail(StoreFailed(f"following etcd failed: {error}"))
+            self._fail(StoreFailed(f"store of cell {self.cell}: the etcd watch crashed ({error})"))
 
     async def _keep_mark(self) -> None:
-        """How far the cell has come, beside the process: what a wiped cluster is found out by at the next start."""
+        """Saves the cell's head beside the process, so that a wiped cluster is detected at the next start."""
         while True:
             await asyncio.sleep(limits.ETCD_MARK_EVERY_S)
-            self._remember()
+            self._save_mark()
 
-    def _remember(self) -> None:
+    def _save_mark(self) -> None:
         if self.head > self._mark.head or self._mark.head == 0:
             self._mark = Mark(self._mark.cluster, self._mark.identity, self.head)
         try:
@@ -210,114 +210,114 @@ class EtcdStore:
         if self._failure is not None:
             raise self._failure
 
-    # Writing
+    # Writes
 
     async def _commit(self, txn: Txn) -> Committed:
         draft = Draft(self._keys, txn, self.max_writes)
         before = self.head
         for _ in range(limits.COMMIT_ROUNDS):
-            await self._settle_removals(draft)
+            await self._look_up_removals(draft)
             compares, puts = self._logs.operations(txn.appends)
             request = draft.request(compares, puts)
             for write in draft.puts:
-                self._writing[write.key] = (write.value, write.attached)
+                self._pending_values[write.key] = (write.value, write.attached)
             try:
-                answer = await self._sent(self._calls.write("Txn", request))
+                answer = await self._stop_on_failure(self._calls.write("Txn", request))
             finally:
                 for write in draft.puts:
-                    self._writing.pop(write.key, None)
+                    self._pending_values.pop(write.key, None)
             if answer.succeeded:
                 return await self._committed(draft, answer, len(txn.appends), before)
-            await self._refused(draft, answer)
+            await self._raise_conflict(draft, answer)
             if txn.appends:
                 await self._logs.refresh()
-        raise Conflict(f"the log epoch, or keys to remove, kept changing in {limits.COMMIT_ROUNDS} attempts: try again")
+        raise Conflict(f"commit: concurrent changes won all {limits.COMMIT_ROUNDS} attempts; next: retry")
 
     async def _committed(self, draft: Draft, answer: Any, records: int, before: int) -> Committed:
         if records:
             self._logs.appended(records)
         if not draft.changes:
             head = self._keys.head_revision(answer.responses[0].response_range.kvs)
-            await self._reach(head)
+            await self._wait_published(head)
             return Committed(head, draft.revisions(0, head))
         main = answer.header.revision
         revisions = draft.revisions(main, before)
-        await self._reach(revision_of(main, draft.changes - 1))
+        await self._wait_published(revision_of(main, draft.changes - 1))
         metrics.STORE_COMMITS.inc()
         metrics.STORE_ROWS.inc(draft.changes)
         return Committed(revisions[-1], revisions)
 
-    async def _refused(self, draft: Draft, answer: Any) -> None:
-        """Raises Conflict if a compare of the caller's failed; returns when only one of our own did."""
+    async def _raise_conflict(self, draft: Draft, answer: Any) -> None:
+        """Raises Conflict if a compare of the caller failed; returns if only one of our own compares did."""
         found = [response.response_range for response in answer.responses]
         for compare, now in zip(draft.compares, found, strict=False):
             if (now.kvs[0].mod_revision if now.kvs else 0) == compared_main(compare):
                 continue
             metrics.STORE_CONFLICTS.inc()
-            # Read again for its place; what it lost against is then seen here as well.
+            # Read again for its index; this also waits until the winning commit is visible here.
             entry = await self.get(compare.key)
-            raise conflict(compare.key, compare.revision, entry.revision if entry is not None else 0)
+            raise compare_conflict(compare, entry.revision if entry is not None else 0)
         draft.forget_removals()
 
-    async def _settle_removals(self, draft: Draft) -> None:
-        """Which of the keys to remove exist: only those take a revision, so it must be known before the commit."""
+    async def _look_up_removals(self, draft: Draft) -> None:
+        """Looks up which keys to remove exist: only those get a revision, so it must be known before the commit."""
         unknown = draft.unknown_removals()
         if not unknown:
             return
         reads = [wire.read_op(self._keys.data(key), keys_only=True) for key in unknown]
-        answer = await self._sent(self._calls.read("Txn", wire.TxnRequest(success=reads)))
+        answer = await self._stop_on_failure(self._calls.read("Txn", wire.TxnRequest(success=reads)))
         for key, response in zip(unknown, answer.responses, strict=True):
             pairs = response.response_range.kvs
             draft.found(key, pairs[0].mod_revision if pairs else 0)
 
     def _attached(self, key: str, value: bytes) -> Any:
-        held = self._writing.get(key)
+        held = self._pending_values.get(key)
         return held[1] if held is not None and held[0] == value else None
 
-    # Reading
+    # Reads
 
     async def _read_now(self, low: bytes, high: bytes, limit: int) -> tuple[Any, int, int]:
-        """Keys in one linearizable read, the cell's head at that moment, and the revision of etcd's they are of.
+        """Keys from one linearizable read, the cell's head at that moment, and the etcd revision of both.
 
-        Two reads rather than one transaction: an etcd that is out of space refuses every transaction.
+        Two reads rather than one transaction, because an etcd that is out of space refuses every transaction.
         """
         for _ in range(limits.READ_ATTEMPTS):
             self._check()
-            found = await self._sent(self._calls.read("Range", wire.read(low, high, limit=limit)))
+            found = await self._stop_on_failure(self._calls.read("Range", wire.read(low, high, limit=limit)))
             main = found.header.revision
-            # Compaction may have gone past that moment meanwhile; then there is a newer one to read.
+            # That revision may have been compacted in the meantime; then read again.
             with contextlib.suppress(Expired):
                 return found, await self._head_at(main), main
-        raise Unavailable("etcd compacts faster than this cell can read: try again")
+        raise Unavailable("etcd: every revision read was compacted at once; next: retry")
 
     async def _read_head(self) -> tuple[int, int]:
-        answer = await self._sent(self._calls.read("Range", wire.read(self._keys.head)))
+        answer = await self._stop_on_failure(self._calls.read("Range", wire.read(self._keys.head)))
         return self._keys.head_revision(answer.kvs), answer.header.revision
 
     async def _head_at(self, main: int) -> int:
-        """The cell's head as of a revision of etcd's."""
-        if main < self._born:
+        """The cell's head at an etcd revision."""
+        if main < self._first_revision:
             return 0
-        answer = await self._sent(self._calls.read("Range", wire.read(self._keys.head, revision=main)))
+        answer = await self._stop_on_failure(self._calls.read("Range", wire.read(self._keys.head, revision=main)))
         return self._keys.head_revision(answer.kvs)
 
     async def _past(self, low: bytes, high: bytes, at: int, limit: int) -> Page:
         self._check()
         if at > self.head and at > await self.newest():
-            raise BadRequest(f"revision {at} is in the future: the newest is {self.head}")
+            raise BadRequest(f"revision {at}: in the future (newest revision {self.head})")
         self._check_past(at)
         main = main_of(at)
-        if main < self._born:
+        if main < self._first_revision:
             return Page((), at, False)
         undone = await self._undone(at)
         start = low
-        # Each undone key may displace one that was read, or add one.
+        # Each undone key may replace a key that was read, or add one.
         wanted = limit + len(undone) + 1 if limit else 0
         entries: dict[str, Entry] = {}
         more = True
         while more and (not wanted or len(entries) < wanted):
             size = min(wanted - len(entries), limits.ETCD_PAGE_KEYS) if wanted else limits.ETCD_PAGE_KEYS
-            answer = await self._sent(
+            answer = await self._stop_on_failure(
                 self._calls.read("Range", wire.read(low, high, limit=size if high else 0, revision=main))
             )
             for pair in answer.kvs:
@@ -342,13 +342,15 @@ class EtcdStore:
         return Page(chosen, at, len(found) > len(chosen) or more)
 
     async def _undone(self, at: int) -> dict[str, Entry | None]:
-        """What the changes behind `at` in its own commit replaced: etcd can only be read after whole commits."""
+        """Values replaced by later changes of the commit that contains `at`: etcd can be read only after whole
+        commits.
+        """
         main = main_of(at)
         if await self._head_at(main) <= at:
             return {}
-        await self._head_at(main - 1)  # raises Expired when this commit is compacted in part
+        await self._head_at(main - 1)  # raises Expired if this commit is partly compacted
         undone: dict[str, Entry | None] = {}
-        for commit in await self._sent(past_commits(self._calls, self._keys, main, main)):
+        for commit in await self._stop_on_failure(past_commits(self._calls, self._keys, main, main)):
             for change in commit.changes:
                 if change.revision > at:
                     undone[change.key] = change.previous
@@ -357,18 +359,18 @@ class EtcdStore:
     async def _past_changes(self, after: int) -> Sequence[Change]:
         """Whole commits after a revision that the feed has dropped."""
         through = main_of(self._feed.floor)
-        main = max(main_of(after), self._born - 1)
+        main = max(main_of(after), self._first_revision - 1)
         if after >= await self._head_at(main):
             main += 1
         else:
-            await self._head_at(main - 1)  # raises Expired when this commit is compacted in part
+            await self._head_at(main - 1)  # raises Expired if this commit is partly compacted
         if main > through:
             return ()
-        commits = await self._sent(past_commits(self._calls, self._keys, main, through))
+        commits = await self._stop_on_failure(past_commits(self._calls, self._keys, main, through))
         return [change for commit in commits for change in commit.changes if change.revision > after]
 
-    async def _sent(self, call: Awaitable[Any]) -> Any:
-        """A call's answer. Faults that say that this is not our data any more stop the store."""
+    async def _stop_on_failure(self, call: Awaitable[Any]) -> Any:
+        """The response to a call. A fault that means that the data is no longer ours stops the store."""
         try:
             answer = await call
         except StoreFailed as fault:
@@ -380,15 +382,15 @@ class EtcdStore:
 
     def _check_past(self, at: int) -> None:
         if at < self._compacted:
-            raise Expired(f"revision {at} is compacted up to {self._compacted}: list again")
+            raise Expired(f"revision {at}: compacted (oldest available {self._compacted}); next: list again")
 
-    # Seeing
+    # Publication
 
-    async def _reach(self, revision: int) -> None:
-        """Returns when this process has published the revision. It is durable: this only waits to see it.
+    async def _wait_published(self, revision: int) -> None:
+        """Returns when this process has published the revision, which is durable already.
 
-        A member that is watched and lags is left for another. Where none can be followed for long, the answer is
-        `Ambiguous`: what was asked for happened, and cannot be shown here.
+        If the watched member lags, another one is watched. If none can be followed for long, raises `Ambiguous`: the
+        commit happened but is not visible here yet.
         """
         loop = asyncio.get_running_loop()
         patience = loop.time() + limits.ETCD_PUBLISH_S
@@ -396,9 +398,9 @@ class EtcdStore:
         while self.head < revision:
             self._feed.check()
             if loop.time() >= deadline:
-                raise Ambiguous(f"revision {revision} is durable in etcd and cannot be seen here yet: read back")
+                raise Ambiguous(f"revision {revision}: durable in etcd, but not visible here yet; next: read back")
             try:
-                # Not `wait_for`: its task would begin to listen only after what it waits for may have come.
+                # Not `wait_for`: its task would start to wait only after the change may have arrived.
                 async with asyncio.timeout_at(patience):
                     await self._feed.changed()
             except TimeoutError:
@@ -419,7 +421,7 @@ class EtcdStore:
 
 
 async def open_store(cell: str, target: Target, folder: Path | None = None) -> EtcdStore:
-    """Opens a cell's store. Refuses a cluster, or data, that is not what this process knew (`folder` remembers)."""
+    """Opens a cell's store. Refuses a cluster or data that differs from what `folder` remembers."""
     calls = Calls(target, first=zlib.crc32(cell.encode()))
     keys = Keys(cell)
     file = MarkFile(folder)
@@ -446,7 +448,7 @@ async def open_store(cell: str, target: Target, folder: Path | None = None) -> E
 
 
 async def erase(cell: str, target: Target) -> None:
-    """Deletes a cell's data. Processes that still run on it stop: they find their data gone."""
+    """Deletes a cell's data. Processes that still run on it detect this and stop."""
     calls = Calls(target)
     keys = Keys(cell)
     try:

@@ -1,4 +1,4 @@
-"""How to reach an etcd cluster: what a command line says, without anything that dials."""
+"""Address and credentials of an etcd cluster, as given on the command line. Opens no connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.model import limits
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a cluster. Endpoints are `http://HOST:PORT`, or `https://…` with TLS."""
+    """Endpoints are `http://HOST:PORT`, or `https://…` with TLS."""
 
     endpoints: tuple[str, ...]
     ca: str = ""

@@ -1,7 +1,7 @@
-"""The part of etcd's v3 protocol that the store speaks: messages and methods, built when the module is loaded.
+"""The part of etcd's v3 protocol that the store uses: messages and methods, built when the module is loaded.
 
-The descriptors live in a pool of their own, so that no generated code has to match the installed protobuf, and no other
-user of etcd's messages in the process can clash with them. Field numbers are etcd's; enumerations are plain numbers.
+The descriptors are in a pool of their own: no generated code must match the installed protobuf, and no other user of
+etcd's messages in the process can clash. Field numbers are etcd's; enumerations are plain numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCALARS = {
     "bool": _FIELD.TYPE_BOOL,
 }
 
-# message → one line per field: number, type, name; `*` repeats it, `|` makes it one of a choice.
+# message → its fields: number, type, name; `*` is repeated, `|` is part of a oneof.
 _MESSAGES = {
     "KeyValue": "1 bytes key; 2 int64 create_revision; 3 int64 mod_revision; 4 int64 version; 5 bytes value",
     "Event": "1 int32 type; 2 KeyValue kv; 3 KeyValue prev_kv",
@@ -157,5 +157,5 @@ def delete_op(key: bytes, end: bytes = b"") -> Any:
 
 
 def at_revision(key: bytes, revision: int) -> Any:
-    """The compare that the key was last written at this revision; 0: it does not exist."""
+    """A compare: the key was last modified at this revision; 0 means that it does not exist."""
     return Compare(result=EQUAL, target=MOD, key=key, mod_revision=revision)
