@@ -151,7 +151,7 @@ class Commits:
         if kind is None or not found:
             await self._clock.sleep(limits.BACKOFF_FIRST_S)
             return
-        await self._objects.wait_for(kind, found, timeout_s=limits.CONFLICT_WAIT_S)
+        await self._objects.wait_for(kind, found, timeout_s=limits.AUTHORITY_CONFLICT_WAIT_S)
 
     async def _find_out(self, txn: Txn, probe: Probe, token: Token) -> Committed:
         """Reads back, and repeats the very same transaction: its compares make two of them one."""

@@ -126,7 +126,9 @@ class Gate:
     async def _catch_up(self, plan: Plan) -> None:
         """After a conflict: the write that came first may not be published yet, so planning again would lose again."""
         if plan.is_current():
-            await self.objects.wait_for(plan.kind, self.objects.head(plan.kind) + 1, timeout_s=limits.CONFLICT_WAIT_S)
+            await self.objects.wait_for(
+                plan.kind, self.objects.head(plan.kind) + 1, timeout_s=limits.GATE_CONFLICT_WAIT_S
+            )
 
     async def _read_back(
         self, kind: Kind, head: int, changed: Sequence[Staged], unknown: Ambiguous

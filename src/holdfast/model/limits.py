@@ -78,7 +78,6 @@ SPARED_VICTIMS = 64
 UNPLACED_DECISIONS_PER_S = 20.0
 UNPLACED_DECISIONS_BURST = 100
 UNPLACED_DECISION_AGAIN_S = 600.0
-BINDS_PER_CALL = 256
 FAIR_SLICE = 32
 SHADOW_PLANS_EVERY_S = 0.25
 SHADOW_ENTRIES = 16
@@ -111,7 +110,9 @@ TENURE_WAIT_S = TENURE_S * (1 + 2 * CLOCK_DRIFT) + KILL_BOUND_S + TENURE_STEP_MA
 
 # The authority of a region
 COMMIT_ROUNDS = 16
-CONFLICT_WAIT_S = 0.5
+# How long a commit that lost a race waits to read the write that won. After it the commit is planned from what is
+# there, and may lose again, up to COMMIT_ROUNDS. A write is published within milliseconds.
+AUTHORITY_CONFLICT_WAIT_S = 0.5
 # Renewals of one moment are one commit; the holder counts from sending, so what it waits here is lost to its lease.
 LEASE_GATHER_S = 1.0
 LEASE_GATHER_PART = 1 / 15  # of the lease, where that is shorter
@@ -166,7 +167,8 @@ WATCH_LINE_BYTES_MAX = 8 * 1024 * 1024
 
 # The gate
 COMMIT_ATTEMPTS = 8
-CONFLICT_WAIT_S = 0.5
+# The same for a commit of the gate, up to COMMIT_ATTEMPTS.
+GATE_CONFLICT_WAIT_S = 0.5
 READ_BACK_S = 5.0
 NAME_ATTEMPTS = 8
 AUDIT_WRITES_SHOWN = 256
@@ -209,7 +211,6 @@ STORE_CHECKPOINT_PAGES_MOST = 8_000
 # The store on etcd
 ETCD_TXN_OPERATIONS = 128
 ETCD_TXN_RESERVE = 16
-ETCD_REQUEST_BYTES = 1_400_000
 ETCD_CALL_S = 5.0
 ETCD_DIAL_S = 3.0
 ETCD_KEEPALIVE_S = 10.0

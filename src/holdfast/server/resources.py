@@ -122,5 +122,4 @@ PODS = Resource(
 
 RESOURCES: tuple[Resource, ...] = (NAMESPACES, CORE_NODES, PODS, *(_resource(kind) for kind in ALL))
 SERVED: dict[tuple[str, str], Resource] = {(r.kind.group, r.kind.plural): r for r in RESOURCES}
-BY_KIND: dict[str, Resource] = {r.kind.name: r for r in RESOURCES}
 GROUPS: tuple[str, ...] = ("", "holdfast.dev", "coordination.k8s.io")

@@ -120,7 +120,6 @@ RATES: dict[Kind, float] = {
 }
 """The chance per occasion, for faults that ride on something. All others come by themselves."""
 
-RIDING = frozenset(RATES)
 COMING = tuple(kind for kind in Kind if kind not in RATES)
 MENDED_BY_RESYNC = frozenset({Kind.WATCH_STALL, Kind.CACHES_STALE})
 """What leaves a part without news for long, unless it compares everything from time to time."""

@@ -45,7 +45,6 @@ SHARE_MIXED = 0.5
 """In how many worlds whoever is of another release when all is healed stays so: side by side, too, all must come right
 and be at rest."""
 COLLECT_OFTEN = (300, 5, 5)
-PERSIST_S = 600.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
