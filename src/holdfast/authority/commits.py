@@ -21,6 +21,7 @@ from holdfast.gate.audit import Audit
 from holdfast.model import codec, limits
 from holdfast.model.errors import Ambiguous, Conflict, Fault, Retryable, StaleToken, StoreFailed, Unavailable
 from holdfast.model.kinds import BY_NAME, Kind, kind_of_store_key
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.reasons import Reason
 from holdfast.runtime import metrics
 from holdfast.runtime.ports import Ports
@@ -44,6 +45,19 @@ class Probe(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         return self.kind.store_key(self.namespace, self.name)
+
+
+def stored(kind: Kind, meta: ObjectMeta, landed: Landed | None = None) -> Probe:
+    """The transaction created or changed this very object: the same uid, and `landed` is true of it."""
+    uid = meta.uid
+    return Probe(
+        kind, meta.namespace, meta.name, lambda f: f is not None and f.uid == uid and (landed is None or landed(f))
+    )
+
+
+def removed(kind: Kind, meta: ObjectMeta) -> Probe:
+    """The transaction removed the object of this name."""
+    return Probe(kind, meta.namespace, meta.name, lambda f: f is None)
 
 
 class Commits:

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from holdfast.authority import records, rejoin
-from holdfast.authority.commits import Commits, Landed, Probe, not_leader
+from holdfast.authority.commits import Commits, Landed, not_leader, stored
 from holdfast.authority.leases import page_name
 from holdfast.authority.rounds import rejected
 from holdfast.authority.state import LEASE, LEASE_PAGE, NODE, State
@@ -183,9 +183,7 @@ class Heartbeats:
         first = writes[0]
         assert isinstance(first, Put)
         expected = first.attached.spec.leases
-        probe = Probe(
-            LEASE_PAGE, "", first.attached.metadata.name, lambda f: f is not None and f.spec.leases == expected
-        )
+        probe = stored(LEASE_PAGE, first.attached.metadata, lambda found: found.spec.leases == expected)
         try:
             # A heartbeat changes nothing anyone decided: it has no audit record of its own.
             await self._commits.commit(compares, writes, (), probe)
@@ -287,7 +285,7 @@ class Heartbeats:
             compares |= {NODE.store_key("", n.metadata.name): n.revision for n in left}
             entries = [audit.Entry("fence", NODE.name, n.metadata.name, "", n.uid, n.revision) for n in left]
             epoch = puts[0].attached.status.fence.fenced_epoch
-            probe = Probe(NODE, "", left[0].metadata.name, _fenced_at(epoch))
+            probe = stored(NODE, left[0].metadata, _fenced_at(epoch))
             writes: list[Put | Remove] = [*puts, *pages]
             try:
                 await self._commits.commit(
@@ -321,4 +319,4 @@ def _over(lease: NodeLease) -> NodeLease:
 
 
 def _fenced_at(epoch: int) -> Landed:
-    return lambda found: found is not None and found.status.fence.fenced_epoch >= epoch
+    return lambda found: bool(found.status.fence.fenced_epoch >= epoch)
