@@ -28,6 +28,9 @@ from holdfast.runtime.ports import Ports
 
 log = structlog.get_logger()
 
+NODE_WRITE_ATTEMPTS = 8
+"""How often one registration writes the Node after losing a race for it. Then the next turn tries, after a pause."""
+
 
 class Registration:
     """`changed` is called whenever the lease is another; `quiesce` returns when nothing runs on the node any more."""
@@ -80,7 +83,7 @@ class Registration:
 
     async def _ensure_node(self) -> None:
         """Creates the Node, or brings it up to the configuration without touching what operators set."""
-        for _ in range(limits.READ_BACK_ATTEMPTS):
+        for _ in range(NODE_WRITE_ATTEMPTS):
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
                 stored = await self._client.get(Node, self._config.name)
                 wanted = node_of(self._config) if stored is None else merged_node(self._config, stored)

@@ -6,6 +6,7 @@ one that is wrong or late costs the others little. Nothing here decides what to 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from holdfast.model.errors import (
     Fault,
     Final,
     NotFound,
-    Overloaded,
     Retryable,
     StaleToken,
 )
@@ -34,6 +34,7 @@ from holdfast.model.writes import Create, Delete, Notice, Outcome, SetStatus, Up
 from holdfast.runtime import metrics
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.ports import Ports
+from holdfast.runtime.unknown_outcome import resolve
 from holdfast.runtime.workqueue import Workqueue
 
 _STALE_VIEW = (Conflict, AlreadyExists, NotFound)
@@ -177,18 +178,24 @@ class Carrier:
         self._count(fault)
         self._log.warning("commit_in_doubt", keys=len(group), first=str(group[0].key), message=fault.message)
         kinds = list(dict.fromkeys(named(write)[0].type for write in writes))
-        for _ in range(limits.READ_BACK_ATTEMPTS):
-            try:
-                await self._informers.refresh(kinds)
-                break
-            except Fault:
-                await self._ports.clock.sleep(self._queue.pause_s(group[0].key))
+
+        async def refreshed() -> bool:
+            await self._informers.refresh(kinds)
+            return True
+
+        with contextlib.suppress(Fault):
+            await resolve(
+                f"commit of {len(writes)} writes",
+                fault,
+                refreshed,
+                clock=self._ports.clock,
+                pause_s=lambda: self._queue.pause_s(group[0].key),
+            )
         self._put_back(group, fault)
 
     def _put_back(self, group: Sequence[Decided], fault: Fault) -> None:
-        least_s = fault.retry_after_s if isinstance(fault, Overloaded) else 0.0
         for made in group:
-            pause_s = self._queue.retry(made.key, least_s=least_s)
+            pause_s = self._queue.retry(made.key, least_s=fault.retry_after_s)
             self._log.info(
                 "decision_put_back", object=str(made.key), reason=fault.reason, message=fault.message,
                 again_in_s=round(pause_s, 3),
@@ -220,9 +227,8 @@ class Carrier:
             # A release names replica and attempt: asking again can do no harm.
             self._count(fault)
             self._log.info("release_failed", items=len(asked), reason=fault.reason, message=fault.message)
-            least_s = fault.retry_after_s if isinstance(fault, Overloaded) else 0.0
             for key in dict.fromkeys(key for key, _ in asked):
-                self._queue.retry(key, least_s=least_s)
+                self._queue.retry(key, least_s=fault.retry_after_s)
             return keys
         refused: set[Key] = set()
         for (key, item), answer in zip(asked, answers.answers, strict=True):
