@@ -26,6 +26,7 @@ from holdfast.model.placement import Answer, RenewRequest, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import Create, SetStatus, Update, Write
 from holdfast.runtime.backoff import Backoff, jittered_s
+from holdfast.runtime.batches import batches
 from holdfast.runtime.ports import Ports
 
 log = structlog.get_logger()
@@ -133,9 +134,9 @@ class HollowNodes:
                 writes.append(Create(wanted) if found is None else Update(wanted))
             elif found is not None:
                 self._adopt(found)
-        for start in range(0, len(writes), limits.WRITES_JOINED):
+        for some in batches(writes, limits.WRITES_JOINED):
             try:
-                made = await self._client.commit(writes[start : start + limits.WRITES_JOINED])
+                made = await self._client.commit(some)
             except (Conflict, AlreadyExists, NotFound):
                 return await self._register()
             for item in made.objects:

@@ -31,6 +31,7 @@ from holdfast.model.quantity import Amount, amounts_text
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text, parse_time
+from holdfast.runtime.batches import batches
 from holdfast.store.contract import Put, Remove
 
 _DECISION = kind_of(Decision)
@@ -317,8 +318,7 @@ class Chores:
         """Keeps the newest decisions."""
         decisions = sorted(self._state.every(Decision), key=lambda d: d.revision)
         old = decisions[: max(0, len(decisions) - limits.DECISIONS_KEPT)]
-        for start in range(0, len(old), limits.WRITES_JOINED):
-            part = old[start : start + limits.WRITES_JOINED]
+        for part in batches(old, limits.WRITES_JOINED):
             await self._commits.ready()
             keys = [_DECISION.store_key(d.metadata.namespace, d.metadata.name) for d in part]
             compares = {key: d.revision for key, d in zip(keys, part, strict=True)}
