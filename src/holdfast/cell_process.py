@@ -46,7 +46,7 @@ _TRIM_BYTES, _MMAP_BYTES = 128 << 20, 32 << 20
 """glibc gives freed memory above these back to the kernel. By default that is little: on 20,000 nodes every column that
 a plan computes with is fetched from the kernel anew, page by page, and planning takes three times as long."""
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 def keep_freed_memory() -> None:
@@ -117,7 +117,7 @@ async def run_cell(config: CellConfig) -> int:
         shown = ShownCertificate(there, config.link_cert, ports)
         life.add("link certificate", shown, runs=shown.run)
     life.add("api", _Api(config, cell, ports))
-    log.info("cell_starting", version=__version__, store=config.store, state=str(config.state))
+    _log.info("cell_starting", version=__version__, store=config.store, state=str(config.state))
     try:
         return await life.run()
     finally:

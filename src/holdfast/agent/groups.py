@@ -21,7 +21,7 @@ import structlog
 from holdfast.model import limits
 from holdfast.model.quantity import CPU, MEMORY
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 _V2_NEEDED, _V2_WANTED = ("memory", "pids"), ("cpu",)

@@ -29,7 +29,7 @@ from holdfast.runtime.backoff import Backoff, jittered_s
 from holdfast.runtime.batches import batches
 from holdfast.runtime.ports import Ports
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class HollowNode:
@@ -116,7 +116,7 @@ class HollowNodes:
             try:
                 await self._register()
             except (Fault, TimeoutError, OSError) as fault:
-                log.warning("registration_failed", error=str(fault) or type(fault).__name__)
+                _log.warning("registration_failed", error=str(fault) or type(fault).__name__)
                 await self._clock.sleep(backoff.next_s())
                 continue
             backoff.reset()
@@ -142,7 +142,7 @@ class HollowNodes:
             for item in made.objects:
                 if isinstance(item, Node):
                     self._adopt(item)
-        log.info("nodes_registered", nodes=len(self.by_name), written=len(writes))
+        _log.info("nodes_registered", nodes=len(self.by_name), written=len(writes))
 
     def _adopt(self, stored: Node) -> None:
         node = self.by_name[stored.metadata.name]
@@ -164,7 +164,7 @@ class HollowNodes:
                 asked = [node for node in nodes if self._may_renew(node)]
                 answered = bool(asked) and await self._renew(asked)
             except (Fault, TimeoutError, OSError) as fault:
-                log.warning("renewals_failed", first=nodes[0].name, error=str(fault) or type(fault).__name__)
+                _log.warning("renewals_failed", first=nodes[0].name, error=str(fault) or type(fault).__name__)
                 answered = False
             if answered:
                 backoff.reset()
@@ -207,7 +207,7 @@ class HollowNodes:
                 self._changed(node)
             self.say(node)
             return True
-        log.info("renewal_refused", node=node.name, epoch=lease.epoch, reason=answer.reason)
+        _log.info("renewal_refused", node=node.name, epoch=lease.epoch, reason=answer.reason)
         if answer.reason == Reason.NODE_FENCED:
             fenced = max(lease.fenced_epoch, lease.epoch)
             node.lease = msgspec.structs.replace(lease, fenced_epoch=fenced, until_mono_s=0.0, fenced=True)

@@ -24,7 +24,7 @@ from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff, jittered_s
 from holdfast.runtime.ports import Ports
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -51,7 +51,7 @@ class Identity:
                 continue
             if not told:
                 where = self._config.join_token_file or "(no join token file is set)"
-                log.warning("join_token_awaited", node=self._config.name, file=where)
+                _log.warning("join_token_awaited", node=self._config.name, file=where)
                 told = True
             await self._ports.clock.sleep(limits.JOIN_LOOK_EVERY_S)
 
@@ -74,7 +74,7 @@ class Identity:
                 else:
                     continue
             except Fault as fault:
-                log.warning(
+                _log.warning(
                     "certificate_not_renewed", node=self._config.name, reason=fault.reason, error=fault.message,
                     ends=seconds_text(self._ends_s()),
                 )  # fmt: skip
@@ -96,7 +96,7 @@ class Identity:
                     made = await client.join(asked)
                     break
                 except Fault as fault:
-                    log.warning("join_failed", node=self._config.name, reason=fault.reason, error=fault.message)
+                    _log.warning("join_failed", node=self._config.name, reason=fault.reason, error=fault.message)
                     if not fault.retryable:
                         raise
                 await self._ports.clock.sleep(backoff.next_s())
@@ -104,13 +104,13 @@ class Identity:
             await client.close()
         write_private(self._used, _hash(token).encode())
         self._keep_made(key, made)
-        log.info("node_joined", node=self._config.name, generation=made.generation, ends=made.expires_at)
+        _log.info("node_joined", node=self._config.name, generation=made.generation, ends=made.expires_at)
 
     async def _renew(self, client: HttpClient) -> None:
         key = self._key_to_ask_with()
         made = await client.renew_certificate(RenewalRequest(csr=request_for(key, self._config.name)))
         self._keep_made(key, made)
-        log.info("certificate_renewed", node=self._config.name, generation=made.generation, ends=made.expires_at)
+        _log.info("certificate_renewed", node=self._config.name, generation=made.generation, ends=made.expires_at)
 
     def _key_to_ask_with(self) -> bytes:
         if not self._next_key.exists():
@@ -130,7 +130,7 @@ class Identity:
             used = self._used.read_text(encoding="utf-8").strip() if self._used.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
             if not isinstance(error, FileNotFoundError):
-                log.warning("join_token_unreadable", file=self._config.join_token_file, error=str(error))
+                _log.warning("join_token_unreadable", file=self._config.join_token_file, error=str(error))
             return ""
         return token if token and (_hash(token) != used or not self.path.exists()) else ""
 

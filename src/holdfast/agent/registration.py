@@ -26,7 +26,7 @@ from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff, jittered_s
 from holdfast.runtime.ports import Ports
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 NODE_WRITE_ATTEMPTS = 8
 """How often one registration writes the Node after losing a race for it. Then the next turn tries, after a pause."""
@@ -73,7 +73,7 @@ class Registration:
                     continue  # its Node says so
                 answered = await self._renew()
             except (Fault, TimeoutError, OSError) as fault:
-                log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
+                _log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
                 answered = False
             if answered:
                 self._backoff.reset()
@@ -97,7 +97,7 @@ class Registration:
                     continue
             made = committed.objects[0]
             self._adopt_node(made if isinstance(made, Node) else None)
-            log.info("node_registered", node=self._config.name, created=stored is None)
+            _log.info("node_registered", node=self._config.name, created=stored is None)
             return
         raise Conflict(f"Node {self._config.name} kept changing while it was registered")
 
@@ -114,7 +114,8 @@ class Registration:
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # a hung call must leave time for another
             answers = await self._client.renew(request)
         if 0 < answers.incarnation < self._incarnation:
-            log.error("former_life_refused", node=self._config.name, heard=self._incarnation, found=answers.incarnation)
+            heard, found = self._incarnation, answers.incarnation
+            _log.error("former_life_refused", node=self._config.name, heard=heard, found=found)
             raise StaleToken(
                 f"incarnation {answers.incarnation} of the cell answered node {self._config.name}, which has heard "
                 f"{self._incarnation}: the cell was restored since; stop the process that still serves the old data"
@@ -134,7 +135,7 @@ class Registration:
                 return False
             self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=sent_mono_s + ttl_s, fenced=False))
             return True
-        log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,
+        _log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,
                     message=answer.message)  # fmt: skip
         if answer.reason == Reason.NODE_FENCED:
             fenced = max(self.lease.fenced_epoch, self.lease.epoch)
@@ -160,6 +161,6 @@ class Registration:
         except OSError as error:
             if lasts:
                 raise
-            log.warning("lease_unremembered", node=self._config.name, error=str(error))
+            _log.warning("lease_unremembered", node=self._config.name, error=str(error))
         self.lease = lease
         self._changed()

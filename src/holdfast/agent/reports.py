@@ -25,7 +25,7 @@ from holdfast.runtime.ports import Ports
 
 Address = tuple[str, Key, str]
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 _accepted = metrics.AGENT_REPORTS.labels(result="accepted")
 _refused = metrics.AGENT_REPORTS.labels(result="refused")
 _delayed = metrics.AGENT_REPORTS.labels(result="delayed")
@@ -150,7 +150,7 @@ class Reports:
 
     def _delay(self, batch: Sequence[SetStatus], fault: BaseException) -> bool:
         _delayed.inc(len(batch))
-        log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
+        _log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
         self._put_back(batch)
         return False
 
@@ -165,7 +165,7 @@ class Reports:
 
 def _count_refusal(write: SetStatus, refusal: Fault) -> None:
     _refused.inc()
-    log.info("report_refused", kind=write.kind, object=str(write.key), reason=refusal.reason, message=refusal.message)
+    _log.info("report_refused", kind=write.kind, object=str(write.key), reason=refusal.reason, message=refusal.message)
 
 
 def _over(older: SetStatus | None, newer: SetStatus) -> SetStatus:

@@ -20,6 +20,7 @@ from holdfast.model.binding import (
     ReservationStatus,
 )
 from holdfast.model.kinds import Kind, kind_of
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import Node
 from holdfast.model.placement_rules import keeps_off
@@ -52,7 +53,7 @@ def replica_put(replica: Replica, placement: PlacementBlock) -> Put:
 def claim_meta(claim: Claim, workload: str, uid: str, created: str) -> ObjectMeta:
     labels = {"holdfast.dev/node": claim.node}
     if len(workload) <= MAX_LABEL:
-        labels["holdfast.dev/workload"] = workload
+        labels[LABEL_WORKLOAD] = workload
     return ObjectMeta(
         name=claim.name,
         namespace=claim.namespace,

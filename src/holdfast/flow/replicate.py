@@ -15,6 +15,7 @@ import msgspec
 from holdfast.flow.retreat.budget import allowed_away
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.lifecycle import Stage, finished, stage
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
 from holdfast.model.reasons import Reason
@@ -28,7 +29,6 @@ from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Upda
 CREATES_PER_PASS = limits.WRITES_JOINED // 2
 REMOVALS_PER_PASS = limits.WRITES_JOINED // 2
 """Both, with their requests, fit one transaction of any store; what is left follows at once."""
-LABEL_WORKLOAD = "holdfast.dev/workload"
 LABEL_REVISION = "holdfast.dev/revision"
 
 

@@ -1,7 +1,8 @@
 """Listens for one application: TLS with optional client certificates, limits on what a connection may do, a quiet end.
 
-uvicorn's HTTP protocol does the parsing. Added here: the peer's certificate for the application, a deadline and a size
-for request headers, a bound on connections, and Status objects for what is not even HTTP.
+uvicorn's HTTP protocol does the parsing; this builds on its internals, so pyproject.toml pins its minor release. Added
+here: the peer's certificate for the application, a deadline and a size for request headers, a bound on connections, and
+Status objects for what is not even HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast.model import limits
 from holdfast.server import status
 from holdfast.server.app import Application
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 MAX_CONNECTIONS = 25_000
 BACKLOG = 4096
 
@@ -196,12 +197,12 @@ class Listener:
                 while self._state.tasks:
                     await asyncio.wait(set(self._state.tasks))
         except TimeoutError:
-            log.warning("requests_cut", count=len(self._state.tasks))
+            _log.warning("requests_cut", count=len(self._state.tasks))
             for task in set(self._state.tasks):
                 task.cancel()
         for connection in list(self._state.connections):
             connection.transport.abort()
-        log.info("server_stopped")
+        _log.info("server_stopped")
 
 
 async def listen(app: Application, host: str, port: int, tls: Tls | None = None) -> Listener:
@@ -224,7 +225,7 @@ async def listen(app: Application, host: str, port: int, tls: Tls | None = None)
         backlog=BACKLOG,
     )
     listener = Listener(app, server, state)
-    log.info("server_started", host=host, port=listener.port, tls=tls is not None, cell=app.cell)
+    _log.info("server_started", host=host, port=listener.port, tls=tls is not None, cell=app.cell)
     return listener
 
 
