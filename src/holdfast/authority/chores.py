@@ -12,19 +12,19 @@ import msgspec
 
 from holdfast.authority import choose, provisional, records
 from holdfast.authority.claims import ENDED, Claim, Want, victim_key
-from holdfast.authority.commits import Commits, removed, stored
-from holdfast.authority.release import freed
+from holdfast.authority.commits import Commits, Landed, removed, stored
+from holdfast.authority.release import freed, is_fenced
 from holdfast.authority.reserve import Placing, World
 from holdfast.authority.rounds import NOTHING, Chore, Rounds, Step, make_step
 from holdfast.authority.state import BINDING, GRANT_COPY, RESERVATION, State
 from holdfast.gate import audit
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
-from holdfast.model.binding import Desired, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, Desired, Reservation, ReservationPhase
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Conflict, Refused
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.kinds import kind_of
+from holdfast.model.kinds import Kind, kind_of
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement import Answer, Result
 from holdfast.model.quantity import Amount, amounts_text
@@ -85,15 +85,10 @@ class Chores:
     def _extended(self, claim: Claim, reservation: Reservation) -> Step:
         expires_at = micro_text(self._state.now() + limits.RESERVATION_TTL_S)
         spec = msgspec.structs.replace(reservation.spec, expires_at=expires_at)
-        return make_step(
-            "update",
-            RESERVATION,
-            reservation.metadata,
-            _accepted(claim, reservation=claim.name),
-            [records.reservation_change(reservation, reservation.status.phase, spec)],
-            landed=lambda found: found.spec.expires_at >= expires_at,
-            claim=msgspec.structs.replace(claim, expires_at=expires_at),
-        )
+        change = records.reservation_change(reservation, reservation.status.phase, spec)
+        step = _change(claim, reservation, change, lambda found: found.spec.expires_at >= expires_at)
+        step.claim = msgspec.structs.replace(claim, expires_at=expires_at)
+        return step
 
     async def promote(self) -> None:
         """Makes nominated reservations firm once none of their victims holds anything any more."""
@@ -130,18 +125,13 @@ class Chores:
         expires_at = micro_text(state.now() + limits.RESERVATION_TTL_S)
         spec = msgspec.structs.replace(
             reservation.spec, victims=(), devices=devices, ports=ports, expires_at=expires_at
-        )  # fmt: skip
-        return make_step(
-            "update",
-            RESERVATION,
-            reservation.metadata,
-            _accepted(claim, reservation=claim.name),
-            [records.reservation_change(reservation, ReservationPhase.FIRM, spec)],
-            landed=lambda found: found.status.phase is not ReservationPhase.NOMINATED,
-            claim=msgspec.structs.replace(
-                claim, nominated=False, victims=(), devices=devices, ports=ports, expires_at=expires_at
-            ),
         )
+        change = records.reservation_change(reservation, ReservationPhase.FIRM, spec)
+        step = _change(claim, reservation, change, lambda f: f.status.phase is not ReservationPhase.NOMINATED)
+        step.claim = msgspec.structs.replace(
+            claim, nominated=False, victims=(), devices=devices, ports=ports, expires_at=expires_at
+        )
+        return step
 
     async def clean(self) -> None:
         """Removes bindings whose quota leg is gone, once nothing of them can run any more."""
@@ -177,16 +167,10 @@ class Chores:
         if run_until is None:
             return NOTHING
         spec = msgspec.structs.replace(binding.spec, run_until=run_until)
-        return make_step(
-            "update",
-            BINDING,
-            binding.metadata,
-            _accepted(claim, binding=claim.name),
-            [records.binding_change(binding, spec)],
-            compares=dict(rests_on),
-            landed=lambda found: found.spec.run_until == run_until,
-            claim=msgspec.structs.replace(claim, run_until=run_until),
-        )
+        change = records.binding_change(binding, spec)
+        step = _change(claim, binding, change, lambda found: found.spec.run_until == run_until, compares=dict(rests_on))
+        step.claim = msgspec.structs.replace(claim, run_until=run_until)
+        return step
 
     async def adopt_orphans(self) -> None:
         """Claims whose replica is gone: reservations go, bindings are stopped first and go when that is proven."""
@@ -209,24 +193,16 @@ class Chores:
         binding = self._state.binding(claim.namespace, claim.name)
         if binding is None or binding.status.phase in ENDED:
             return self._removal(claim)
-        node = self._state.node(claim.node)
-        gone = node is None and not self._state.leases.may_be_live(claim.node)
-        fenced = node is not None and node.status.fence.fenced_epoch >= binding.spec.node_epoch
-        if binding.spec.desired is Desired.STOP and not gone and not fenced:
+        fenced = is_fenced(self._state, binding)
+        if binding.spec.desired is Desired.STOP and not fenced:
             return NOTHING
         spec = msgspec.structs.replace(
             binding.spec, desired=Desired.STOP, stop_reason=binding.spec.stop_reason or Reason.OWNER_DELETED.value,
-            quota_released=gone or fenced,
+            quota_released=fenced,
         )  # fmt: skip
-        return make_step(
-            "update",
-            BINDING,
-            binding.metadata,
-            _accepted(claim, binding=claim.name),
-            [records.binding_change(binding, spec)],
-            landed=lambda found: found.spec == spec,
-            keep=msgspec.structs.replace(claim, quota_held=not spec.quota_released),
-        )
+        step = _change(claim, binding, records.binding_change(binding, spec), lambda found: found.spec == spec)
+        step.keep = msgspec.structs.replace(claim, quota_held=not spec.quota_released)
+        return step
 
     def _removal(self, claim: Claim) -> Step:
         """Takes the records of a claim away; its replica, if there is one, has moved on already."""
@@ -243,7 +219,7 @@ class Chores:
                 writes.append(Remove(key))
         kind = BINDING if claim.bound else RESERVATION
         meta = ObjectMeta(name=claim.name, namespace=claim.namespace)
-        answer = _accepted(claim, reservation=claim.name)
+        answer = _accepted(claim, RESERVATION)
         return make_step("delete", kind, meta, answer, writes, compares=compares, free=claim.key)
 
     async def report_use(self) -> None:
@@ -266,8 +242,7 @@ class Chores:
                 moved = msgspec.structs.replace(
                     copy.status, used=self._use(copy), observed_generation=copy.metadata.generation
                 )  # fmt: skip
-                item = msgspec.structs.replace(copy, metadata=records.unstored(copy.metadata), status=moved)
-                put = records.put(GRANT_COPY, item)
+                put = records.status_put(GRANT_COPY, copy, moved)
                 compares[put.key] = copy.revision
                 writes.append(put)
                 entries.append(audit.Entry("update", "GrantCopy", copy.metadata.name, copy.metadata.namespace, copy.uid,
@@ -331,7 +306,17 @@ class Chores:
                 return
 
 
-def _accepted(claim: Claim, *, reservation: str = "", binding: str = "") -> Answer:
+def _accepted(claim: Claim, kind: Kind) -> Answer:
+    binding, reservation = (claim.name, "") if kind is BINDING else ("", claim.name)
     return Answer(
-        result=Result.ACCEPTED, node=claim.node, reservation=reservation, binding=binding, attempt=claim.attempt
+        result=Result.ACCEPTED, node=claim.node, binding=binding, reservation=reservation, attempt=claim.attempt
     )
+
+
+def _change(
+    claim: Claim, item: Reservation | Binding, change: Put, landed: Landed, *, compares: dict[str, int] | None = None
+) -> Step:
+    """The step that changes one record of a claim."""
+    kind = kind_of(item)
+    answer = _accepted(claim, kind)
+    return make_step("update", kind, item.metadata, answer, [change], compares=compares, landed=landed)

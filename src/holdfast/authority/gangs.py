@@ -130,8 +130,7 @@ class Gangs:
         state = self._state
         block = GangBlock(committed_at=micro_text(state.now()), members=standing)
         status = msgspec.structs.replace(request.status, gang=block)
-        item = msgspec.structs.replace(request, metadata=records.unstored(request.metadata), status=status)
-        put = records.put(REQUEST, item)
+        put = records.status_put(REQUEST, request, status)
         meta = request.metadata
         entry = audit.Entry("update", REQUEST.name, meta.name, meta.namespace, meta.uid, request.revision)
         record = audit.record(self._who, state.now(), "commit-gang", [entry])

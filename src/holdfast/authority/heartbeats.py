@@ -293,8 +293,7 @@ class Heartbeats:
             at=micro_text(now),
             reason=Reason.LEASE_LAPSED.value,
         )
-        status = msgspec.structs.replace(node.status, fence=block)
-        return records.put(NODE, msgspec.structs.replace(node, metadata=records.unstored(node.metadata), status=status))
+        return records.status_put(NODE, node, msgspec.structs.replace(node.status, fence=block))
 
 
 def _over(lease: NodeLease) -> NodeLease:

@@ -89,8 +89,7 @@ class Places:
         return self._write(hold, msgspec.structs.replace(hold.status, draw=block))
 
     def _write(self, hold: Hold, status: HoldStatus) -> Step:
-        item = msgspec.structs.replace(hold, metadata=records.unstored(hold.metadata), status=status)
-        put = records.put(HOLD, item)
+        put = records.status_put(HOLD, hold, status)
         answer = Answer(result=Result.ACCEPTED, node=hold.spec.node)
         return make_step("update", HOLD, hold.metadata, answer, [put], landed=lambda found: found.status == status)
 
@@ -98,9 +97,7 @@ class Places:
 def drawn_put(hold: Hold, claim: Claim, at: str) -> Put:
     """The place as it is once the claim draws it."""
     block = DrawBlock(replica_uid=claim.replica_uid, claim=claim.key, at=at)
-    status = msgspec.structs.replace(hold.status, draw=block)
-    item = msgspec.structs.replace(hold, metadata=records.unstored(hold.metadata), status=status)
-    return records.put(HOLD, item)
+    return records.status_put(HOLD, hold, msgspec.structs.replace(hold.status, draw=block))
 
 
 def _known(hold: Hold) -> tuple[str, str]:

@@ -6,6 +6,8 @@ free. The authority removes them itself, with the replica's placement in the sam
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from holdfast.authority.claims import Claim
@@ -45,9 +47,13 @@ def unstored(meta: ObjectMeta, *, generation: int = 0) -> ObjectMeta:
     return msgspec.structs.replace(meta, resource_version="")
 
 
+def status_put(kind: Kind, item: Any, status: Any) -> Put:
+    """The same object with another status."""
+    return put(kind, msgspec.structs.replace(item, metadata=unstored(item.metadata), status=status))
+
+
 def replica_put(replica: Replica, placement: PlacementBlock) -> Put:
-    status = msgspec.structs.replace(replica.status, placement=placement)
-    return put(_REPLICA, msgspec.structs.replace(replica, metadata=unstored(replica.metadata), status=status))
+    return status_put(_REPLICA, replica, msgspec.structs.replace(replica.status, placement=placement))
 
 
 def claim_meta(claim: Claim, workload: str, uid: str, created: str) -> ObjectMeta:

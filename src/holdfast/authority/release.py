@@ -97,11 +97,9 @@ class Release:
     def _free(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> Step | Answer:
         if binding is None or binding.status.phase in ENDED:
             return freed(self._state, replica, binding, item.reason)
-        node = self._state.node(binding.spec.node)
-        gone = node is None and not self._state.leases.may_be_live(binding.spec.node)
-        fenced = node is not None and node.status.fence.fenced_epoch >= binding.spec.node_epoch
-        if gone or fenced:
+        if is_fenced(self._state, binding):
             return freed_at_fence(self._state, replica, binding, item.reason)
+        node = self._state.node(binding.spec.node)
         name = f"{item.namespace}/{binding.metadata.name}"
         facts: dict[str, Any] = {
             "binding": name,
@@ -120,6 +118,14 @@ class Release:
             ),
             attempt=item.attempt,
         )
+
+
+def is_fenced(state: State, binding: Binding) -> bool:
+    """Whether the node's lease under which the work was bound is over for good, so that no agent runs it any more."""
+    node = state.node(binding.spec.node)
+    if node is None:
+        return not state.leases.may_be_live(binding.spec.node)
+    return node.status.fence.fenced_epoch >= binding.spec.node_epoch
 
 
 def freed(state: State, replica: Replica, binding: Binding | None, reason: str) -> Step:
