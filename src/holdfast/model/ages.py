@@ -51,11 +51,3 @@ OVERRIDE = MaxAge(
     "an approval of repairs no longer acts, as its end may have been missed; what forbids goes on to its own end, "
     "which is counted on a clock that only passes (link/countdown)",
 )
-
-AGES: dict[str, MaxAge] = {
-    "node report": NODE_REPORT,
-    "region summary": REGION_SUMMARY,
-    "grant": GRANT,
-    "policy": POLICY,
-    "override": OVERRIDE,
-}
