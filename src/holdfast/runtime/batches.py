@@ -41,7 +41,7 @@ async def send_divided(
     """Sends all items at once. If that raises one of `refusals`, sends each half by itself, the first half first.
     `refused` is told of every single item that is still refused. `singly` divides into single items at once, for items
     that are mostly refused together: halving would send most of them several times."""
-    waiting = [items]
+    waiting = [items] if items else []
     while waiting:
         some = waiting.pop()
         try:
