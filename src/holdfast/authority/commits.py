@@ -24,7 +24,6 @@ from holdfast.model.kinds import BY_NAME, Kind, kind_of_store_key
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.reasons import Reason
 from holdfast.runtime import metrics
-from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.unknown_outcome import NoProof, resolve
 from holdfast.store.contract import Append, Committed, Compare, Put, Remove, Txn
@@ -66,7 +65,6 @@ class Commits:
     def __init__(self, objects: Objects, ports: Ports, trail: Audit | None = None) -> None:
         self._objects = objects
         self._clock = ports.clock
-        self._chance = ports.random
         self._trail = trail
         self._store = objects.store_of(_TERM)
         self._token: Token | None = None
@@ -172,6 +170,9 @@ class Commits:
 
     async def _find_out(self, txn: Txn, probe: Probe, token: Token, unknown: Ambiguous) -> Committed:
         """Reads back, and repeats the very same transaction: its compares make two of them one."""
+        # Only one authority leads, so no jitter; and no pause after the last attempt, as every other commit waits.
+        doubled = (limits.BACKOFF_FIRST_S * 2**n for n in range(1, limits.READ_BACK_ATTEMPTS))
+        pauses = (min(pause_s, limits.BACKOFF_MAX_S) for pause_s in doubled)
         try:
             return await resolve(
                 f"commit that writes {probe.key}",
@@ -179,7 +180,7 @@ class Commits:
                 lambda: self._landed(probe),
                 lambda: self._repeat(txn),
                 clock=self._clock,
-                pause_s=Backoff(self._chance).next_s,
+                pause_s=lambda: next(pauses, 0.0),
                 verdicts=metrics.AUTHORITY_READ_BACKS,
             )
         except Conflict as conflict:
