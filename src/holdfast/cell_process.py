@@ -46,7 +46,7 @@ _TRIM_BYTES, _MMAP_BYTES = 128 << 20, 32 << 20
 """Freed memory that glibc keeps. By default it returns the planner's arrays to the kernel after each plan, and with
 20,000 nodes planning takes three times as long."""
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 def keep_freed_memory() -> None:
@@ -117,7 +117,7 @@ async def run_cell(config: CellConfig) -> int:
         shown = ShownCertificate(there, config.link_cert, ports)
         life.add("link certificate", shown, runs=shown.run)
     life.add("api", _Api(config, cell, ports))
-    log.info("cell_starting", version=__version__, store=config.store, state=str(config.state))
+    _log.info("cell_starting", version=__version__, store=config.store, state=str(config.state))
     try:
         return await life.run()
     finally:

@@ -25,6 +25,7 @@ from holdfast.model import limits
 from holdfast.runtime.ports import SystemClock
 from holdfast.samples import witness
 from needs import lacking
+from witness_intervals import intervals
 
 # They measure seconds against leases: these have the machine to themselves.
 pytestmark = pytest.mark.e2e
@@ -63,7 +64,7 @@ def exclusive(tmp_path: Path, name: str = "only", **env: str) -> Any:
 
 
 def last_seen(tmp_path: Path) -> float:
-    seen = witness.intervals(str(tmp_path / "seen"))
+    seen = intervals(str(tmp_path / "seen"))
     return max((end for runs in seen.values() for _, end in runs), default=0.0)
 
 

@@ -18,6 +18,7 @@ from holdfast.cli.exits import Exit
 from holdfast.cli.platform.layout import Layout
 from holdfast.samples import witness
 from platforms import TENANCY, Up, get, holdfast, running, until
+from witness_intervals import intervals
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
 
@@ -149,7 +150,7 @@ def test_certificates_change_under_running_work_and_a_revoked_node_is_cut_off(pl
         revoked_at = witness.boottime()
         holdfast("node", "revoke", NODE, "--state", str(platform.state))
         until(lambda: moved(platform, replica, (pid,)), within_s=60, what="its work runs elsewhere")
-        ends = [end for _, end in witness.intervals(str(seen(platform)))[replica]]
+        ends = [end for _, end in intervals(str(seen(platform)))[replica]]
         assert any(revoked_at < end < revoked_at + 15 for end in ends), "it ended before the lease could"
         assert not breaches(platform)
         assert agent.poll() is None, "the agent itself goes on asking"

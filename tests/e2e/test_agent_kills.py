@@ -24,6 +24,7 @@ from holdfast.cli.drills import outage
 from holdfast.cli.platform.layout import Layout
 from holdfast.samples import witness
 from platforms import TENANCY, Up, holdfast, running, until
+from witness_intervals import intervals, overlaps
 
 ROUNDS = int(os.environ.get("HOLDFAST_KILL_ROUNDS") or 15)
 
@@ -120,16 +121,16 @@ def test_whatever_is_killed_nothing_is_lost_and_nothing_doubled(platform: Up) ->
         time.sleep(chance.uniform(0.1, 1.5))
         doubled = {replica: pids for replica, pids in alive(platform).items() if len(pids) > 1}
         assert not doubled, f"round {index}, after {kind}"
-        assert not witness.overlaps(str(seen(platform))), f"round {index}, after {kind}"
+        assert not overlaps(str(seen(platform))), f"round {index}, after {kind}"
     until(lambda: settled(platform), within_s=120, what=f"everything runs once: {alive(platform)}")
-    assert not witness.overlaps(str(seen(platform)))
+    assert not overlaps(str(seen(platform)))
     assert set(killed) == set(targets), killed
-    print(f"killed {killed}; {sum(len(runs) for runs in witness.intervals(str(seen(platform))).values())} runs")
+    print(f"killed {killed}; {sum(len(runs) for runs in intervals(str(seen(platform))).values())} runs")
 
 
 def breaches(up: Up) -> list[str]:
     """Overlaps of exclusive work. Other work may be doubled for a moment once a node is fenced: that is the deal."""
-    return [words for words in witness.overlaps(str(seen(up))) if words.startswith("only-")]
+    return [words for words in overlaps(str(seen(up))) if words.startswith("only-")]
 
 
 def moved(up: Up, replica: str, before: tuple[int, ...]) -> bool:
@@ -174,7 +175,7 @@ def test_an_agent_that_is_away_loses_its_exclusive_work_before_it_runs_elsewhere
         outage.restore(layout, [process])
         if how is signal.SIGSTOP:
             os.kill(agent, signal.SIGCONT)
-    first = witness.intervals(str(seen(platform)))[replica]
+    first = intervals(str(seen(platform)))[replica]
     assert any(gone_at < end < gone_at + 15 for _, end in first), "it ended before the lease could"
     assert not breaches(platform)
     plain = [other for other in alive(platform) if other.startswith("many-")]
@@ -234,7 +235,7 @@ def test_a_cut_off_agent_ends_its_exclusive_work_and_returns(platform: Up) -> No
         proxy.cut = True
         cut_at = witness.boottime()
         until(lambda: moved(platform, replica, (pid,)), within_s=MOVED_WITHIN_S, what="it runs elsewhere")
-        ends = [end for _, end in witness.intervals(str(seen(platform)))[replica]]
+        ends = [end for _, end in intervals(str(seen(platform)))[replica]]
         assert any(cut_at < end < cut_at + 15 for end in ends), "it ended before the lease could"
         assert not breaches(platform)
         proxy.cut = False

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.authority.cell import TENANT, Cell
+from tests.flow.replay_state import fetch
 from tests.flow.test_scheduler import Region, in_region
 from tests.runtime.virtual import VirtualClock, run, until
 
@@ -27,7 +28,6 @@ from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import Rules, ScoreName, WeightedScore
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 from holdfast.model.times import micro_text
-from holdfast.runtime.past import fetch
 from holdfast.runtime.ports import SystemClock
 from holdfast.store.objects import Objects
 

@@ -6,11 +6,11 @@ import asyncio
 from collections import Counter
 
 import pytest
+from tests.flow.replay_state import fetch
 
 from holdfast.flow.replay import NotReplayable, replay
 from holdfast.model.decision import Decision
 from holdfast.model.kinds import kind_of
-from holdfast.runtime.past import fetch
 from holdfast.sim.disk import Disk
 from holdfast.sim.world import World
 from holdfast.store.memory import MemoryStore

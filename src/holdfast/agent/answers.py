@@ -24,7 +24,7 @@ from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.tasks import end
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 _encoder = msgspec.json.Encoder()
 _USAGE_WINDOW_S = 0.5
 
@@ -58,7 +58,7 @@ class Answers:
                         backoff.reset()
                         self._start_call(ask)
                 except (Fault, OSError, TimeoutError) as fault:
-                    log.debug("asks_unheard", node=self._node, error=str(fault))
+                    _log.debug("asks_unheard", node=self._node, error=str(fault))
                 await self._ports.clock.sleep(backoff.next_s())
         finally:
             await end(*self._tasks)
@@ -126,7 +126,7 @@ class Answers:
             await self._send(ask, [{"error": f"replica {ask.replica}: not running on node {self._node}"}], end=True)
             return
         task, driver = found[0]
-        log.info("command_executed", task=task.id, command=arguments.command[:8])
+        _log.info("command_executed", task=task.id, command=arguments.command[:8])
         try:
             done = await driver.execute(
                 task.id,
@@ -163,4 +163,4 @@ async def _log_faults(work: Coroutine[Any, Any, None], ask: Ask) -> None:
     try:
         await work
     except (Fault, OSError, TimeoutError) as fault:
-        log.info("ask_unanswered", id=ask.id, kind=ask.question.kind, error=str(fault))
+        _log.info("ask_unanswered", id=ask.id, kind=ask.question.kind, error=str(fault))

@@ -18,7 +18,7 @@ from holdfast.model.errors import Expired, Fault
 from holdfast.runtime.backoff import Backoff, jittered_s
 from holdfast.runtime.ports import Ports
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class Changed(Protocol):
@@ -54,5 +54,5 @@ async def follow_bindings(
         except (Fault, TimeoutError, OSError) as fault:
             if isinstance(fault, TimeoutError) and revision and ports.clock.monotonic() >= list_by_s:
                 continue  # not a failure: the periodic list is due
-            log.warning("bindings_unheard", node=node, error=str(fault) or type(fault).__name__)
+            _log.warning("bindings_unheard", node=node, error=str(fault) or type(fault).__name__)
         await ports.clock.sleep(backoff.next_s())

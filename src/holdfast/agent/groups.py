@@ -22,7 +22,7 @@ import structlog
 from holdfast.model import limits
 from holdfast.model.quantity import CPU, MEMORY
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 _V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 _V2_REQUIRED, _V2_OPTIONAL = ("memory", "pids"), ("cpu",)

@@ -36,7 +36,7 @@ from holdfast.runtime.tasks import end
 
 _NAME_DIGITS = 5
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class Span(msgspec.Struct, frozen=True):

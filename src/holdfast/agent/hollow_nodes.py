@@ -25,9 +25,10 @@ from holdfast.model.placement import Answer, RenewRequest, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.writes import Create, SetStatus, Update, Write
 from holdfast.runtime.backoff import Backoff, jittered_s
+from holdfast.runtime.batches import batches
 from holdfast.runtime.ports import Ports
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class HollowNode:
@@ -114,7 +115,7 @@ class HollowNodes:
             try:
                 await self._register()
             except (Fault, TimeoutError, OSError) as fault:
-                log.warning("registration_failed", error=str(fault) or type(fault).__name__)
+                _log.warning("registration_failed", error=str(fault) or type(fault).__name__)
                 await self._clock.sleep(backoff.next_s())
                 continue
             backoff.reset()
@@ -132,15 +133,15 @@ class HollowNodes:
                 writes.append(Create(wanted) if found is None else Update(wanted))
             elif found is not None:
                 self._store_node(found)
-        for start in range(0, len(writes), limits.WRITES_JOINED):
+        for some in batches(writes, limits.WRITES_JOINED):
             try:
-                made = await self._client.commit(writes[start : start + limits.WRITES_JOINED])
+                made = await self._client.commit(some)
             except (Conflict, AlreadyExists, NotFound):
                 return await self._register()
             for item in made.objects:
                 if isinstance(item, Node):
                     self._store_node(item)
-        log.info("nodes_registered", nodes=len(self.by_name), written=len(writes))
+        _log.info("nodes_registered", nodes=len(self.by_name), written=len(writes))
 
     def _store_node(self, stored: Node) -> None:
         node = self.by_name[stored.metadata.name]
@@ -162,7 +163,7 @@ class HollowNodes:
                 renewable = [node for node in nodes if self._can_renew(node)]
                 answered = bool(renewable) and await self._renew(renewable)
             except (Fault, TimeoutError, OSError) as fault:
-                log.warning("renewals_failed", first=nodes[0].name, error=str(fault) or type(fault).__name__)
+                _log.warning("renewals_failed", first=nodes[0].name, error=str(fault) or type(fault).__name__)
                 answered = False
             if answered:
                 backoff.reset()
@@ -207,7 +208,7 @@ class HollowNodes:
                 self._changed(node)
             self.say(node)
             return True
-        log.info("renewal_refused", node=node.name, epoch=lease.epoch, reason=answer.reason)
+        _log.info("renewal_refused", node=node.name, epoch=lease.epoch, reason=answer.reason)
         if answer.reason == Reason.NODE_FENCED:
             fenced = max(lease.fenced_epoch, lease.epoch)
             node.lease = msgspec.structs.replace(lease, fenced_epoch=fenced, until_mono_s=0.0, fenced=True)

@@ -27,7 +27,7 @@ from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff, jittered_s
 from holdfast.runtime.ports import Ports
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -54,7 +54,7 @@ class Identity:
                 continue
             if not warned:
                 where = self._config.join_token_file or "(no join token file is set)"
-                log.warning("join_token_awaited", node=self._config.name, file=where)
+                _log.warning("join_token_awaited", node=self._config.name, file=where)
                 warned = True
             await self._ports.clock.sleep(limits.JOIN_LOOK_EVERY_S)
 
@@ -77,7 +77,7 @@ class Identity:
                 else:
                     continue
             except Fault as fault:
-                log.warning(
+                _log.warning(
                     "certificate_not_renewed", node=self._config.name, reason=fault.reason, error=fault.message,
                     ends=seconds_text(self._expires_s()),
                 )  # fmt: skip
@@ -99,7 +99,7 @@ class Identity:
                     made = await client.join(join_request)
                     break
                 except Fault as fault:
-                    log.warning("join_failed", node=self._config.name, reason=fault.reason, error=fault.message)
+                    _log.warning("join_failed", node=self._config.name, reason=fault.reason, error=fault.message)
                     if not fault.retryable:
                         raise
                 await self._ports.clock.sleep(backoff.next_s())
@@ -107,13 +107,13 @@ class Identity:
             await client.close()
         write_private(self._used_token, _hash(token).encode())
         self._store_certificate(key, made)
-        log.info("node_joined", node=self._config.name, generation=made.generation, ends=made.expires_at)
+        _log.info("node_joined", node=self._config.name, generation=made.generation, ends=made.expires_at)
 
     async def _renew(self, client: HttpClient) -> None:
         key = self._request_key()
         made = await client.renew_certificate(RenewalRequest(csr=request_for(key, self._config.name)))
         self._store_certificate(key, made)
-        log.info("certificate_renewed", node=self._config.name, generation=made.generation, ends=made.expires_at)
+        _log.info("certificate_renewed", node=self._config.name, generation=made.generation, ends=made.expires_at)
 
     def _request_key(self) -> bytes:
         if not self._next_key.exists():
@@ -133,7 +133,7 @@ class Identity:
             used = self._used_token.read_text(encoding="utf-8").strip() if self._used_token.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
             if not isinstance(error, FileNotFoundError):
-                log.warning("join_token_unreadable", file=self._config.join_token_file, error=str(error))
+                _log.warning("join_token_unreadable", file=self._config.join_token_file, error=str(error))
             return ""
         return token if token and (_hash(token) != used or not self.path.exists()) else ""
 

@@ -31,7 +31,7 @@ from holdfast.model.template import Driver as DriverName
 from holdfast.runtime.ports import Ports, SystemPorts
 from holdfast.runtime.tasks import end
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 async def run_agent(config: AgentConfig, client: Client | None = None, ports: Ports | None = None) -> None:
@@ -55,13 +55,13 @@ async def run_agent(config: AgentConfig, client: Client | None = None, ports: Po
             config, client, drivers=drivers, prober=NetworkProber(driver, drivers), memory=memory, ports=ports,
             traits=lambda: Traits(warm=artifacts.warm(), isolation=held.kind, weakness=held.weakness),
         )  # fmt: skip
-        log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
+        _log.info("agent_started", node=config.name, region=config.region, version=__version__, state=config.state_dir)
         answering = _start_rpc_server(config, client, supervisor, ports)
         try:
             await _run_until_signal(supervisor, config)
         finally:
             await end(*answering)
-        log.info("agent_ended", node=config.name, work="stopped" if config.stop_work_on_exit else "left running")
+        _log.info("agent_ended", node=config.name, work="stopped" if config.stop_work_on_exit else "left running")
     finally:
         await end(*background)
         if own and client is not None:

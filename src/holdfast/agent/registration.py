@@ -27,7 +27,10 @@ from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff, jittered_s
 from holdfast.runtime.ports import Ports
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
+
+NODE_WRITE_ATTEMPTS = 8
+"""How often one registration writes the Node after losing a race for it. Then the next turn tries, after a pause."""
 
 
 class Registration:
@@ -71,7 +74,7 @@ class Registration:
                     continue  # the Node just read is fenced
                 answered = await self._renew()
             except (Fault, TimeoutError, OSError) as fault:
-                log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
+                _log.warning("renewal_failed", node=self._config.name, error=str(fault) or type(fault).__name__)
                 answered = False
             if answered:
                 self._backoff.reset()
@@ -81,7 +84,7 @@ class Registration:
 
     async def _ensure_node(self) -> None:
         """Creates the Node, or updates it to the configuration without changing fields that operators set."""
-        for _ in range(limits.READ_BACK_ATTEMPTS):
+        for _ in range(NODE_WRITE_ATTEMPTS):
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
                 stored = await self._client.get(Node, self._config.name)
                 wanted = node_of(self._config) if stored is None else merged_node(self._config, stored)
@@ -95,7 +98,7 @@ class Registration:
                     continue
             made = committed.objects[0]
             self._adopt_node(made if isinstance(made, Node) else None)
-            log.info("node_registered", node=self._config.name, created=stored is None)
+            _log.info("node_registered", node=self._config.name, created=stored is None)
             return
         raise Conflict(f"node {self._config.name}: changed by another writer during every attempt to register it")
 
@@ -112,7 +115,8 @@ class Registration:
         async with asyncio.timeout(limits.NODE_RENEW_EVERY_S):  # leaves time for another attempt
             answers = await self._client.renew(request)
         if 0 < answers.incarnation < self._incarnation:
-            log.error("former_life_refused", node=self._config.name, heard=self._incarnation, found=answers.incarnation)
+            heard, found = self._incarnation, answers.incarnation
+            _log.error("former_life_refused", node=self._config.name, heard=heard, found=found)
             raise StaleToken(
                 f"region {self._config.region}: response from a cell that was replaced by a restore (expected "
                 f"incarnation {self._incarnation}, found {answers.incarnation}); next: stop the process that still "
@@ -133,7 +137,7 @@ class Registration:
                 return False
             self._set(msgspec.structs.replace(lease, epoch=epoch, until_mono_s=sent_mono_s + ttl_s, fenced=False))
             return True
-        log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,
+        _log.warning("renewal_refused", node=self._config.name, epoch=self.lease.epoch, reason=answer.reason,
                     message=answer.message)  # fmt: skip
         if answer.reason == Reason.NODE_FENCED:
             fenced = max(self.lease.fenced_epoch, self.lease.epoch)
@@ -159,6 +163,6 @@ class Registration:
         except OSError as error:
             if lasts:
                 raise
-            log.warning("lease_unremembered", node=self._config.name, error=str(error))
+            _log.warning("lease_unremembered", node=self._config.name, error=str(error))
         self.lease = lease
         self._changed()

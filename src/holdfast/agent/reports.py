@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 
 import msgspec
 import structlog
@@ -21,11 +22,12 @@ from holdfast.model.meta import Key
 from holdfast.model.writes import SetStatus
 from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff
+from holdfast.runtime.batches import send_divided
 from holdfast.runtime.ports import Ports
 
 Address = tuple[str, Key, str]
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 _accepted = metrics.AGENT_REPORTS.labels(result="accepted")
 _refused = metrics.AGENT_REPORTS.labels(result="refused")
 _delayed = metrics.AGENT_REPORTS.labels(result="delayed")
@@ -91,13 +93,28 @@ class Reports:
                 batch = [self._pending[a] for a in list(self._pending)[: limits.WRITES_JOINED]]
                 for write in batch:
                     del self._pending[(write.kind, write.key, write.uid)]
-                if not await self._send(batch):
+                if not await self._deliver(batch):
                     return False
             self._due.clear()
             self._backoff.reset()
             return True
 
-    async def _send(self, batch: list[SetStatus]) -> bool:
+    async def _deliver(self, batch: Sequence[SetStatus]) -> bool:
+        delayed = False
+
+        async def send(some: Sequence[SetStatus]) -> None:
+            nonlocal delayed
+            if delayed:
+                self._requeue(some)
+            else:
+                delayed = not await self._send(some)
+
+        # A node that was fenced or replaced reports on many Bindings that are gone.
+        await send_divided(batch, send, _count_refusal, (Final, Conflict), singly=True)
+        return not delayed
+
+    async def _send(self, batch: Sequence[SetStatus]) -> bool:
+        """Sends the batch; False when it is put back. Raises a refusal that one write may cause."""
         sent_s = self._clock.monotonic()
         try:
             async with asyncio.timeout(limits.AGENT_CALL_TIMEOUT_S):
@@ -105,13 +122,8 @@ class Reports:
         except Unauthorized as refusal:
             # The agent's credential was rejected, not the report: it is kept until the agent has joined again.
             return self._delay(batch, refusal)
-        except (Final, Conflict) as refusal:
-            if len(batch) > 1:
-                return await self._send_singly(batch)
-            _refused.inc()
-            log.info("report_refused", kind=batch[0].kind, object=str(batch[0].key), reason=refusal.reason,
-                     message=refusal.message)  # fmt: skip
-            return True
+        except (Final, Conflict):
+            raise
         except (Fault, TimeoutError, OSError) as fault:
             self._unanswered.update(dict.fromkeys(((w.kind, w.key, w.uid) for w in batch), math.inf))
             return self._delay(batch, fault)
@@ -139,26 +151,24 @@ class Reports:
         if address not in self._pending and address not in self._delayed_reports:
             self.put(write, wait_s=max(0.0, until_s - now_s))
 
-    def _delay(self, batch: list[SetStatus], fault: BaseException) -> bool:
+    def _delay(self, batch: Sequence[SetStatus], fault: BaseException) -> bool:
         _delayed.inc(len(batch))
-        log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
+        _log.warning("report_delayed", writes=len(batch), error=str(fault) or type(fault).__name__)
         self._requeue(batch)
         return False
 
-    async def _send_singly(self, batch: list[SetStatus]) -> bool:
-        for index, write in enumerate(batch):
-            if not await self._send([write]):
-                self._requeue(batch[index + 1 :])
-                return False
-        return True
-
-    def _requeue(self, batch: list[SetStatus]) -> None:
+    def _requeue(self, batch: Sequence[SetStatus]) -> None:
         """Requeues the batch underneath newer reports about the same objects."""
         for write in batch:
             address = (write.kind, write.key, write.uid)
             newer = self._pending.get(address)
             self._pending[address] = write if newer is None else _merge(write, newer)
         self._due.set()
+
+
+def _count_refusal(write: SetStatus, refusal: Fault) -> None:
+    _refused.inc()
+    _log.info("report_refused", kind=write.kind, object=str(write.key), reason=refusal.reason, message=refusal.message)
 
 
 def _merge(older: SetStatus | None, newer: SetStatus) -> SetStatus:

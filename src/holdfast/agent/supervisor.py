@@ -62,7 +62,7 @@ from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.tasks import end
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class Supervisor:
@@ -183,7 +183,7 @@ class Supervisor:
         unit = Unit(task.id, task.binding_uid, driver)
         unit.task, unit.local = task, local
         self._units[task.binding_uid] = unit
-        log.info("task_adopted", task=task.id, run=task.run, pid=found.pid, ended=found.exit is not None)
+        _log.info("task_adopted", task=task.id, run=task.run, pid=found.pid, ended=found.exit is not None)
 
     async def _bindings_listed(self, bindings: tuple[Binding, ...]) -> None:
         """Applies a complete list: a Binding that is missing from it no longer exists."""
@@ -256,7 +256,7 @@ class Supervisor:
             try:
                 driver.permit(lease.epoch, until_mono_s)
             except OSError as error:
-                log.warning("permit_unwritten", driver=driver.name, error=str(error))
+                _log.warning("permit_unwritten", driver=driver.name, error=str(error))
         for unit in self._units.values():
             end_mono_s = self._tenure_end(unit)
             if end_mono_s is not None:
@@ -287,7 +287,7 @@ class Supervisor:
         try:
             unit.driver.run_until(unit.id, until_mono_s)
         except OSError as error:
-            log.warning("end_unwritten", task=unit.id, error=str(error))
+            _log.warning("end_unwritten", task=unit.id, error=str(error))
 
     async def _watch_exits(self, driver: Driver) -> None:
         while True:
@@ -378,7 +378,7 @@ class Supervisor:
             return
         except Exception as error:
             # The driver broke its contract and the task may be running, so it is stopped first.
-            log.exception("start_broke", task=task.id, run=task.run)
+            _log.exception("start_broke", task=task.id, run=task.run)
             unit.set(state=State.STOPPING, stop_by_mono_s=self._clock.monotonic())
             await self._stopped(unit, 0.0)
             exit_ = Exit(reason=Reason.START_ERROR, message=str(error), at=times.micro_text(self._clock.now()))
@@ -386,7 +386,7 @@ class Supervisor:
             return
         self._start_failures.started()
         metrics.AGENT_START.observe(self._clock.monotonic() - began_mono_s)
-        log.info("task_started", task=task.id, run=task.run, pid=started.pid)
+        _log.info("task_started", task=task.id, run=task.run, pid=started.pid)
         unit.local = running(unit.local, pid=started.pid, started_at_s=started.started_at_s, now=self._now())
         if unit.early_exit is not None:
             self._ended(unit, unit.early_exit, "")
@@ -416,7 +416,7 @@ class Supervisor:
         unit.local = stopping(unit.local, stop, self._now())
         unit.end_probes()
         if not again:
-            log.info("task_stopping", task=unit.id, reason=stop.reason, grace_s=stop.grace_s)
+            _log.info("task_stopping", task=unit.id, reason=stop.reason, grace_s=stop.grace_s)
         self._report(unit)
         self._call(unit, self._do_stop(unit, stop.grace_s, unit.local.run))
 
@@ -433,7 +433,7 @@ class Supervisor:
             try:
                 return await unit.driver.stop(unit.id, grace_s)
             except Exception:
-                log.exception("stop_broke", task=unit.id, failures=backoff.failures)
+                _log.exception("stop_broke", task=unit.id, failures=backoff.failures)
                 await self._clock.sleep(backoff.next_s())
 
     def _ended(self, unit: Unit, exit_: Exit, stop_reason: str) -> None:
@@ -443,7 +443,7 @@ class Supervisor:
             exit_ = msgspec.structs.replace(exit_, reason=stop_reason, message=message)
         unit.local = ended(unit.local, exit_, stop_reason, self._now())
         metrics.AGENT_EXITS.labels(reason=exit_.reason).inc()
-        log.info("task_ended", task=unit.id, run=unit.local.run, code=exit_.code, signal=exit_.signal,
+        _log.info("task_ended", task=unit.id, run=unit.local.run, code=exit_.code, signal=exit_.signal,
                  reason=exit_.reason, message=exit_.message)  # fmt: skip
         self._report(unit)
         self._act(unit)
@@ -455,7 +455,7 @@ class Supervisor:
         unit.acknowledged = True
         self._report(unit)
         self._reports.put(acknowledgement(unit.binding, said, self._clock.now()))
-        log.info("task_acknowledged", task=unit.id, phase=said.phase, reason=said.exit.reason)
+        _log.info("task_acknowledged", task=unit.id, phase=said.phase, reason=said.exit.reason)
 
     def _forget(self, unit: Unit) -> None:
         unit.rest()

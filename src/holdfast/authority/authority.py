@@ -21,7 +21,7 @@ import structlog
 from holdfast.authority import records, rejoin
 from holdfast.authority.bind import Bind
 from holdfast.authority.chores import Chores
-from holdfast.authority.commits import Commits, Probe, not_leader
+from holdfast.authority.commits import Commits, not_leader, stored
 from holdfast.authority.gangs import Gangs
 from holdfast.authority.heartbeats import Heartbeats
 from holdfast.authority.leases import LeaseBook
@@ -282,7 +282,7 @@ class Authority:
             metadata=records.unstored(term.metadata),
             spec=msgspec.structs.replace(term.spec, holder=rejoin.JOINED),
         )
-        probe = Probe(_TERM, "", INCARNATION, lambda f: f is not None and f.spec.holder == rejoin.JOINED)
+        probe = stored(_TERM, term.metadata, lambda found: found.spec.holder == rejoin.JOINED)
         await self._commits.commit({rejoin.incarnation_key(): term.revision}, [records.put(_TERM, joined)], (), probe)
         _log.info("cell_rejoined", region=self.region, incarnation=term.spec.term)
 

@@ -8,11 +8,9 @@ import msgspec
 
 from holdfast.authority import checks, records
 from holdfast.authority.claims import of_reservation
-from holdfast.authority.commits import Probe
 from holdfast.authority.reserve import Placing, World, already, why_not_here
-from holdfast.authority.rounds import Extra, Step, rejected
+from holdfast.authority.rounds import Extra, Step, make_step, rejected
 from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, State
-from holdfast.gate.audit import Entry
 from holdfast.gate.principal import Principal
 from holdfast.model.binding import Reservation, ReservationPhase
 from holdfast.model.decision import Decision
@@ -116,9 +114,8 @@ class Bind:
             bound_at=world.at,
             decision=self._placing.decision_name or replica.status.placement.decision,
         )
-        uid = state.ports.ids.uid()
         binding = records.binding_put(
-            claim, replica, node, item.intent, uid=uid, created=world.created,
+            claim, replica, node, item.intent, uid=state.ports.ids.uid(), created=world.created,
             decision=placed.decision, policy=reservation.spec.policy_revision,
         )  # fmt: skip
         writes: list[Put | Remove] = [
@@ -126,19 +123,19 @@ class Bind:
             binding,
             records.replica_put(replica, placed),
         ]
-        return Step(
-            answer=Answer(
+        return make_step(
+            "create",
+            BINDING,
+            binding.attached.metadata,
+            Answer(
                 result=Result.ACCEPTED, node=claim.node, devices=claim.devices, ports=claim.ports,
                 reservation=claim.name, binding=claim.name, attempt=claim.attempt, epoch=claim.attempt,
             ),
+            writes,
             compares={
                 REPLICA.store_key(item.namespace, item.replica): replica.revision,
                 RESERVATION.store_key(item.namespace, claim.name): reservation.revision,
                 NODE.store_key("", claim.node): node.revision,
-                binding.key: 0,
             },
-            writes=writes,
-            probe=Probe(BINDING, item.namespace, claim.name, lambda found: found is not None and found.uid == uid),
-            entry=Entry("create", BINDING.name, claim.name, item.namespace, uid),
             claim=claim,
         )  # fmt: skip

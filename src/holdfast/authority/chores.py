@@ -6,34 +6,35 @@ checks and commits as a request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from holdfast.authority import choose, provisional, records
 from holdfast.authority.claims import ENDED, Claim, Want, victim_key
-from holdfast.authority.commits import Commits, Probe
-from holdfast.authority.release import freed
+from holdfast.authority.commits import Commits, Landed, removed, stored
+from holdfast.authority.release import freed, is_fenced
 from holdfast.authority.reserve import Placing, World
-from holdfast.authority.rounds import Chore, Rounds, Step
+from holdfast.authority.rounds import NOTHING, Chore, Rounds, Step, make_step
 from holdfast.authority.state import BINDING, GRANT_COPY, RESERVATION, State
 from holdfast.gate import audit
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
-from holdfast.model.binding import Desired, Reservation, ReservationPhase
+from holdfast.model.binding import Binding, Desired, Reservation, ReservationPhase
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Conflict, Refused
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.kinds import kind_of
+from holdfast.model.kinds import Kind, kind_of
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement import Answer, Result
 from holdfast.model.quantity import Amount, amounts_text
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text, parse_time
+from holdfast.runtime.batches import batches
 from holdfast.store.contract import Put, Remove
 
 _DECISION = kind_of(Decision)
-_NOTHING = Answer(result=Result.ALREADY)
 
 
 class Chores:
@@ -43,25 +44,24 @@ class Chores:
         self._commits = commits
         self._who = who
 
-    async def _do(self, verb: str, claims: Iterable[Claim], plan: str) -> None:
+    async def _do(self, verb: str, claims: Iterable[Claim], plan: Callable[[Claim], Step | Answer]) -> None:
         items = [c for c in claims if not self._rounds.in_flight(c.key)]
         if items:
-            chore = Chore(verb, self._who, items, lambda claim: claim.replica_uid, getattr(self, plan))
-            await self._rounds.settle(chore)
+            await self._rounds.settle(Chore(verb, self._who, items, lambda claim: claim.replica_uid, plan))
 
     async def expire(self) -> None:
         """Releases reservations past their expiry, and those whose replica is gone."""
         now = self._state.now()
         due = [c for c in self._state.ledger.unbound.values() if c.expires_at and parse_time(c.expires_at) <= now]
-        await self._do("expire", due, "plan_expiry")
+        await self._do("expire", due, self.plan_expiry)
 
     def plan_expiry(self, claim: Claim) -> Step | Answer:
         state = self._state
         reservation = state.reservation(claim.namespace, claim.name)
         if reservation is None or state.binding(claim.namespace, claim.name) is not None:
-            return _NOTHING
+            return NOTHING
         if reservation.spec.expires_at and parse_time(reservation.spec.expires_at) > state.now():
-            return _NOTHING
+            return NOTHING
         replica = state.replica(claim.namespace, claim.replica)
         holds = replica is not None and replica.uid == claim.replica_uid
         if holds and self._may_last(claim, reservation):
@@ -85,18 +85,10 @@ class Chores:
     def _extended(self, claim: Claim, reservation: Reservation) -> Step:
         expires_at = micro_text(self._state.now() + limits.RESERVATION_TTL_S)
         spec = msgspec.structs.replace(reservation.spec, expires_at=expires_at)
-        uid = reservation.uid
-        return Step(
-            answer=Answer(result=Result.ACCEPTED, node=claim.node, reservation=claim.name, attempt=claim.attempt),
-            compares={RESERVATION.store_key(claim.namespace, claim.name): reservation.revision},
-            writes=[records.reservation_change(reservation, reservation.status.phase, spec)],
-            probe=Probe(
-                RESERVATION, claim.namespace, claim.name,
-                lambda f: f is not None and f.uid == uid and f.spec.expires_at >= expires_at,
-            ),
-            entry=audit.Entry("update", RESERVATION.name, claim.name, claim.namespace, uid, reservation.revision),
-            claim=msgspec.structs.replace(claim, expires_at=expires_at),
-        )  # fmt: skip
+        change = records.reservation_change(reservation, reservation.status.phase, spec)
+        step = _change(claim, reservation, change, lambda found: found.spec.expires_at >= expires_at)
+        step.claim = msgspec.structs.replace(claim, expires_at=expires_at)
+        return step
 
     async def promote(self) -> None:
         """Makes nominated reservations firm once none of their victims holds anything any more."""
@@ -105,7 +97,7 @@ class Chores:
             c for c in ledger.unbound.values()
             if c.nominated and not any(victim_key(c.namespace, v) in ledger.claims for v in c.victims)
         ]  # fmt: skip
-        await self._do("promote", ready, "plan_promotion")
+        await self._do("promote", ready, self.plan_promotion)
 
     def plan_promotion(self, claim: Claim) -> Step | Answer:
         state = self._state
@@ -113,9 +105,9 @@ class Chores:
         replica = state.replica(claim.namespace, claim.replica)
         node = state.node(claim.node)
         if reservation is None or replica is None or node is None:
-            return _NOTHING
+            return NOTHING
         if reservation.status.phase is not ReservationPhase.NOMINATED:
-            return _NOTHING
+            return NOTHING
         template = replica.spec.template
         want = Want(
             claim.namespace, claim.name, claim.replica, claim.replica_uid, claim.attempt, claim.amounts,
@@ -126,34 +118,26 @@ class Chores:
             account = state.ledger.see(node)
             devices, ports = choose.devices(account, want), choose.ports(account, want)
             if account.shortage(want) or isinstance(devices, Refused) or isinstance(ports, Refused):
-                return _NOTHING  # someone else came first; it keeps waiting until it expires
+                return NOTHING  # someone else came first; it keeps waiting until it expires
         finally:
             if before is not None:
                 state.ledger.put(before)
         expires_at = micro_text(state.now() + limits.RESERVATION_TTL_S)
         spec = msgspec.structs.replace(
             reservation.spec, victims=(), devices=devices, ports=ports, expires_at=expires_at
-        )  # fmt: skip
-        uid = reservation.uid
-        return Step(
-            answer=Answer(result=Result.ACCEPTED, node=claim.node, reservation=claim.name, attempt=claim.attempt),
-            compares={RESERVATION.store_key(claim.namespace, claim.name): reservation.revision},
-            writes=[records.reservation_change(reservation, ReservationPhase.FIRM, spec)],
-            probe=Probe(
-                RESERVATION, claim.namespace, claim.name,
-                lambda f: f is not None and f.uid == uid and f.status.phase is not ReservationPhase.NOMINATED,
-            ),
-            entry=audit.Entry("update", RESERVATION.name, claim.name, claim.namespace, uid, reservation.revision),
-            claim=msgspec.structs.replace(
-                claim, nominated=False, victims=(), devices=devices, ports=ports, expires_at=expires_at
-            ),
-        )  # fmt: skip
+        )
+        change = records.reservation_change(reservation, ReservationPhase.FIRM, spec)
+        step = _change(claim, reservation, change, lambda f: f.status.phase is not ReservationPhase.NOMINATED)
+        step.claim = msgspec.structs.replace(
+            claim, nominated=False, victims=(), devices=devices, ports=ports, expires_at=expires_at
+        )
+        return step
 
     async def clean(self) -> None:
         """Removes bindings whose quota leg is gone, once nothing of them can run any more."""
         state = self._state
         proven = [c for c in state.ledger.lingering.values() if self._is_over(c)]
-        await self._do("clean", proven, "plan_removal")
+        await self._do("clean", proven, self.plan_removal)
 
     def _is_over(self, claim: Claim) -> bool:
         binding = self._state.binding(claim.namespace, claim.name)
@@ -162,7 +146,7 @@ class Chores:
         return self._state.node(claim.node) is None and not self._state.leases.may_be_live(claim.node)
 
     def plan_removal(self, claim: Claim) -> Step | Answer:
-        return self._removal(claim) if self._is_over(claim) else _NOTHING
+        return self._removal(claim) if self._is_over(claim) else NOTHING
 
     async def settle_provisional(self) -> None:
         """Confirms what was placed while the region was cut off as soon as a live grant covers it; renews it till then.
@@ -171,36 +155,28 @@ class Chores:
         """
         claims = list(self._state.ledger.provisional.values())
         if claims:
-            await self._do("confirm", claims, "plan_provisional")
+            await self._do("confirm", claims, self.plan_provisional)
 
     def plan_provisional(self, claim: Claim) -> Step | Answer:
         binding = self._state.binding(claim.namespace, claim.name)
         if binding is None or binding.spec.desired is Desired.STOP or binding.status.phase in ENDED:
-            return _NOTHING
+            return NOTHING
         world = World(self._state)
         limit, rests_on = world.limit(claim.namespace, claim.capacity_class)
         run_until = provisional.next_end(claim, self._state.ledger, limit, world.partition_mode(), world.now)
         if run_until is None:
-            return _NOTHING
+            return NOTHING
         spec = msgspec.structs.replace(binding.spec, run_until=run_until)
-        uid = binding.uid
-        return Step(
-            answer=Answer(result=Result.ACCEPTED, binding=claim.name, node=claim.node, attempt=claim.attempt),
-            compares={**rests_on, BINDING.store_key(claim.namespace, claim.name): binding.revision},
-            writes=[records.binding_change(binding, spec)],
-            probe=Probe(
-                BINDING, claim.namespace, claim.name,
-                lambda f: f is not None and f.uid == uid and f.spec.run_until == run_until,
-            ),
-            entry=audit.Entry("update", BINDING.name, claim.name, claim.namespace, uid, binding.revision),
-            claim=msgspec.structs.replace(claim, run_until=run_until),
-        )  # fmt: skip
+        change = records.binding_change(binding, spec)
+        step = _change(claim, binding, change, lambda found: found.spec.run_until == run_until, compares=dict(rests_on))
+        step.claim = msgspec.structs.replace(claim, run_until=run_until)
+        return step
 
     async def adopt_orphans(self) -> None:
         """Claims whose replica is gone: reservations go, bindings are stopped first and go when that is proven."""
         state = self._state
         orphans = [c for c in state.ledger.claims.values() if c.quota_held and self._is_orphan(c)]
-        await self._do("release", orphans, "plan_orphan")
+        await self._do("release", orphans, self.plan_orphan)
         for name in [n for n in state.ledger.nodes if state.node(n) is None]:
             state.ledger.forget(name)
 
@@ -213,31 +189,20 @@ class Chores:
 
     def plan_orphan(self, claim: Claim) -> Step | Answer:
         if not self._is_orphan(claim):
-            return _NOTHING
+            return NOTHING
         binding = self._state.binding(claim.namespace, claim.name)
         if binding is None or binding.status.phase in ENDED:
             return self._removal(claim)
-        node = self._state.node(claim.node)
-        gone = node is None and not self._state.leases.may_be_live(claim.node)
-        fenced = node is not None and node.status.fence.fenced_epoch >= binding.spec.node_epoch
-        if binding.spec.desired is Desired.STOP and not gone and not fenced:
-            return _NOTHING
+        fenced = is_fenced(self._state, binding)
+        if binding.spec.desired is Desired.STOP and not fenced:
+            return NOTHING
         spec = msgspec.structs.replace(
             binding.spec, desired=Desired.STOP, stop_reason=binding.spec.stop_reason or Reason.OWNER_DELETED.value,
-            quota_released=gone or fenced,
+            quota_released=fenced,
         )  # fmt: skip
-        uid = binding.uid
-        return Step(
-            answer=Answer(result=Result.ACCEPTED, binding=claim.name, node=claim.node, attempt=claim.attempt),
-            compares={BINDING.store_key(claim.namespace, claim.name): binding.revision},
-            writes=[records.binding_change(binding, spec)],
-            probe=Probe(
-                BINDING, claim.namespace, claim.name,
-                lambda f: f is not None and f.uid == uid and f.spec == spec,
-            ),
-            entry=audit.Entry("update", BINDING.name, claim.name, claim.namespace, uid, binding.revision),
-            keep=msgspec.structs.replace(claim, quota_held=not spec.quota_released),
-        )  # fmt: skip
+        step = _change(claim, binding, records.binding_change(binding, spec), lambda found: found.spec == spec)
+        step.keep = msgspec.structs.replace(claim, quota_held=not spec.quota_released)
+        return step
 
     def _removal(self, claim: Claim) -> Step:
         """Takes the records of a claim away; its replica, if there is one, has moved on already."""
@@ -253,14 +218,9 @@ class Chores:
             if item is not None:
                 writes.append(Remove(key))
         kind = BINDING if claim.bound else RESERVATION
-        return Step(
-            answer=Answer(result=Result.ACCEPTED, reservation=claim.name, node=claim.node, attempt=claim.attempt),
-            compares=compares,
-            writes=writes,
-            probe=Probe(kind, claim.namespace, claim.name, lambda found: found is None),
-            entry=audit.Entry("delete", kind.name, claim.name, claim.namespace),
-            free=claim.key,
-        )
+        meta = ObjectMeta(name=claim.name, namespace=claim.namespace)
+        answer = _accepted(claim, RESERVATION)
+        return make_step("delete", kind, meta, answer, writes, compares=compares, free=claim.key)
 
     async def report_use(self) -> None:
         """Writes each tenant's use beside its limit, with the generation of the limit it was counted under.
@@ -282,8 +242,7 @@ class Chores:
                 moved = msgspec.structs.replace(
                     copy.status, used=self._use(copy), observed_generation=copy.metadata.generation
                 )  # fmt: skip
-                item = msgspec.structs.replace(copy, metadata=records.unstored(copy.metadata), status=moved)
-                put = records.put(GRANT_COPY, item)
+                put = records.status_put(GRANT_COPY, copy, moved)
                 compares[put.key] = copy.revision
                 writes.append(put)
                 entries.append(audit.Entry("update", "GrantCopy", copy.metadata.name, copy.metadata.namespace, copy.uid,
@@ -295,7 +254,7 @@ class Chores:
             first = writes[0]
             assert isinstance(first, Put)
             meta, status = first.attached.metadata, first.attached.status
-            probe = Probe(GRANT_COPY, meta.namespace, meta.name, lambda f: f is not None and f.status == status)
+            probe = stored(GRANT_COPY, meta, lambda found: found.status == status)
             record = audit.record(self._who, state.now(), "update", entries)
             try:
                 await self._commits.commit(compares, writes, (record,), probe)
@@ -323,11 +282,10 @@ class Chores:
         put = extra.writes[0]
         assert isinstance(put, Put)
         meta = put.attached.metadata
-        probe = Probe(_DECISION, meta.namespace, meta.name, lambda found: found is not None and found.uid == meta.uid)
         entry = audit.Entry("create", "Decision", meta.name, meta.namespace, meta.uid)
         record = audit.record(job.who, self._state.now(), "record", [entry])
         try:
-            await self._commits.commit(extra.compares, extra.writes, (record,), probe)
+            await self._commits.commit(extra.compares, extra.writes, (record,), stored(_DECISION, meta))
         except Conflict:
             return  # the name is taken: the record is there
 
@@ -335,17 +293,30 @@ class Chores:
         """Keeps the newest decisions."""
         decisions = sorted(self._state.every(Decision), key=lambda d: d.revision)
         old = decisions[: max(0, len(decisions) - limits.DECISIONS_KEPT)]
-        for start in range(0, len(old), limits.WRITES_JOINED):
-            part = old[start : start + limits.WRITES_JOINED]
+        for part in batches(old, limits.WRITES_JOINED):
             await self._commits.ready()
             keys = [_DECISION.store_key(d.metadata.namespace, d.metadata.name) for d in part]
             compares = {key: d.revision for key, d in zip(keys, part, strict=True)}
             writes: list[Put | Remove] = [Remove(key) for key in keys]
             entry = audit.Entry("delete", "Decision", f"{len(part)} oldest")
             record = audit.record(self._who, self._state.now(), "prune", [entry])
-            meta = part[0].metadata
-            probe = Probe(_DECISION, meta.namespace, meta.name, lambda found: found is None)
             try:
-                await self._commits.commit(compares, writes, (record,), probe)
+                await self._commits.commit(compares, writes, (record,), removed(_DECISION, part[0].metadata))
             except Conflict:
                 return
+
+
+def _accepted(claim: Claim, kind: Kind) -> Answer:
+    binding, reservation = (claim.name, "") if kind is BINDING else ("", claim.name)
+    return Answer(
+        result=Result.ACCEPTED, node=claim.node, binding=binding, reservation=reservation, attempt=claim.attempt
+    )
+
+
+def _change(
+    claim: Claim, item: Reservation | Binding, change: Put, landed: Landed, *, compares: dict[str, int] | None = None
+) -> Step:
+    """The step that changes one record of a claim."""
+    kind = kind_of(item)
+    answer = _accepted(claim, kind)
+    return make_step("update", kind, item.metadata, answer, [change], compares=compares, landed=landed)

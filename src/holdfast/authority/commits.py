@@ -19,11 +19,13 @@ from holdfast.client.contract import Token
 from holdfast.gate import audit
 from holdfast.gate.audit import Audit
 from holdfast.model import codec, limits
-from holdfast.model.errors import Ambiguous, Conflict, Fault, Retryable, StaleToken, StoreFailed, Unavailable
+from holdfast.model.errors import Ambiguous, Conflict, Fault, StaleToken, StoreFailed, Unavailable
 from holdfast.model.kinds import BY_NAME, Kind, kind_of_store_key
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.reasons import Reason
 from holdfast.runtime import metrics
 from holdfast.runtime.ports import Ports
+from holdfast.runtime.unknown_outcome import NoProof, resolve
 from holdfast.store.contract import Append, Committed, Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
 
@@ -44,6 +46,19 @@ class Probe(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         return self.kind.store_key(self.namespace, self.name)
+
+
+def stored(kind: Kind, meta: ObjectMeta, landed: Landed | None = None) -> Probe:
+    """The transaction created or changed this very object: the same uid, and `landed` is true of it."""
+    uid = meta.uid
+    return Probe(
+        kind, meta.namespace, meta.name, lambda f: f is not None and f.uid == uid and (landed is None or landed(f))
+    )
+
+
+def removed(kind: Kind, meta: ObjectMeta) -> Probe:
+    """The transaction removed the object of this name."""
+    return Probe(kind, meta.namespace, meta.name, lambda f: f is None)
 
 
 class Commits:
@@ -142,7 +157,7 @@ class Commits:
         except Ambiguous as unknown:
             _log.warning("commit_unknown", probe=probe.key, message=unknown.message)
             async with self.alone():
-                return await self._find_out(txn, probe, token)
+                return await self._find_out(txn, probe, token, unknown)
 
     async def published(self, conflict: Conflict) -> None:
         """Waits, not for long, until what was in the way can be read here."""
@@ -151,48 +166,48 @@ class Commits:
         if kind is None or not found:
             await self._clock.sleep(limits.BACKOFF_FIRST_S)
             return
-        await self._objects.wait_for(kind, found, timeout_s=limits.CONFLICT_WAIT_S)
+        await self._objects.wait_for(kind, found, timeout_s=limits.AUTHORITY_CONFLICT_WAIT_S)
 
-    async def _find_out(self, txn: Txn, probe: Probe, token: Token) -> Committed:
+    async def _find_out(self, txn: Txn, probe: Probe, token: Token, unknown: Ambiguous) -> Committed:
         """Reads back, and repeats the very same transaction: its compares make two of them one."""
-        for attempt in range(limits.READ_BACK_ATTEMPTS):
-            if attempt:
-                await self._clock.sleep(min(limits.BACKOFF_FIRST_S * 2**attempt, limits.BACKOFF_MAX_S))
-            try:
-                done = await self._landed(probe)
-                if done is not None:
-                    metrics.AUTHORITY_READ_BACKS.labels("committed").inc()
-                    return done
-                return await self._objects.commit(None, txn)
-            except Conflict as conflict:
-                try:
-                    dead = await self._cannot_land(txn)
-                    done = await self._landed(probe)
-                except Retryable:
-                    continue
-                if done is not None:
-                    metrics.AUTHORITY_READ_BACKS.labels("committed").inc()
-                    return done
-                if dead:
-                    metrics.AUTHORITY_READ_BACKS.labels("refused").inc()
-                    if await self._replaced(token, conflict):
-                        raise not_leader() from conflict
-                    raise
-            except StoreFailed:
-                self.step_down("the store failed")
-                raise
-            except Retryable:
-                continue
-        metrics.AUTHORITY_READ_BACKS.labels("unknown").inc()
-        self._burned = token
-        self.step_down("the outcome of a commit stayed unknown")
-        raise Ambiguous(f"whether the commit that writes {probe.key} happened is unknown: read it back first")
+        # Only one authority leads, so no jitter; and no pause after the last attempt, as every other commit waits.
+        doubled = (limits.BACKOFF_FIRST_S * 2**n for n in range(1, limits.READ_BACK_ATTEMPTS))
+        pauses = (min(pause_s, limits.BACKOFF_MAX_S) for pause_s in doubled)
+        try:
+            return await resolve(
+                f"commit that writes {probe.key}",
+                unknown,
+                lambda: self._landed(probe),
+                lambda: self._repeat(txn),
+                clock=self._clock,
+                pause_s=lambda: next(pauses, 0.0),
+                verdicts=metrics.AUTHORITY_READ_BACKS,
+            )
+        except Conflict as conflict:
+            if await self._replaced(token, conflict):
+                raise not_leader() from conflict
+            raise
+        except StoreFailed:
+            self.step_down("the store failed")
+            raise
+        except Ambiguous:
+            self._burned = token
+            self.step_down("the outcome of a commit stayed unknown")
+            raise
 
-    async def _landed(self, probe: Probe) -> Committed | None:
+    async def _repeat(self, txn: Txn) -> Committed:
+        try:
+            return await self._objects.commit(None, txn)
+        except Conflict as conflict:
+            if await self._cannot_land(txn):
+                raise
+            raise Unavailable("what is in the way is not durable yet, and may be the commit itself") from conflict
+
+    async def _landed(self, probe: Probe) -> Committed | NoProof:
         entry = await self._store.get(probe.key)
         item = codec.decode(probe.kind, entry.value, entry.revision) if entry is not None else None
         if not probe.landed(item):
-            return None
+            return NoProof.ABSENT
         revision = entry.revision if entry is not None else self._store.head
         if not await self._objects.wait_for(probe.kind, revision, timeout_s=limits.COMMIT_DEADLINE_S):
             raise Unavailable(f"{probe.key} was committed and cannot be read here yet")

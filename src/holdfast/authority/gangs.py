@@ -15,10 +15,10 @@ import msgspec
 from holdfast.authority import records, waits
 from holdfast.authority.bind import Bind
 from holdfast.authority.claims import Claim
-from holdfast.authority.commits import Commits, Probe
+from holdfast.authority.commits import Commits, stored
 from holdfast.authority.release import freed
 from holdfast.authority.reserve import Placing
-from holdfast.authority.rounds import Chore, Rounds, Settled, Step
+from holdfast.authority.rounds import NOTHING, Chore, Rounds, Settled, Step, rejected
 from holdfast.authority.state import State
 from holdfast.authority.waits import REQUEST, GangState
 from holdfast.gate import audit
@@ -32,7 +32,6 @@ from holdfast.model.scheduling_request import GangBlock, SchedulingRequest
 from holdfast.model.template import template_hash
 from holdfast.model.times import micro_text
 
-_NOTHING = Answer(result=Result.ALREADY)
 _GangKey = tuple[str, str, str]
 
 
@@ -131,14 +130,12 @@ class Gangs:
         state = self._state
         block = GangBlock(committed_at=micro_text(state.now()), members=standing)
         status = msgspec.structs.replace(request.status, gang=block)
-        item = msgspec.structs.replace(request, metadata=records.unstored(request.metadata), status=status)
-        put = records.put(REQUEST, item)
-        meta, uid = request.metadata, request.uid
-        probe = Probe(REQUEST, meta.namespace, meta.name, lambda f: f is not None and f.uid == uid and _committed(f))
-        entry = audit.Entry("update", REQUEST.name, meta.name, meta.namespace, uid, request.revision)
+        put = records.status_put(REQUEST, request, status)
+        meta = request.metadata
+        entry = audit.Entry("update", REQUEST.name, meta.name, meta.namespace, meta.uid, request.revision)
         record = audit.record(self._who, state.now(), "commit-gang", [entry])
         try:
-            await self._commits.commit({put.key: request.revision}, [put], (record,), probe)
+            await self._commits.commit({put.key: request.revision}, [put], (record,), stored(REQUEST, meta, _committed))
         except Conflict:
             return  # the request changed: the next look counts again
 
@@ -167,9 +164,9 @@ class Gangs:
         replica = self._state.replica(claim.namespace, claim.replica)
         held = replica is not None and replica.uid == claim.replica_uid
         if replica is None or not held or replica.status.placement.reservation != claim.name:
-            return _NOTHING
+            return NOTHING
         if replica.status.placement.binding:
-            return _NOTHING
+            return NOTHING
         return freed(self._state, replica, None, Reason.GANG_INCOMPLETE.value)
 
     def _incomplete(self, item: PlaceItem, answer: Answer, short: dict[str, tuple[int, int]]) -> Answer:
@@ -182,10 +179,7 @@ class Gangs:
             f"{needed} members must be placed together and {held} could be; all of them let go",
             {"held": held, "needed": needed},
         )
-        return Answer(
-            result=Result.REJECTED, reason=refused.reason, message=refused.message, facts=refused.facts,
-            attempt=item.intent.attempt + 1,
-        )  # fmt: skip
+        return rejected(refused, attempt=item.intent.attempt + 1)
 
 
 def _key(replica: Replica) -> _GangKey:

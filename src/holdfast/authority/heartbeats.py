@@ -7,21 +7,23 @@ node, or was fenced, is refused. Fencing and renewing take turns, so that neithe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import msgspec
 import structlog
 
 from holdfast.authority import records, rejoin
-from holdfast.authority.commits import Commits, Landed, Probe, not_leader
+from holdfast.authority.commits import Commits, Landed, not_leader, stored
 from holdfast.authority.leases import page_name
 from holdfast.authority.rounds import rejected
 from holdfast.authority.state import LEASE, LEASE_PAGE, NODE, State
+from holdfast.authority.together import Call, answer_together, fail
 from holdfast.gate import audit
 from holdfast.gate.principal import Principal
 from holdfast.model import limits, tenure
 from holdfast.model.core import Lease
-from holdfast.model.errors import Conflict, Fault, Refused
+from holdfast.model.errors import Conflict, Refused
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import FenceBlock, Node
@@ -30,6 +32,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.term import INCARNATION
 from holdfast.model.times import micro_text, seconds_text
 from holdfast.runtime import metrics
+from holdfast.runtime.batches import batches
 from holdfast.store.contract import Put, Remove
 
 _log = structlog.get_logger()
@@ -37,8 +40,8 @@ _log = structlog.get_logger()
 FENCED_TOGETHER = limits.WRITES_JOINED // 2
 """Each with the page its lease is on, which may be another for every node."""
 
-_Waiting = tuple[tuple[RenewItem, ...], "asyncio.Future[list[Answer]]"]
-"""A call and its answers, as one: hundreds of nodes may renew in it."""
+_Items = tuple[RenewItem, ...]
+"""Of one call: hundreds of nodes may renew in it."""
 
 
 class Heartbeats:
@@ -46,29 +49,27 @@ class Heartbeats:
         self._state = state
         self._commits = commits
         self._who = who
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Call[_Items, list[Answer]]] = []
         self._arrived = asyncio.Event()
         self._turn = asyncio.Lock()
 
     async def renew(self, items: Iterable[RenewItem]) -> list[Answer]:
         """Answers after the next flush."""
-        answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((tuple(items), answered))
+        asked: Call[_Items, list[Answer]] = Call(tuple(items), asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
         self._arrived.set()
-        return await answered
+        return await asked.answer
 
     def refuse_all(self) -> None:
         """This is no longer the authority: whoever waits must ask the one that is."""
         waiting, self._waiting = self._waiting, []
-        for _, future in waiting:
-            if not future.done():
-                future.set_exception(not_leader())
+        fail(waiting, not_leader())
 
     async def arrived(self) -> float:
         """Waits until there is something to flush. Answers how long others may gather beside it: a renewal has time,
         while a node that registers can do nothing before it is answered."""
         await self._arrived.wait()
-        if any(item.epoch == 0 for items, _ in self._waiting for item in items):
+        if any(item.epoch == 0 for asked in self._waiting for item in asked.request):
             return limits.LEASE_REGISTER_S
         return min(limits.LEASE_GATHER_S, self._state.leases.ttl_s * limits.LEASE_GATHER_PART)
 
@@ -78,37 +79,19 @@ class Heartbeats:
             self._arrived.clear()
             taken, self._waiting = self._waiting, []
             if taken:
-                await self._settle(taken)
+                await answer_together(taken, self._renewed)
 
-    async def _settle(self, taken: list[_Waiting]) -> None:
-        try:
-            answers = await self._renewed(taken)
-        except Fault as fault:
-            for _, future in taken:
-                if not future.done():
-                    future.set_exception(fault)
-            return
-        except asyncio.CancelledError:
-            for _, future in taken:
-                if not future.done():
-                    future.set_exception(not_leader())
-            raise
-        first = 0
-        for items, future in taken:
-            if not future.done():
-                future.set_result(answers[first : first + len(items)])
-            first += len(items)
-
-    async def _renewed(self, taken: list[_Waiting]) -> list[Answer]:
+    async def _renewed(self, calls: Sequence[_Items]) -> list[list[Answer]]:
         for _ in range(limits.COMMIT_ROUNDS):
             await self._commits.ready()
-            leases, answers = self._judge(item for items, _ in taken for item in items)
+            leases, answers = self._judge(item for items in calls for item in items)
             try:
                 await self.write(leases)
             except Conflict as conflict:
                 await self._commits.published(conflict)
                 continue
-            return answers
+            left = iter(answers)
+            return [list(islice(left, len(items))) for items in calls]
         raise Conflict("the lease pages kept changing under the authority: renew again")
 
     def _judge(self, items: Iterable[RenewItem]) -> tuple[dict[str, NodeLease | None], list[Answer]]:
@@ -183,9 +166,7 @@ class Heartbeats:
         first = writes[0]
         assert isinstance(first, Put)
         expected = first.attached.spec.leases
-        probe = Probe(
-            LEASE_PAGE, "", first.attached.metadata.name, lambda f: f is not None and f.spec.leases == expected
-        )
+        probe = stored(LEASE_PAGE, first.attached.metadata, lambda found: found.spec.leases == expected)
         try:
             # A heartbeat changes nothing anyone decided: it has no audit record of its own.
             await self._commits.commit(compares, writes, (), probe)
@@ -265,8 +246,8 @@ class Heartbeats:
                 ending[name] = None
         if ending:
             await self.write(ending)
-        for start in range(0, len(fencing), FENCED_TOGETHER):
-            await self._fence(fencing[start : start + FENCED_TOGETHER], now)
+        for some in batches(fencing, FENCED_TOGETHER):
+            await self._fence(some, now)
 
     async def _fence(self, nodes: list[Node], now: float) -> None:
         """One commit for many nodes; those whose object moved meanwhile are left for the next tick.
@@ -287,7 +268,7 @@ class Heartbeats:
             compares |= {NODE.store_key("", n.metadata.name): n.revision for n in left}
             entries = [audit.Entry("fence", NODE.name, n.metadata.name, "", n.uid, n.revision) for n in left]
             epoch = puts[0].attached.status.fence.fenced_epoch
-            probe = Probe(NODE, "", left[0].metadata.name, _fenced_at(epoch))
+            probe = stored(NODE, left[0].metadata, _fenced_at(epoch))
             writes: list[Put | Remove] = [*puts, *pages]
             try:
                 await self._commits.commit(
@@ -312,8 +293,7 @@ class Heartbeats:
             at=micro_text(now),
             reason=Reason.LEASE_LAPSED.value,
         )
-        status = msgspec.structs.replace(node.status, fence=block)
-        return records.put(NODE, msgspec.structs.replace(node, metadata=records.unstored(node.metadata), status=status))
+        return records.status_put(NODE, node, msgspec.structs.replace(node.status, fence=block))
 
 
 def _over(lease: NodeLease) -> NodeLease:
@@ -321,4 +301,4 @@ def _over(lease: NodeLease) -> NodeLease:
 
 
 def _fenced_at(epoch: int) -> Landed:
-    return lambda found: found is not None and found.status.fence.fenced_epoch >= epoch
+    return lambda found: bool(found.status.fence.fenced_epoch >= epoch)

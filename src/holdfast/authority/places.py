@@ -12,10 +12,8 @@ import msgspec
 
 from holdfast.authority import records
 from holdfast.authority.claims import Claim
-from holdfast.authority.commits import Probe
-from holdfast.authority.rounds import Chore, Place, Rounds, Step
+from holdfast.authority.rounds import NOTHING, Chore, Place, Rounds, Step, make_step
 from holdfast.authority.state import HOLD, NODE, State
-from holdfast.gate.audit import Entry
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.hold import DrawBlock, Hold, HoldStatus, KeptBlock, is_kept
@@ -25,8 +23,6 @@ from holdfast.model.quantity import amounts, amounts_text
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text
 from holdfast.store.contract import Put
-
-_NOTHING = Answer(result=Result.ALREADY)
 
 
 class Places:
@@ -46,7 +42,7 @@ class Places:
         state = self._state
         hold: Hold | None = state.get(HOLD, "", wish.metadata.name)
         if hold is None or hold.uid != wish.uid or hold.status.kept is not None:
-            return _NOTHING
+            return NOTHING
         at = micro_text(state.now())
         node = state.node(hold.spec.node)
         wanted = amounts(hold.spec.resources)
@@ -85,32 +81,23 @@ class Places:
     def plan_draw(self, seen: Hold) -> Step | Answer:
         hold: Hold | None = self._state.get(HOLD, "", seen.metadata.name)
         if hold is None or hold.uid != seen.uid:
-            return _NOTHING
+            return NOTHING
         uid, claim = self._draw(hold)
         if (uid, claim) == _known(hold):
-            return _NOTHING
+            return NOTHING
         block = DrawBlock(replica_uid=uid, claim=claim, at=micro_text(self._state.now())) if uid else None
         return self._write(hold, msgspec.structs.replace(hold.status, draw=block))
 
     def _write(self, hold: Hold, status: HoldStatus) -> Step:
-        item = msgspec.structs.replace(hold, metadata=records.unstored(hold.metadata), status=status)
-        put = records.put(HOLD, item)
-        name, uid = hold.metadata.name, hold.uid
-        return Step(
-            answer=Answer(result=Result.ACCEPTED, node=hold.spec.node),
-            compares={put.key: hold.revision},
-            writes=[put],
-            probe=Probe(HOLD, "", name, lambda f: f is not None and f.uid == uid and f.status == status),
-            entry=Entry("update", HOLD.name, name, "", uid, hold.revision),
-        )
+        put = records.status_put(HOLD, hold, status)
+        answer = Answer(result=Result.ACCEPTED, node=hold.spec.node)
+        return make_step("update", HOLD, hold.metadata, answer, [put], landed=lambda found: found.status == status)
 
 
 def drawn_put(hold: Hold, claim: Claim, at: str) -> Put:
     """The place as it is once the claim draws it."""
     block = DrawBlock(replica_uid=claim.replica_uid, claim=claim.key, at=at)
-    status = msgspec.structs.replace(hold.status, draw=block)
-    item = msgspec.structs.replace(hold, metadata=records.unstored(hold.metadata), status=status)
-    return records.put(HOLD, item)
+    return records.status_put(HOLD, hold, msgspec.structs.replace(hold.status, draw=block))
 
 
 def _known(hold: Hold) -> tuple[str, str]:

@@ -6,6 +6,8 @@ free. The authority removes them itself, with the replica's placement in the sam
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from holdfast.authority.claims import Claim
@@ -20,6 +22,7 @@ from holdfast.model.binding import (
     ReservationStatus,
 )
 from holdfast.model.kinds import Kind, kind_of
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.node import Node
 from holdfast.model.placement_rules import keeps_off
@@ -44,15 +47,19 @@ def unstored(meta: ObjectMeta, *, generation: int = 0) -> ObjectMeta:
     return msgspec.structs.replace(meta, resource_version="")
 
 
+def status_put(kind: Kind, item: Any, status: Any) -> Put:
+    """The same object with another status."""
+    return put(kind, msgspec.structs.replace(item, metadata=unstored(item.metadata), status=status))
+
+
 def replica_put(replica: Replica, placement: PlacementBlock) -> Put:
-    status = msgspec.structs.replace(replica.status, placement=placement)
-    return put(_REPLICA, msgspec.structs.replace(replica, metadata=unstored(replica.metadata), status=status))
+    return status_put(_REPLICA, replica, msgspec.structs.replace(replica.status, placement=placement))
 
 
 def claim_meta(claim: Claim, workload: str, uid: str, created: str) -> ObjectMeta:
     labels = {"holdfast.dev/node": claim.node}
     if len(workload) <= MAX_LABEL:
-        labels["holdfast.dev/workload"] = workload
+        labels[LABEL_WORKLOAD] = workload
     return ObjectMeta(
         name=claim.name,
         namespace=claim.namespace,

@@ -14,11 +14,9 @@ import msgspec
 
 from holdfast.authority import checks, records
 from holdfast.authority.claims import ENDED, of_binding
-from holdfast.authority.commits import Probe
-from holdfast.authority.rounds import Extra, Step, rejected
+from holdfast.authority.rounds import Extra, Step, make_step, rejected
 from holdfast.authority.state import BINDING, NODE, REPLICA, RESERVATION, State
 from holdfast.client.contract import Token
-from holdfast.gate.audit import Entry
 from holdfast.gate.principal import Principal
 from holdfast.model.binding import Binding, Desired, Reservation
 from holdfast.model.errors import Refused
@@ -84,28 +82,24 @@ class Release:
         spec = msgspec.structs.replace(
             binding.spec, desired=Desired.STOP, stop_reason=item.reason, stop_grace_seconds=item.grace_seconds
         )
-        uid, name = binding.uid, binding.metadata.name
-        return Step(
-            answer=Answer(
+        name = binding.metadata.name
+        return make_step(
+            "update",
+            BINDING,
+            binding.metadata,
+            Answer(
                 result=Result.ACCEPTED, attempt=item.attempt, binding=name, reservation=name, node=binding.spec.node
             ),
-            compares={BINDING.store_key(item.namespace, name): binding.revision},
-            writes=[records.binding_change(binding, spec)],
-            probe=Probe(
-                BINDING, item.namespace, name,
-                lambda found: found is not None and found.uid == uid and found.spec.desired is Desired.STOP,
-            ),
-            entry=Entry("update", BINDING.name, name, item.namespace, uid, binding.revision),
-        )  # fmt: skip
+            [records.binding_change(binding, spec)],
+            landed=lambda found: found.spec.desired is Desired.STOP,
+        )
 
     def _free(self, item: ReleaseItem, replica: Replica, binding: Binding | None) -> Step | Answer:
         if binding is None or binding.status.phase in ENDED:
             return freed(self._state, replica, binding, item.reason)
-        node = self._state.node(binding.spec.node)
-        gone = node is None and not self._state.leases.may_be_live(binding.spec.node)
-        fenced = node is not None and node.status.fence.fenced_epoch >= binding.spec.node_epoch
-        if gone or fenced:
+        if is_fenced(self._state, binding):
             return freed_at_fence(self._state, replica, binding, item.reason)
+        node = self._state.node(binding.spec.node)
         name = f"{item.namespace}/{binding.metadata.name}"
         facts: dict[str, Any] = {
             "binding": name,
@@ -124,6 +118,14 @@ class Release:
             ),
             attempt=item.attempt,
         )
+
+
+def is_fenced(state: State, binding: Binding) -> bool:
+    """Whether the node's lease under which the work was bound is over for good, so that no agent runs it any more."""
+    node = state.node(binding.spec.node)
+    if node is None:
+        return not state.leases.may_be_live(binding.spec.node)
+    return node.status.fence.fenced_epoch >= binding.spec.node_epoch
 
 
 def freed(state: State, replica: Replica, binding: Binding | None, reason: str) -> Step:
@@ -176,17 +178,16 @@ def cleared(state: State, replica: Replica, reason: str) -> tuple[dict[str, int]
 def _release_step(
     replica: Replica, name: str, compares: dict[str, int], writes: list[Put | Remove], free: str = ""
 ) -> Step:
-    meta, attempt = replica.metadata, replica.status.placement.attempt + 1
-    return Step(
-        answer=Answer(
+    attempt = replica.status.placement.attempt + 1
+    return make_step(
+        "release",
+        REPLICA,
+        replica.metadata,
+        Answer(
             result=Result.ACCEPTED, attempt=attempt, node=replica.status.placement.node, reservation=name, binding=name
         ),
+        writes,
         compares=compares,
-        writes=writes,
-        probe=Probe(
-            REPLICA, meta.namespace, meta.name,
-            lambda found: found is not None and found.uid == meta.uid and found.status.placement.attempt >= attempt,
-        ),
-        entry=Entry("release", REPLICA.name, meta.name, meta.namespace, meta.uid, replica.revision),
+        landed=lambda found: found.status.placement.attempt >= attempt,
         free=free,
-    )  # fmt: skip
+    )

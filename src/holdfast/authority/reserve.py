@@ -13,14 +13,12 @@ import msgspec
 
 from holdfast.authority import checks, places, provisional, records, waits
 from holdfast.authority.claims import Claim, Want, capacity_class, grant_class
-from holdfast.authority.commits import Probe
 from holdfast.authority.ledger import Limit, limit_of
 from holdfast.authority.protecting import Protected
-from holdfast.authority.rounds import Extra, Step, rejected
+from holdfast.authority.rounds import Extra, Step, make_step, rejected
 from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, HOLD, NODE, REPLICA, RESERVATION, State
 from holdfast.flow.active_policy import active_policy
 from holdfast.flow.retreat import preempt
-from holdfast.gate.audit import Entry
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.binding import CapacityClass, DeviceClaim, Reservation, ReservationPhase, claim_name
@@ -278,22 +276,22 @@ class Placing:
             compares[binding.key] = 0
             writes.append(binding)
         writes.append(records.replica_put(replica, placement))
-        kind = BINDING if binds else RESERVATION
-        made_uid = writes[-2].attached.uid if isinstance(writes[-2], Put) else ""
+        made = binding if binds else reservation
         for hold in self._drawn(claim):
             drawn = places.drawn_put(hold, claim, world.at)
             compares[drawn.key] = hold.revision
             writes.append(drawn)
-        return Step(
-            answer=Answer(
+        return make_step(
+            "create",
+            BINDING if binds else RESERVATION,
+            made.attached.metadata,
+            Answer(
                 result=Result.ACCEPTED, reason=waiting_for, node=claim.node, devices=claim.devices, ports=claim.ports,
                 reservation=placement.reservation, binding=placement.binding, attempt=claim.attempt,
                 epoch=claim.attempt,
             ),
+            writes,
             compares=compares,
-            writes=writes,
-            probe=Probe(kind, item.namespace, claim.name, lambda found: found is not None and found.uid == made_uid),
-            entry=Entry("create", kind.name, claim.name, item.namespace, made_uid),
             claim=claim,
         )  # fmt: skip
 

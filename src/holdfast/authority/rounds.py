@@ -14,13 +14,15 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.authority.claims import Claim
-from holdfast.authority.commits import Commits, Probe
+from holdfast.authority.commits import Commits, Landed, Probe, removed, stored
 from holdfast.authority.seats import Seats
 from holdfast.authority.state import State
 from holdfast.gate import audit
 from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.errors import Conflict, Refused
+from holdfast.model.kinds import Kind
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.placement import Answer, Result
 from holdfast.model.quantity import Amounts
 from holdfast.model.reasons import Reason
@@ -42,6 +44,10 @@ RESTS_ON_CLAIMS = frozenset(
     }
 )
 """Refusals that other claims cause: only these can be undone by a failed commit."""
+
+
+NOTHING = Answer(result=Result.ALREADY)
+"""The answer of a chore that finds nothing left to do for an item."""
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -70,6 +76,33 @@ class Step(msgspec.Struct):
     beside: int = 0
     """Writes the job adds for this step alone, such as a decision of its own."""
     place: Place | None = None
+
+
+def make_step(
+    op: str,
+    kind: Kind,
+    meta: ObjectMeta,
+    answer: Answer,
+    writes: list[Put | Remove],
+    *,
+    compares: dict[str, int] | None = None,
+    landed: Landed | None = None,
+    claim: Claim | None = None,
+    keep: Claim | None = None,
+    free: str = "",
+) -> Step:
+    """The step of an item that passed its checks. `op` is `create`, `update`, `release` or `delete`.
+
+    `meta` names the one object that stands for the step: the transaction compares its revision (unless `compares` has
+    it already), the audit entry names it, and after an unknown outcome its record shows whether the step happened.
+    `landed` tells the changed object from the unchanged one.
+    """
+    before = int(meta.resource_version or 0)
+    compares = {} if compares is None else compares
+    compares.setdefault(kind.store_key(meta.namespace, meta.name), before)
+    probe = removed(kind, meta) if op == "delete" else stored(kind, meta, landed)
+    entry = audit.Entry(op, kind.name, meta.name, meta.namespace, meta.uid, before)
+    return Step(answer, compares, writes, probe, entry, claim, keep, free)
 
 
 class Extra(msgspec.Struct):

@@ -8,11 +8,12 @@ callers never share a record. Nothing waits for company: what is there when the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from holdfast.authority.commits import not_leader
 from holdfast.authority.reserve import Placing, World
 from holdfast.authority.rounds import Extra, Step
 from holdfast.authority.state import State
@@ -20,6 +21,10 @@ from holdfast.gate.principal import Principal
 from holdfast.model import limits
 from holdfast.model.errors import Fault
 from holdfast.model.placement import Answer, Answers, PlaceItem, ReserveRequest
+from holdfast.runtime.batches import batches, send_divided
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class _Item(NamedTuple):
@@ -69,9 +74,40 @@ class Together:
         return extra
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    request: ReserveRequest
-    answered: asyncio.Future[Answers]
+class Call(msgspec.Struct, Generic[Q, A], frozen=True):
+    """A request whose caller waits for `answer`."""
+
+    request: Q
+    answer: asyncio.Future[A]
+
+
+def fail(calls: Iterable[Call[Any, Any]], fault: Exception) -> None:
+    for each in calls:
+        if not each.answer.done():
+            each.answer.set_exception(fault)
+
+
+async def answer_together(
+    calls: Sequence[Call[Q, A]], settle: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]
+) -> None:  # fmt: skip
+    """Has the calls settled at once and answers each. A fault is the answer to all of them; any other exception is a
+    bug that one call may bring out, and must not cost the others their answers."""
+
+    async def send(some: Sequence[Call[Q, A]]) -> None:
+        try:
+            answers = await settle([each.request for each in some])
+        except Fault as fault:
+            fail(some, fault)
+            return
+        for each, answer in zip(some, answers, strict=True):
+            if not each.answer.done():
+                each.answer.set_result(answer)
+
+    try:
+        await send_divided(calls, send, lambda each, bug: fail((each,), bug), (Exception,))
+    except asyncio.CancelledError:
+        fail(calls, not_leader())
+        raise
 
 
 Settle = Callable[[Principal, Sequence[ReserveRequest]], Awaitable[Sequence[Answers]]]
@@ -82,49 +118,25 @@ class Gathering:
 
     def __init__(self, settle: Settle) -> None:
         self._settle = settle
-        self._asked: dict[tuple[Principal, bool], list[_Asked]] = {}
+        self._asked: dict[tuple[Principal, bool], list[Call[ReserveRequest, Answers]]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     async def ask(self, who: Principal, request: ReserveRequest) -> Answers:
         loop = asyncio.get_running_loop()
-        asked = _Asked(request, loop.create_future())
+        asked: Call[ReserveRequest, Answers] = Call(request, loop.create_future())
         key = (who, request.bind)
         waiting = self._asked.get(key)
         if waiting is None:
             waiting = self._asked[key] = []
             loop.call_soon(self._begin, key)
         waiting.append(asked)
-        return await asked.answered
+        return await asked.answer
 
     def _begin(self, key: tuple[Principal, bool]) -> None:
         waiting = self._asked.pop(key)
-        while waiting:
-            size = count = 0
-            while count < len(waiting) and (not count or size + len(waiting[count].request.items) <= limits.BATCH):
-                size += len(waiting[count].request.items)
-                count += 1
-            some, waiting = waiting[:count], waiting[count:]
-            task = asyncio.create_task(self._answer(key[0], some), name="reserve together")
+        for some in batches(waiting, limits.BATCH, lambda asked: len(asked.request.items)):
+            task = asyncio.create_task(
+                answer_together(some, lambda requests: self._settle(key[0], requests)), name="reserve together"
+            )
             self._tasks[task] = None
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
-
-    async def _answer(self, who: Principal, some: Sequence[_Asked]) -> None:
-        try:
-            answers = await self._settle(who, [asked.request for asked in some])
-        except asyncio.CancelledError:
-            for asked in some:
-                asked.answered.cancel()
-            raise
-        except Exception as fault:
-            if len(some) > 1 and not isinstance(fault, Fault):
-                # A mistake that one request brings out must not cost the others their answers.
-                for asked in some:
-                    await self._answer(who, [asked])
-                return
-            for asked in some:
-                if not asked.answered.done():
-                    asked.answered.set_exception(fault)
-            return
-        for asked, answer in zip(some, answers, strict=True):
-            if not asked.answered.done():
-                asked.answered.set_result(answer)

@@ -350,10 +350,7 @@ class HttpClient:
                     metrics.CLIENT_BUDGET_EMPTY.labels(verb).inc()
                     raise
                 metrics.CLIENT_RETRIES.labels(verb).inc()
-                pause_s = backoff.next_s()
-                if isinstance(fault, Overloaded):
-                    pause_s = max(pause_s, fault.retry_after_s)
-                await self._ports.clock.sleep(pause_s)
+                await self._ports.clock.sleep(max(backoff.next_s(), fault.retry_after_s))
         raise AssertionError("unreachable")
 
     def _session(self, *, watches: bool = False) -> aiohttp.ClientSession:

@@ -1,9 +1,8 @@
-"""What to do when a commit got no answer: read back, and only then decide whether it happened.
+"""How a client tells whether a commit without an answer happened, and in which form it may be repeated.
 
-A commit is one transaction, so that what any of its writes shows holds for all of them. It is sent again only when
-reading back shows that it did not happen, and only in a form that cannot take effect twice: a Create must not exist,
-an Update and a Delete name what they replace, and a SetStatus is tied to the revision that was read. If the first one
-arrives late after all, one of the two is refused. Who cannot tell after `READ_BACK_ATTEMPTS` raises `Ambiguous`.
+A commit is one transaction, so what any of its writes shows holds for all of them. A repeated write has a precondition:
+a Create must not exist, an Update and a Delete name the object they replace, and a SetStatus is tied to the revision
+that was read. `runtime.unknown_outcome` decides when to look and when to repeat.
 
 Used by every client alike: in process, over HTTP, and with faults put in between.
 """
@@ -17,23 +16,14 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from holdfast.client.contract import Committed, Token
-from holdfast.model import limits
-from holdfast.model.errors import (
-    AlreadyExists,
-    Ambiguous,
-    Conflict,
-    Final,
-    NotFound,
-    Overloaded,
-    StaleToken,
-    Unavailable,
-)
+from holdfast.model.errors import Ambiguous, Conflict
 from holdfast.model.kinds import BY_NAME, Kind, kind_of
 from holdfast.model.meta import Condition, Key, Object, ObjectMeta, OwnerReference
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ports import Ports
+from holdfast.runtime.unknown_outcome import NoProof, resolve
 
 O = TypeVar("O", bound=Object)  # noqa: E741 - the letter is the usual one for an object
 
@@ -63,51 +53,45 @@ async def commit(once: OneShot, writes: Sequence[Write], *, token: Token | None 
     """Commits, reading back whenever there is no answer."""
     try:
         return await once.commit_once(writes, token=token)
-    except Ambiguous as first:
-        return await _settle(once, tuple(writes), token, ports, first)
+    except Ambiguous as unknown:
+        what = f"commit of {len(writes)} writes ({_describe(writes[0])} first)"
+        attempt = _Unanswered(once, tuple(writes), token)
+        return await resolve(
+            what,
+            unknown,
+            attempt.look,
+            attempt.repeat,
+            clock=ports.clock,
+            pause_s=Backoff(ports.random).next_s,
+            verdicts=metrics.CLIENT_READ_BACKS,
+        )
 
 
-async def _settle(
-    once: OneShot, writes: tuple[Write, ...], token: Token | None, ports: Ports, doubt: Ambiguous
-) -> Committed:
-    backoff = Backoff(ports.random)
-    refused: Conflict | Final | None = None
-    for _ in range(limits.READ_BACK_ATTEMPTS):
-        try:
-            found = [await _read(once, write) for write in writes]
-        except (Unavailable, Overloaded, Ambiguous) as fault:
-            await ports.clock.sleep(max(backoff.next_s(), getattr(fault, "retry_after_s", 0.0)))
-            continue
-        verdict = _overall([judge(write, item) for write, item in zip(writes, found, strict=True)])
+class _Unanswered:
+    """A commit that got no answer, and the objects it writes as they were last read."""
+
+    def __init__(self, once: OneShot, writes: tuple[Write, ...], token: Token | None) -> None:
+        self._once = once
+        self._writes = writes
+        self._token = token
+        self._found: list[Object | None] = []
+
+    async def look(self) -> Committed | NoProof:
+        self._found = [await _read(self._once, write) for write in self._writes]
+        verdict = _overall([judge(write, item) for write, item in zip(self._writes, self._found, strict=True)])
         if verdict is Verdict.DONE:
-            metrics.CLIENT_READ_BACKS.labels("done").inc()
-            return _committed(found)
-        if verdict is Verdict.UNKNOWN or not all(map(_guarded, writes)):
-            break
-        if refused is not None:
-            # Refused, and not there: the first one can no longer happen either, as it rests on the same conditions.
-            metrics.CLIENT_READ_BACKS.labels("refused").inc()
-            raise refused
-        again = tuple(_tied(write, item) for write, item in zip(writes, found, strict=True))
+            return _committed(self._found)
+        can_repeat = verdict is Verdict.NOT_DONE and all(map(_guarded, self._writes))
+        return NoProof.ABSENT if can_repeat else NoProof.REPLACED
+
+    async def repeat(self) -> Committed | None:
+        again = tuple(_tied(write, item) for write, item in zip(self._writes, self._found, strict=True))
         try:
-            done = await once.commit_once(again, token=token)
-            metrics.CLIENT_READ_BACKS.labels("repeated").inc()
-            return done
-        except (Conflict, AlreadyExists, NotFound, StaleToken) as fault:
-            # Either the first one arrived in the meantime, or someone else was there: one more look tells. Where
-            # only the revision we tied a status to has moved, nothing is refused yet.
-            refused = None if isinstance(fault, Conflict) and again != writes else fault
-        except Ambiguous as again_in_doubt:
-            doubt = again_in_doubt
-            await ports.clock.sleep(backoff.next_s())
-        except (Unavailable, Overloaded) as fault:
-            await ports.clock.sleep(max(backoff.next_s(), getattr(fault, "retry_after_s", 0.0)))
-    metrics.CLIENT_READ_BACKS.labels("ambiguous").inc()
-    raise Ambiguous(
-        f"no answer to a commit of {len(writes)} writes ({_describe(writes[0])} first), and reading back does not show "
-        f"whether it happened; decide again from fresh state ({doubt.message})",
-        facts=doubt.facts,
-    )
+            return await self._once.commit_once(again, token=self._token)
+        except Conflict:
+            if again == self._writes:
+                raise
+            return None  # the revision that a status was tied to has moved: nothing is refused yet
 
 
 def _overall(verdicts: Sequence[Verdict]) -> Verdict:

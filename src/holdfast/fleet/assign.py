@@ -20,8 +20,10 @@ from holdfast.fleet.moving_on import held, left_by, move_on, spread_limit, waits
 from holdfast.fleet.ordinals import Ordinals, share_ordinals, waited, withdrawn
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus, Purpose, assignment_name
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
 from holdfast.model.override import Override, OverrideKind
+from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
@@ -33,8 +35,6 @@ from holdfast.model.view import View
 from holdfast.model.workload import Batch, RolloutPhase, Workload, WorkloadType, wanted_replicas
 from holdfast.model.writes import NOTHING, Create, Delete, Notice, Outcome, Update, Write
 
-FINALIZER = "holdfast.dev/assignments"
-LABEL_WORKLOAD = "holdfast.dev/workload"
 Shares = dict[str, int]
 
 
@@ -351,8 +351,8 @@ def _wind_down(workload: Workload, stored: Sequence[Assignment], *, recovering: 
                 reason="the workload is being deleted",
             )
             writes.append(Update(msgspec.structs.replace(assignment, spec=spec)))
-    if not stored and not recovering and FINALIZER in workload.metadata.finalizers:
-        rest = tuple(f for f in workload.metadata.finalizers if f != FINALIZER)
+    if not stored and not recovering and ASSIGNMENTS_FINALIZER in workload.metadata.finalizers:
+        rest = tuple(f for f in workload.metadata.finalizers if f != ASSIGNMENTS_FINALIZER)
         meta = msgspec.structs.replace(workload.metadata, finalizers=rest)
         writes.append(Update(msgspec.structs.replace(workload, metadata=meta)))
     return Outcome(writes=tuple(writes))

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.fleet.assign import why_not
 from holdfast.model.assignment import Assignment, PendingReason
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import Condition, Key, find_condition, is_true, with_condition
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
@@ -101,7 +102,7 @@ def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
         succeeded=max(workload.status.summary.succeeded, sum(a.status.succeeded for a in assignments)),
         failed=sum(a.status.failed for a in assignments),
         regions=regions,
-        selector=f"holdfast.dev/workload={workload.metadata.name}",
+        selector=f"{LABEL_WORKLOAD}={workload.metadata.name}",
     )
 
 

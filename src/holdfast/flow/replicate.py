@@ -17,6 +17,7 @@ import msgspec
 from holdfast.flow.retreat.budget import allowed_away
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.lifecycle import Stage, finished, stage
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
 from holdfast.model.reasons import Reason
@@ -31,7 +32,6 @@ CREATES_PER_PASS = limits.WRITES_JOINED // 2
 REMOVALS_PER_PASS = limits.WRITES_JOINED // 2
 """Replicas created and removed per pass. Together with their requests they fit one transaction; the rest follows at
 once in the next pass."""
-LABEL_WORKLOAD = "holdfast.dev/workload"
 LABEL_REVISION = "holdfast.dev/revision"
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.endpoint import Address, Endpoint, EndpointSpec, endpoint_name
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.lifecycle import current_execution, unheard
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.reasons import Reason
@@ -108,7 +109,7 @@ def _slice(
         meta = ObjectMeta(
             name=endpoint_name(key.name, region),
             namespace=key.namespace,
-            labels={"holdfast.dev/workload": key.name},
+            labels={LABEL_WORKLOAD: key.name},
         )
         return Create(Endpoint(metadata=meta, spec=spec))
     if not exists:

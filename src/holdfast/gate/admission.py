@@ -23,7 +23,7 @@ from holdfast.model.errors import Cause, Refused
 from holdfast.model.kinds import BY_NAME, Home, Kind
 from holdfast.model.meta import Object
 from holdfast.model.override import OverrideKind
-from holdfast.model.ownership import COLLECT, OPERATOR
+from holdfast.model.ownership import COLLECT, OPERATOR, TENANT_CONTENTS
 from holdfast.model.quantity import BadQuantity, amount_text, amounts, scaled, shortfall
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.validation import forbidden, invalid, unsupported
@@ -39,7 +39,6 @@ class Warned(msgspec.Struct, frozen=True, gc=False):
 
 Finding = Cause | Refused | Warned
 OWNER_EXISTS = "OwnerExists"
-TENANT_CONTENTS = "holdfast.dev/tenant-contents"
 
 
 class Case(msgspec.Struct, frozen=True):

@@ -121,12 +121,6 @@ def issue(
     return _issued(directory, name)
 
 
-def expires_soon(path: Path, *, now_s: float, within_days: float = RENEW_BEFORE_DAYS) -> bool:
-    """Whether a certificate expires within `within_days`, or has expired."""
-    made = x509.load_pem_x509_certificate(path.read_bytes())
-    return made.not_valid_after_utc.timestamp() - now_s < within_days * 86400
-
-
 def revoke(directory: Path, name: str) -> str:
     """Revokes a certificate at once. Returns its serial."""
     serial = serial_of(directory, name)

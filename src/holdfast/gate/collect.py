@@ -14,10 +14,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.gate.admission import TENANT_CONTENTS
 from holdfast.model import limits
 from holdfast.model.kinds import ALL, BY_NAME, Home, Kind
 from holdfast.model.meta import Key, Object, OwnerReference
+from holdfast.model.ownership import TENANT_CONTENTS
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import NOTHING, Delete, Outcome, Update, Write

@@ -19,6 +19,7 @@ from holdfast.model.meta import Object, ObjectMeta
 from holdfast.model.times import parse_time, seconds_text
 from holdfast.model.writes import Notice
 from holdfast.runtime import metrics
+from holdfast.runtime.batches import batches
 from holdfast.runtime.ports import Ports
 from holdfast.store.contract import Compare, Put, Remove, Txn
 from holdfast.store.objects import Objects
@@ -111,8 +112,8 @@ class EventLog:
             names = {event.key for event in gone}
             rest = sorted((e for e in held if e.key not in names), key=lambda e: (_last_occurred_s(e), e.key))
             gone += rest[: left - limits.EVENTS_KEPT]
-        for start in range(0, len(gone), limits.BATCH):
-            keys = [KIND.store_key(e.metadata.namespace, e.metadata.name) for e in gone[start : start + limits.BATCH]]
+        for some in batches(gone, limits.BATCH):
+            keys = [KIND.store_key(e.metadata.namespace, e.metadata.name) for e in some]
             try:
                 await self._objects.commit(KIND, Txn(writes=tuple(Remove(key) for key in keys)))
             except Fault:

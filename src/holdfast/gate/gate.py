@@ -18,7 +18,9 @@ from holdfast.model.errors import Ambiguous, BadRequest, Conflict, Expired, Faul
 from holdfast.model.kinds import BY_NAME, BY_TYPE, Kind
 from holdfast.model.writes import Create, Update, Write
 from holdfast.runtime import metrics
+from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ports import Ports
+from holdfast.runtime.unknown_outcome import NoProof, resolve
 from holdfast.store.contract import Append
 from holdfast.store.objects import Objects
 
@@ -128,23 +130,33 @@ class Gate:
         again.
         """
         if plan.is_current():
-            await self.objects.wait_for(plan.kind, self.objects.head(plan.kind) + 1, timeout_s=limits.CONFLICT_WAIT_S)
+            await self.objects.wait_for(
+                plan.kind, self.objects.head(plan.kind) + 1, timeout_s=limits.GATE_CONFLICT_WAIT_S
+            )
 
     async def _read_back(
         self, kind: Kind, head: int, changed: Sequence[Staged], unknown: Ambiguous
     ) -> dict[str, int]:  # fmt: skip
-        """Resolves an ambiguous commit: the first change of each key after the compared revision is ours or another
-        writer's.
+        """The first change of each key after the revision that was compared is either this commit's or another's.
+
+        A commit that does not show within `READ_BACK_S` is not repeated here: the caller's client does that.
         """
-        revisions: dict[str, int] = {}
-        for staged in changed:
-            found = await self._first_change(kind, staged.key, head)
-            if found is None:
-                raise unknown
-            revision, value = found
-            if value != (staged.value if staged.after is not None else None):
-                raise Conflict(f"{staged.key}: another write was committed first; next: read again and retry")
-            revisions[staged.key] = revision
+
+        async def look() -> dict[str, int] | NoProof:
+            revisions: dict[str, int] = {}
+            for staged in changed:
+                found = await self._first_change(kind, staged.key, head)
+                if found is None:
+                    return NoProof.ABSENT
+                revision, value = found
+                if value != (staged.value if staged.after is not None else None):
+                    raise Conflict(f"{staged.key}: another write came first; read again and decide again")
+                revisions[staged.key] = revision
+            return revisions
+
+        backoff = Backoff(self.ports.random)
+        what = f"commit that writes {changed[0].key}"
+        revisions = await resolve(what, unknown, look, clock=self.ports.clock, pause_s=backoff.next_s)
         await self.objects.wait_for(kind, max(revisions.values()), timeout_s=limits.READ_BACK_S)
         return revisions
 

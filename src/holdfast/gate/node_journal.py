@@ -28,7 +28,7 @@ from holdfast.store.objects import Objects
 FILE = "nodes.journal"
 _IDENTITY = BY_NAME["NodeIdentity"]
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 Known = dict[str, NodeIdentity]
 """Node → its identity. A removed identity stays, with all its generations revoked."""
@@ -172,7 +172,7 @@ class JournalKeeper:
         forgotten = await asyncio.to_thread(self._journal.begin, stored)
         if forgotten:
             shown = forgotten[: limits.REASON_NODES_SHOWN]
-            log.warning("store_forgot_node_revocations", nodes=shown, number=len(forgotten))
+            _log.warning("store_forgot_node_revocations", nodes=shown, number=len(forgotten))
         self._revision = revision
 
     async def stop(self) -> None:
@@ -189,7 +189,7 @@ class JournalKeeper:
                 await self.start()
             except OSError as error:
                 # The disk may be full for a while; the same changes are retried until they are written.
-                log.error("node_journal_not_written", path=str(self._journal.path), error=str(error))
+                _log.error("node_journal_not_written", path=str(self._journal.path), error=str(error))
                 await self._ports.clock.sleep(limits.NODE_JOURNAL_RETRY_S)
 
 

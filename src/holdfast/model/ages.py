@@ -51,11 +51,3 @@ OVERRIDE = MaxAge(
     "an approval of repairs has no effect, because its end may have been missed; an override that forbids stays in "
     "force until its expiry, which is measured on the monotonic clock (link/override_expiry)",
 )
-
-AGES: dict[str, MaxAge] = {
-    "node report": NODE_REPORT,
-    "region summary": REGION_SUMMARY,
-    "grant": GRANT,
-    "policy": POLICY,
-    "override": OVERRIDE,
-}

@@ -101,10 +101,3 @@ def wire_object(item: Object) -> bytes:
     if not item.metadata.resource_version:
         return f'{{"apiVersion":"{kind.api_version}","kind":"{kind.name}",'.encode() + encode(item)[1:]
     return wire(kind, encode(item), item.revision)
-
-
-def to_dict(item: Object) -> dict[str, Any]:
-    """Plain data, as patches and kubectl see it."""
-    kind = kind_of(item)
-    plain: dict[str, Any] = msgspec.to_builtins(item)
-    return {"apiVersion": kind.api_version, "kind": kind.name, **plain}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.model.binding import Binding
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import API_VERSION, Condition, Object, ObjectMeta, OwnerReference, Part, shown
 from holdfast.model.node import Contact, Node, NodeSpec, NodeStatus, node_capacity
 from holdfast.model.quantity import amounts_text
@@ -126,7 +127,7 @@ def pod_of(binding: Binding) -> Pod:
         metadata=ObjectMeta(
             name=meta.name, namespace=meta.namespace, uid=meta.uid, resource_version=meta.resource_version,
             creation_timestamp=meta.creation_timestamp, owner_references=(owner,),
-            labels={"holdfast.dev/workload": spec.workload, "holdfast.dev/replica": spec.replica},
+            labels={LABEL_WORKLOAD: spec.workload, "holdfast.dev/replica": spec.replica},
         ),
         spec=PodSpec(
             node_name=spec.node, containers=(container,),

@@ -45,6 +45,8 @@ class Fault(Exception):
     code = 500
     reason = "InternalError"
     retryable = False
+    retry_after_s = 0.0
+    """How long the other side asks to be left alone."""
 
     def __init__(self, message: str = "", *, facts: dict[str, Any] | None = None) -> None:
         super().__init__(message or self.reason)

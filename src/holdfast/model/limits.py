@@ -191,7 +191,9 @@ TENURE_WAIT_S = TENURE_S * (1 + 2 * CLOCK_DRIFT) + KILL_BOUND_S + TENURE_STEP_MA
 # Commit attempts of one batch after conflicts. Then its items are rejected with Waiting, and the caller retries.
 COMMIT_ROUNDS = 16
 # Wait for the conflicting write to become visible before the authority checks the batch again.
-CONFLICT_WAIT_S = 0.5
+# How long a commit that lost a race waits to read the write that won. After it the commit is planned from what is
+# there, and may lose again, up to COMMIT_ROUNDS. A write is published within milliseconds.
+AUTHORITY_CONFLICT_WAIT_S = 0.5
 # Delay in which node lease renewals are batched into one commit. The agent's lease counts from sending, so this delay
 # is lost to it.
 LEASE_GATHER_S = 1.0
@@ -287,7 +289,8 @@ WATCH_LINE_BYTES_MAX = 8 * 1024 * 1024
 # Attempts of one commit after conflicts. Then the writer gets a Conflict and decides again.
 COMMIT_ATTEMPTS = 8
 # Wait for the conflicting write to become visible before the gate plans the commit again.
-CONFLICT_WAIT_S = 0.5
+# The same for a commit of the gate, up to COMMIT_ATTEMPTS.
+GATE_CONFLICT_WAIT_S = 0.5
 # Time to read back a commit that got no response. Then the writer gets Ambiguous.
 READ_BACK_S = 5.0
 # Attempts to find a free name for `generateName`. Then the create fails with AlreadyExists.

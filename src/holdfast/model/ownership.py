@@ -144,11 +144,15 @@ DELETERS: dict[str, frozenset[str]] = {
     "Recovery": _roles("recover"),
 }
 
+ASSIGNMENTS_FINALIZER = "holdfast.dev/assignments"
+RELEASE_FINALIZER = "holdfast.dev/release"
+TENANT_CONTENTS = "holdfast.dev/tenant-contents"
+
 # Finalizer → (role that removes it, seconds after which it is reported as overdue).
 FINALIZERS: dict[str, tuple[str, float]] = {
-    "holdfast.dev/assignments": ("assign", 900.0),
-    "holdfast.dev/release": ("release", 600.0),
-    "holdfast.dev/tenant-contents": ("collect", 900.0),
+    ASSIGNMENTS_FINALIZER: ("assign", 900.0),
+    RELEASE_FINALIZER: ("release", 600.0),
+    TENANT_CONTENTS: ("collect", 900.0),
     "holdfast.dev/region-assignments": ("assign", 900.0),
     "foregroundDeletion": ("collect", 900.0),
     "orphan": ("collect", 60.0),
@@ -156,9 +160,9 @@ FINALIZERS: dict[str, tuple[str, float]] = {
 
 # Finalizers that the gate adds to every new object of a kind.
 STARTING_FINALIZERS: dict[str, tuple[str, ...]] = {
-    "Workload": ("holdfast.dev/assignments",),
-    "Tenant": ("holdfast.dev/tenant-contents",),
-    "Replica": ("holdfast.dev/release",),
+    "Workload": (ASSIGNMENTS_FINALIZER,),
+    "Tenant": (TENANT_CONTENTS,),
+    "Replica": (RELEASE_FINALIZER,),
 }
 
 

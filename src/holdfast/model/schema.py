@@ -21,7 +21,7 @@ from holdfast.model.errors import Cause
 from holdfast.model.field_notes import FIELD_NOTES
 from holdfast.model.kind_notes import KIND_NOTES, SPEC_NOTE, STATUS_NOTE
 from holdfast.model.kinds import Kind
-from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference, Part
+from holdfast.model.meta import Condition, Object, ObjectMeta, OwnerReference
 from holdfast.model.node import Device
 from holdfast.model.template import Artifact, Port
 from holdfast.model.validation import required, unsupported
@@ -115,14 +115,6 @@ def object_schema(type_: type[Object]) -> Schema:
                 fields[name] = msgspec.structs.replace(fields[name], description=note)
         says = KIND_NOTES.get(type_.__name__, made.says)
         found = _known[type_] = msgspec.structs.replace(made, fields=fields, says=says, description=says)
-    return found
-
-
-def struct_schema(type_: type[Part]) -> Schema:
-    """The schema of a plain struct, such as a request of the placement API."""
-    found = _known.get(type_)
-    if found is None:
-        found = _known[type_] = _struct(shapes.type_info(type_))
     return found
 
 

@@ -6,6 +6,7 @@ one that is wrong or late costs the others little. Nothing here decides what to 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from holdfast.model.errors import (
     Fault,
     Final,
     NotFound,
-    Overloaded,
     Retryable,
     StaleToken,
 )
@@ -32,8 +32,10 @@ from holdfast.model.placement import ReleaseItem, ReleaseRequest, Result
 from holdfast.model.trace import trace_of
 from holdfast.model.writes import Create, Delete, Notice, Outcome, SetStatus, Update, Write
 from holdfast.runtime import metrics
+from holdfast.runtime.batches import batches, send_divided
 from holdfast.runtime.informer import Informers
 from holdfast.runtime.ports import Ports
+from holdfast.runtime.unknown_outcome import resolve
 from holdfast.runtime.workqueue import Workqueue
 
 _STALE_VIEW = (Conflict, AlreadyExists, NotFound)
@@ -74,8 +76,13 @@ class Carrier:
     async def carry_out(self, decided: Sequence[Decided]) -> None:
         """Everything these decisions ask for. Whatever fails puts its own keys back, and raises nothing."""
         done = [made for made in decided if not made.outcome.writes]
-        for group in self._groups([made for made in decided if made.outcome.writes]):
-            done += await self._commit(group)
+
+        async def commit(group: Sequence[Decided]) -> None:
+            done.extend(await self._commit(group))
+
+        alone = self._apart([made for made in decided if made.outcome.writes])
+        for group in batches(alone, limits.MERGED_WRITES, lambda made: len(made.outcome.writes)):
+            await send_divided(group, commit, self._after_refusal, (*_STALE_VIEW, Final))
         asked = [(made.key, item) for made in done for item in made.outcome.releases]
         refused = await self._release(asked) if asked else ()
         await self._notify(done)
@@ -85,30 +92,24 @@ class Carrier:
             if made.outcome.again_in_s is not None:
                 self._queue.add_after(made.key, made.outcome.again_in_s)
 
-    def _groups(self, decided: Sequence[Decided]) -> list[list[Decided]]:
-        """Runs that make one commit each, small enough not to hold up the readers of a cell. A decision about an object
-        that another one writes is made again after it."""
-        groups: list[list[Decided]] = []
+    def _apart(self, decided: Sequence[Decided]) -> list[Decided]:
+        """The decisions that write different objects. A second decision about an object is made again after the first
+        is committed."""
+        apart: list[Decided] = []
         written: set[tuple[str, Key]] = set()
-        size = limits.MERGED_WRITES
         for made in decided:
-            writes = made.outcome.writes
-            touched = {(kind.name, key) for kind, key in map(named, writes) if key.name}
-            if not touched.isdisjoint(written):
+            touched = {(kind.name, key) for kind, key in map(named, made.outcome.writes) if key.name}
+            if touched.isdisjoint(written):
+                written |= touched
+                apart.append(made)
+            else:
                 self._queue.add(made.key)
-                continue
-            written |= touched
-            if size + len(writes) > limits.MERGED_WRITES:
-                groups.append([])
-                size = 0
-            groups[-1].append(made)
-            size += len(writes)
-        return groups
+        return apart
 
     # Committing
 
-    async def _commit(self, group: Sequence[Decided]) -> list[Decided]:
-        """Commits a group; answers the decisions that are now durable."""
+    async def _commit(self, group: Sequence[Decided]) -> Sequence[Decided]:
+        """Commits a group; answers the decisions that are now durable. Raises a refusal that one of them may cause."""
         writes = [write for made in group for write in made.outcome.writes]
         token: Token | None = None
         try:
@@ -125,12 +126,8 @@ class Carrier:
         except Ambiguous as fault:
             await self._after_doubt(group, writes, fault)
             return []
-        except (*_STALE_VIEW, Final) as fault:
-            if len(group) > 1:
-                half = len(group) // 2
-                return await self._commit(group[:half]) + await self._commit(group[half:])
-            self._after_refusal(group[0], fault)
-            return []
+        except (*_STALE_VIEW, Final):
+            raise
         except Retryable as fault:
             self._count(fault)
             self._put_back(group, fault)
@@ -138,7 +135,7 @@ class Carrier:
         self._commits.inc()
         self._writes.inc(len(writes))
         self._see_own(writes, committed)
-        return list(group)
+        return group
 
     def _see_own(self, writes: Sequence[Write], committed: Committed) -> None:
         """What we wrote is in the cache before anything is decided again, however late the watch is."""
@@ -177,18 +174,24 @@ class Carrier:
         self._count(fault)
         self._log.warning("commit_in_doubt", keys=len(group), first=str(group[0].key), message=fault.message)
         kinds = list(dict.fromkeys(named(write)[0].type for write in writes))
-        for _ in range(limits.READ_BACK_ATTEMPTS):
-            try:
-                await self._informers.refresh(kinds)
-                break
-            except Fault:
-                await self._ports.clock.sleep(self._queue.pause_s(group[0].key))
+
+        async def refreshed() -> bool:
+            await self._informers.refresh(kinds)
+            return True
+
+        with contextlib.suppress(Fault):
+            await resolve(
+                f"commit of {len(writes)} writes",
+                fault,
+                refreshed,
+                clock=self._ports.clock,
+                pause_s=lambda: self._queue.pause_s(group[0].key),
+            )
         self._put_back(group, fault)
 
     def _put_back(self, group: Sequence[Decided], fault: Fault) -> None:
-        least_s = fault.retry_after_s if isinstance(fault, Overloaded) else 0.0
         for made in group:
-            pause_s = self._queue.retry(made.key, least_s=least_s)
+            pause_s = self._queue.retry(made.key, least_s=fault.retry_after_s)
             self._log.info(
                 "decision_put_back", object=str(made.key), reason=fault.reason, message=fault.message,
                 again_in_s=round(pause_s, 3),
@@ -202,8 +205,8 @@ class Carrier:
     async def _release(self, asked: Sequence[tuple[Key, ReleaseItem]]) -> set[Key]:
         """Asks for all releases. Answers the keys that were put back, as something of theirs was not accepted."""
         refused: set[Key] = set()
-        for start in range(0, len(asked), limits.BATCH):
-            refused |= await self._release_some(asked[start : start + limits.BATCH])
+        for some in batches(asked, limits.BATCH):
+            refused |= await self._release_some(some)
         return refused
 
     async def _release_some(self, asked: Sequence[tuple[Key, ReleaseItem]]) -> set[Key]:
@@ -220,9 +223,8 @@ class Carrier:
             # A release names replica and attempt: asking again can do no harm.
             self._count(fault)
             self._log.info("release_failed", items=len(asked), reason=fault.reason, message=fault.message)
-            least_s = fault.retry_after_s if isinstance(fault, Overloaded) else 0.0
             for key in dict.fromkeys(key for key, _ in asked):
-                self._queue.retry(key, least_s=least_s)
+                self._queue.retry(key, least_s=fault.retry_after_s)
             return keys
         refused: set[Key] = set()
         for (key, item), answer in zip(asked, answers.answers, strict=True):

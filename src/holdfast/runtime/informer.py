@@ -20,7 +20,7 @@ import structlog
 
 from holdfast.client.contract import Client, Listing, Seen
 from holdfast.model import limits
-from holdfast.model.errors import Expired, Fault, Overloaded
+from holdfast.model.errors import Expired, Fault
 from holdfast.model.indexes import indexes_of
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key, Object
@@ -132,7 +132,7 @@ class Informer(Generic[O]):
                 self._expired, reason = True, "Expired"
             except Fault as fault:
                 reason = fault.reason
-                pause_s = fault.retry_after_s if isinstance(fault, Overloaded) else 0.0
+                pause_s = fault.retry_after_s
                 self._log.info("watch_interrupted", reason=reason, message=fault.message, revision=self.revision)
             except Exception:
                 # A full list gets past any event that the stream failed on.

@@ -30,6 +30,7 @@ from holdfast.runtime import metrics
 from holdfast.runtime.backoff import Backoff
 from holdfast.runtime.ports import Ports
 from holdfast.runtime.request_queue import RequestQueue, Waiting
+from holdfast.runtime.unknown_outcome import NoProof, resolve
 
 _IN_FLIGHT = float("inf")
 _GONE = frozenset({Reason.REPLICA_GONE, Reason.REPLICA_TERMINATING, Reason.TEMPLATE_CHANGED})
@@ -145,7 +146,7 @@ class Proposals:
             answers = await self._client.reserve(sent.request)
         except Ambiguous as fault:
             metrics.SCHEDULER_FAULTS.labels(fault.reason).inc()
-            await self._read_back(sent)
+            await self._read_back(sent, fault)
         except Fault as fault:
             metrics.SCHEDULER_FAULTS.labels(fault.reason).inc()
             self._log.info(
@@ -244,7 +245,7 @@ class Proposals:
         waiting.gone[member.uid] = None
         self._queue.hasten(waiting, self._ports.clock.monotonic())
 
-    async def _read_back(self, sent: Sent) -> None:
+    async def _read_back(self, sent: Sent, unknown: Ambiguous) -> None:
         """No answer: each claim is looked up by the name its intent gives it.
 
         What is not there is proposed again later; if the lost call still arrives, the authority answers the repeated
@@ -252,7 +253,7 @@ class Proposals:
         """
         missing = False
         for proposal, key in zip(sent.outcome.proposals, sent.claims, strict=True):
-            if await self._on_record(key, proposal.member):
+            if await self._on_record(key, proposal.member, unknown):
                 self._keep(key)
             else:
                 self._forget(key)
@@ -261,18 +262,17 @@ class Proposals:
             message = "the authority's answer was lost; what it did not commit is proposed again"
             self._refused(sent.waiting, (RefusalCount(reason=Reason.WAITING, message=message),))
 
-    async def _on_record(self, key: ClaimKey, member: Member) -> bool:
+    async def _on_record(self, key: ClaimKey, member: Member, unknown: Ambiguous) -> bool:
+        async def look() -> bool | NoProof:
+            binding = await self._client.get(Binding, key.name, key.namespace)
+            found = binding or await self._client.get(Reservation, key.name, key.namespace)
+            return NoProof.ABSENT if found is None or found.spec.intent.replica_uid != member.uid else True
+
         backoff = Backoff(self._ports.random)
-        for _ in range(limits.READ_BACK_ATTEMPTS):
-            try:
-                binding = await self._client.get(Binding, key.name, key.namespace)
-                reservation = None if binding else await self._client.get(Reservation, key.name, key.namespace)
-            except Fault:
-                await self._ports.clock.sleep(backoff.next_s())
-                continue
-            found = binding or reservation
-            return found is not None and found.spec.intent.replica_uid == member.uid
-        return False
+        try:
+            return await resolve(f"reserve of {key}", unknown, look, clock=self._ports.clock, pause_s=backoff.next_s)
+        except Fault:
+            return False
 
 
 def _counted(refusals: dict[str, list[tuple[Proposal, Answer]]]) -> tuple[RefusalCount, ...]:

@@ -7,7 +7,6 @@ that all processes of the machine share and that nobody can step. Overlapping in
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
@@ -28,27 +27,6 @@ def beat_for_ever(folder: str, replica: str) -> None:
     while True:
         os.pwrite(fd, f"{began:.6f} {boottime():.6f} {epoch}".encode().ljust(64), 0)
         time.sleep(BEAT_S)
-
-
-def intervals(folder: str) -> dict[str, list[tuple[float, float]]]:
-    """Replica → when its processes ran, in order."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for name in sorted(os.listdir(folder)):
-        with open(os.path.join(folder, name), encoding="ascii") as f:
-            words = f.read().split()
-        if len(words) >= 2:
-            found.setdefault(name.rsplit(".", 3)[0], []).append((float(words[0]), float(words[1])))
-    return {replica: sorted(runs) for replica, runs in found.items()}
-
-
-def overlaps(folder: str) -> list[str]:
-    """Every pair of runs of one replica that ran at the same time, in words."""
-    return [
-        f"{replica}: {earlier} and {later}"
-        for replica, runs in intervals(folder).items()
-        for earlier, later in itertools.pairwise(runs)
-        if later[0] < earlier[1]
-    ]
 
 
 def main() -> int:

@@ -45,7 +45,7 @@ from holdfast.server.routes import ROUTES
 from holdfast.server.selectors import parse
 from holdfast.store.objects import Objects
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _ITEM_VERBS = {
     "GET": "get", "HEAD": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create",
@@ -111,7 +111,7 @@ class Application:
             raise
         except Exception:
             metrics.SERVER_FAILURES.inc()
-            await log.aexception("request_failed", path=scope["path"][:200], method=scope["method"])
+            await _log.aexception("request_failed", path=scope["path"][:200], method=scope["method"])
             answer = _refusal(request, Fault("internal server error; next: see request_failed in the server's log"))
         code = answer.code if isinstance(answer, Response) else 200
         try:
@@ -272,7 +272,7 @@ class Application:
                 request.abort()
                 if not isinstance(sender.exception(), TimeoutError):
                     metrics.SERVER_FAILURES.inc()
-                    log.error("stream_failed", path=request.path[:200], exc_info=sender.exception())
+                    _log.error("stream_failed", path=request.path[:200], exc_info=sender.exception())
         finally:
             self._streams.pop(gone, None)
             gone.cancel()

@@ -33,22 +33,29 @@ async def placement(app: Application, request: Request) -> Response:
     """`POST /placement/v1/CALL`"""
     call = request.path.strip("/").rpartition("/")[2]
     body = await request.body()
+    asked: ReserveRequest | BindRequest | ReleaseRequest | RenewRequest
     try:
         asked = CALLS[call].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise BadRequest(f"{call}: cannot decode the request ({wrong})") from wrong
-    nodes = [item.node for item in asked.items] if call == "renew" else []
+    nodes = [item.node for item in asked.items] if isinstance(asked, RenewRequest) else []
     told = request.headers.get(HEADER, "")
     if told:
         request.principal = forwarded(request.principal, told, app.cell)
     allow(app, request, call, nodes)
     if app.placement is None:
         raise BadRequest(f"{call}: the {app.cell} cell does not place replicas; next: call the region's cell")
-    if call == "release":
-        token = wire.decode_token(request.headers.get(wire.TOKEN_HEADER, ""))
-        answers = await app.placement.release(request.principal, asked, token=token)
-    else:
-        answers = await getattr(app.placement, call)(request.principal, asked)
+    who = request.principal
+    match asked:
+        case ReserveRequest():
+            answers = await app.placement.reserve(who, asked)
+        case BindRequest():
+            answers = await app.placement.bind(who, asked)
+        case ReleaseRequest():
+            token = wire.decode_token(request.headers.get(wire.TOKEN_HEADER, ""))
+            answers = await app.placement.release(who, asked, token=token)
+        case RenewRequest():
+            answers = await app.placement.renew(who, asked)
     return Response(_encoder.encode(answers))
 
 

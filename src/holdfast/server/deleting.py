@@ -4,6 +4,7 @@ happened.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from holdfast.model.errors import BadRequest, Conflict, NotFound
 from holdfast.model.meta import Key, Object
 from holdfast.model.validation import unsupported
 from holdfast.model.writes import Delete
+from holdfast.runtime.batches import batches, send_divided
 from holdfast.server import admit, status
 from holdfast.server.bodies import decode_body
 from holdfast.server.forms import ListMeta
@@ -70,21 +72,15 @@ async def delete_collection(app: Application, request: Request) -> Response:
         resource.stored, request.target.namespace, fields=wanted.indexed(resource.stored.type) or None
     )
     found = [item for item in found if wanted.matches(resource.shown(item))]
-    for start in range(0, len(found), limits.WRITES_JOINED):
-        batch = found[start : start + limits.WRITES_JOINED]
-        try:
-            await _commit(app, request, options, batch)
-        except (NotFound, Conflict):
-            for item in batch:  # one of them changed concurrently: delete them one by one
-                try:
-                    await _commit(app, request, options, [item])
-                except (NotFound, Conflict):
-                    continue
+    for batch in batches(found, limits.WRITES_JOINED):
+        await send_divided(
+            batch, lambda some: _commit(app, request, options, some), lambda item, gone: None, (NotFound, Conflict)
+        )
     return Response(await shape.many(found, ListMeta(str(revision))))
 
 
 async def _commit(
-    app: Application, request: Request, options: Options, items: list[Object]
+    app: Application, request: Request, options: Options, items: Sequence[Object]
 ) -> tuple[Object | None, ...]:
     resource = target_resource(request)
     writes = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.model.meta import ObjectMeta
+from holdfast.model.meta import GROUP, ObjectMeta
 from holdfast.model.schema import Schema, object_schema
 from holdfast.server import status
 from holdfast.server.discovery import visible
@@ -109,9 +109,7 @@ def document(cell: str, group: str) -> dict[str, Any]:
 
 
 def _prefix(group: str) -> str:
-    return (
-        "dev.holdfast.v1." if group == "holdfast.dev" else "io.k8s.api.core.v1." if not group else f"io.k8s.{group}.v1."
-    )
+    return "dev.holdfast.v1." if group == GROUP else "io.k8s.api.core.v1." if not group else f"io.k8s.{group}.v1."
 
 
 def _define_kind(resource: Resource, components: dict[str, Any]) -> str:

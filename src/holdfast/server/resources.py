@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.model import core, core_views
 from holdfast.model.kinds import ALL, BY_NAME, Home, Kind
-from holdfast.model.meta import Object
+from holdfast.model.meta import GROUP, Object
 from holdfast.model.ownership import FINALIZERS
 from holdfast.model.tenant import Tenant
 from holdfast.model.validation import Causes
@@ -97,7 +97,7 @@ def _head(kind: Kind) -> bytes:
 
 
 def _resource(kind: Kind) -> Resource:
-    built_in = kind.group != "holdfast.dev"
+    built_in = kind.group != GROUP
     subresources = (*(("status",) if kind.has_status and not kind.internal else ()), *(("scale",) * kind.scalable))
     return Resource(
         kind=kind, stored=kind, head=_head(kind), tracked=not (kind.ephemeral or kind.internal or built_in),
@@ -122,5 +122,4 @@ PODS = Resource(
 
 RESOURCES: tuple[Resource, ...] = (NAMESPACES, CORE_NODES, PODS, *(_resource(kind) for kind in ALL))
 SERVED: dict[tuple[str, str], Resource] = {(r.kind.group, r.kind.plural): r for r in RESOURCES}
-BY_KIND: dict[str, Resource] = {r.kind.name: r for r in RESOURCES}
-GROUPS: tuple[str, ...] = ("", "holdfast.dev", "coordination.k8s.io")
+GROUPS: tuple[str, ...] = ("", GROUP, "coordination.k8s.io")

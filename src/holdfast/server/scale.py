@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.model.errors import BadRequest, Cause
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import Object
 from holdfast.server import managed_fields, patches, status
 from holdfast.server.bodies import decode_json, decode_object_body
@@ -15,8 +16,6 @@ from holdfast.server.writing import JSON_PATCH, MERGE, Changed, change_object
 
 if TYPE_CHECKING:
     from holdfast.server.app import Application
-
-WORKLOAD_LABEL = "holdfast.dev/workload"
 
 
 def scale_of(workload: Any) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def scale_of(workload: Any) -> dict[str, Any]:
         "spec": {"replicas": workload.spec.replicas},
         "status": {
             "replicas": workload.status.summary.replicas,
-            "selector": workload.status.summary.selector or f"{WORKLOAD_LABEL}={meta.name}",
+            "selector": workload.status.summary.selector or f"{LABEL_WORKLOAD}={meta.name}",
         },
     }  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Listener of one application: TLS with optional client certificates, connection limits, graceful shutdown.
 
-uvicorn's HTTP protocol parses requests. This module adds the peer's certificate, a timeout and size limit for request
-headers, a connection limit, and Status objects for input that is not valid HTTP.
+uvicorn's HTTP protocol parses requests. This module builds on its internals, so pyproject.toml pins the minor release. It
+adds the peer's certificate, a timeout and size limit for request headers, a connection limit, and Status objects for
+input that is not valid HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from holdfast.model import limits
 from holdfast.server import status
 from holdfast.server.app import Application
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 MAX_CONNECTIONS = 25_000
 BACKLOG = 4096
 
@@ -202,12 +203,12 @@ class Listener:
                 while self._state.tasks:
                     await asyncio.wait(set(self._state.tasks))
         except TimeoutError:
-            log.warning("requests_cut", count=len(self._state.tasks))
+            _log.warning("requests_cut", count=len(self._state.tasks))
             for task in set(self._state.tasks):
                 task.cancel()
         for connection in list(self._state.connections):
             connection.transport.abort()
-        log.info("server_stopped")
+        _log.info("server_stopped")
 
 
 async def listen(app: Application, host: str, port: int, tls: Tls | None = None) -> Listener:
@@ -230,7 +231,7 @@ async def listen(app: Application, host: str, port: int, tls: Tls | None = None)
         backlog=BACKLOG,
     )
     listener = Listener(app, server, state)
-    log.info("server_started", host=host, port=listener.port, tls=tls is not None, cell=app.cell)
+    _log.info("server_started", host=host, port=listener.port, tls=tls is not None, cell=app.cell)
     return listener
 
 

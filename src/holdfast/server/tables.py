@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.lifecycle import PLACED, stage
 from holdfast.model.meta import Object, find_condition
 from holdfast.model.node import Contact, why_not_schedulable
@@ -335,7 +336,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     "Pod": (
         Column("Node", _field("spec.node_name")),
         Column("Status", _field("status.phase")),
-        Column("Workload", lambda p: p.metadata.labels.get("holdfast.dev/workload", "")),
+        Column("Workload", lambda p: p.metadata.labels.get(LABEL_WORKLOAD, "")),
     ),
     "NodePool": (
         Column("Nodes", lambda p: f"{len(p.status.nodes)}/{p.spec.max_nodes}", says="desired nodes/maximum"),

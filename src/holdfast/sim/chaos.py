@@ -120,7 +120,6 @@ RATES: dict[Kind, float] = {
 }
 """Rate per operation. All other kinds are scheduled."""
 
-RIDING = frozenset(RATES)
 COMING = tuple(kind for kind in Kind if kind not in RATES)
 MENDED_BY_RESYNC = frozenset({Kind.WATCH_STALL, Kind.CACHES_STALE})
 """Faults that leave a cache stale until a resync. They are disabled in runs without resync."""

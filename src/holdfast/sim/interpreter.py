@@ -199,8 +199,7 @@ class Interpreter:
             tree = status_dict(fault)
             if self._there is Release.NEXT:
                 tree = {UNKNOWN: SAYS, **tree, "details": {**tree.get("details", {}), UNKNOWN: SAYS}}
-            after_s: float = getattr(fault, "retry_after_s", 0.0)
-            told = wire.fault_of(fault.code, _json.encode(tree), retry_after_s=after_s)
+            told = wire.fault_of(fault.code, _json.encode(tree), retry_after_s=fault.retry_after_s)
             if not isinstance(fault, type(told)):
                 self._misunderstood(
                     f"a {type(fault).__name__} of the {self._there} was decoded as {type(told).__name__}"

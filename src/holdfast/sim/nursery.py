@@ -18,8 +18,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast.sim.huge_pages import use_huge_pages
-
 T = TypeVar("T")
 
 READ_BYTES = 1 << 16
@@ -99,7 +97,6 @@ class Nursery(Generic[T]):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             gc.disable()
-            use_huge_pages()
             result: Any
             try:
                 result = (True, self._bear(number))

@@ -112,24 +112,6 @@ def search(name: str, seeds: Iterable[int]) -> Generator[Ask, Tried, Caught]:
     return Caught(name, tuple(tried), idle=idle)
 
 
-def catch(name: str, seeds: Iterable[int], control: Control | None = None) -> Caught:
-    """Searches in this process, one run after the other."""
-    control = control or Control()
-    asking = search(name, seeds)
-    try:
-        ask = next(asking)
-        while True:
-            if ask.name:
-                ask = asking.send(try_out(ask.seed, ask.name))
-                continue
-            if ask.seed not in control.said:
-                control.said[ask.seed] = try_out(ask.seed).by
-            ask = asking.send(Tried(ask.seed, control.said[ask.seed]))
-    except StopIteration as end:
-        caught: Caught = end.value
-        return caught
-
-
 def seeds_for(mutation: Mutation, *, first: int, seeds: int) -> Iterator[int]:
     """The seeds to try, in order: plain seeds, or a few plain seeds and then those of the mutation's scenario."""
     if not mutation.scenario:

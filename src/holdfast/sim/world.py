@@ -44,7 +44,6 @@ FAILURES_KEPT = 5
 SHARE_MIXED = 0.5
 """Share of simulations in which processes of another release keep it after healing. The mixed system must converge."""
 COLLECT_OFTEN = (300, 5, 5)
-PERSIST_S = 600.0
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ _SHIM = str(Path(__file__).resolve().parent.parent / "shim.py")
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "HOME")
 _POLL_S = 0.02
 
-log = structlog.get_logger()
+_log = structlog.get_logger()
 
 
 class _LiveShim:
@@ -348,7 +348,7 @@ class ProcessDriver(Driver):
                 return await asyncio.shield(live.ended)
         except TimeoutError:
             # The shim itself hangs (suspended or starved). Its death kills the task.
-            log.warning("shim_forced", task=task_id, shim=live.shim_pid)
+            _log.warning("shim_forced", task=task_id, shim=live.shim_pid)
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(live.pidfd, signal.SIGKILL)
             return await asyncio.shield(live.ended)
@@ -371,7 +371,7 @@ class ProcessDriver(Driver):
             try:
                 folder.write(TaskRecord(task=record.task, forgotten=True))
             except OSError as error:
-                log.warning("logs_dropped", task=task_id, error=str(error))
+                _log.warning("logs_dropped", task=task_id, error=str(error))
                 shutil.rmtree(folder.path, ignore_errors=True)
         self._delete_ended(limits.AGENT_ENDED_TASKS_KEPT)
 

@@ -27,6 +27,8 @@ _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux
 MARK = "HOLDFAST_TASK"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 STOP_RECORD_BYTES = 64
+SHIM_LOOKUPS = 8
+"""How often the shim's process id is looked up again after it changed meanwhile. Then the shim counts as not found."""
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
@@ -152,7 +154,7 @@ class TaskDir:
         """A pidfd of the running shim. The lock is queried twice, so that the pid cannot have been reused in
         between.
         """
-        for _ in range(limits.READ_BACK_ATTEMPTS):
+        for _ in range(SHIM_LOOKUPS):
             pid = self.shim_pid()
             if pid <= 0:
                 return None

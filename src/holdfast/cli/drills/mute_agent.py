@@ -13,11 +13,12 @@ from holdfast.cli.exits import Stop
 from holdfast.cli.http import Api, Refusal
 from holdfast.cli.platform.credentials import Credentials
 from holdfast.model import limits
+from holdfast.model.labels import LABEL_DRILL
 from holdfast.model.template import Driver
 
 NODE = "drill-mute"
 MANAGER = "holdfast-drill"
-TAINT = {"key": "holdfast.dev/drill", "value": "mute", "effect": "NoSchedule"}
+TAINT = {"key": LABEL_DRILL, "value": "mute", "effect": "NoSchedule"}
 """Keeps other workloads off the inert node."""
 MERGE = "application/merge-patch+json"
 NODES = "/apis/holdfast.dev/v1/nodes"

@@ -13,11 +13,12 @@ from holdfast.cli.drills.mute_agent import NODE, TAINT, MuteAgent
 from holdfast.cli.drills.outage import hold_down, kill, restore
 from holdfast.cli.http import Refusal
 from holdfast.model import limits
+from holdfast.model.labels import LABEL_DRILL
 
 NAME = "stuck"
 OVERRIDE = "drill-pause-repair"
 PATH = "/apis/holdfast.dev/v1/overrides"
-LABELS = {"holdfast.dev/drill": "mute"}
+LABELS = {LABEL_DRILL: "mute"}
 SEEN_WITHIN_S = limits.STAGE_DEADLINE_S["Bound"] + 2 * limits.REPAIR_LOOK_EVERY_S + 15.0
 
 

@@ -6,9 +6,10 @@ from holdfast.cli.drills.incident import Incident
 from holdfast.cli.drills.load import TENANT, Load
 from holdfast.cli.drills.proposer import Proposer, place_item
 from holdfast.cli.drills.world import Item
+from holdfast.model.labels import LABEL_DRILL
 
 NAME = "asked-twice"
-OWN = {"holdfast.dev/drill": NAME}
+OWN = {LABEL_DRILL: NAME}
 
 
 def run(incident: Incident) -> None:

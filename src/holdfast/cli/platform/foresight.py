@@ -20,6 +20,7 @@ from holdfast.model.binding import Binding
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import API_VERSION, Key, Object, ObjectMeta
 from holdfast.model.node import Node
+from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import Rules
 from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
@@ -203,7 +204,7 @@ def _as_stored(workload: Workload, stored: Workload | None) -> Workload:
         generation=(old.generation if old is not None else 0) + 1,
         resource_version=str(2**53),
         creation_timestamp=old.creation_timestamp if old is not None else "2026-01-01T00:00:00Z",
-        finalizers=("holdfast.dev/assignments",),
+        finalizers=(ASSIGNMENTS_FINALIZER,),
     )
     status = stored.status if stored is not None else workload.status
     return msgspec.structs.replace(workload, metadata=meta, status=status)

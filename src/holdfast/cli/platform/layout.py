@@ -12,8 +12,6 @@ import msgspec
 
 from holdfast.cli.exits import Exit, Stop
 
-DEFAULT_REGIONS = ("us-east", "eu-central", "eu-west")
-DEFAULT_PORT_BASE = 7400
 MAX_REGIONS = 20
 MAX_AGENTS_PER_REGION = 50
 ZONES_PER_REGION = 2

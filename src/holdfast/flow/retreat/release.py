@@ -20,6 +20,7 @@ from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.lifecycle import current_execution, finished
 from holdfast.model.meta import Key
 from holdfast.model.node import Contact, Node
+from holdfast.model.ownership import RELEASE_FINALIZER
 from holdfast.model.placement import ReleaseAction, ReleaseItem
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, Replica
@@ -28,7 +29,6 @@ from holdfast.model.view import View
 from holdfast.model.workload import WorkloadType
 from holdfast.model.writes import NOTHING, Notice, Outcome, SetStatus, Update, Write
 
-FINALIZER = "holdfast.dev/release"
 LOOK_AGAIN_S = 2.0
 """Recheck interval of a release in progress, in case a watch event is lost."""
 ENDED = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
@@ -54,9 +54,9 @@ def decide(key: Key, view: View, now: float) -> Outcome:
 
 def _let_go(replica: Replica) -> Outcome:
     """The replica holds no claims: if it is being deleted, remove the finalizer."""
-    if not replica.metadata.terminating or FINALIZER not in replica.metadata.finalizers:
+    if not replica.metadata.terminating or RELEASE_FINALIZER not in replica.metadata.finalizers:
         return NOTHING
-    rest = tuple(f for f in replica.metadata.finalizers if f != FINALIZER)
+    rest = tuple(f for f in replica.metadata.finalizers if f != RELEASE_FINALIZER)
     meta = msgspec.structs.replace(replica.metadata, finalizers=rest)
     return Outcome(writes=(Update(msgspec.structs.replace(replica, metadata=meta)),))
 

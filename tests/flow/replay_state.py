@@ -1,4 +1,4 @@
-"""Fetches from a cell's own history what a replay needs: each kind as of the revision a decision saw it at."""
+"""Loads from a cell's store what a replay needs: each kind as of the revision that the decision saw."""
 
 from __future__ import annotations
 
