@@ -42,8 +42,9 @@ def test_a_region_that_is_avoided_no_more_is_news_to_everyone() -> None:
     assert assign.woken_by_override(None, active, cache) == list(KEY)
     assert assign.woken_by_override(active, None, cache) == () and assign.woken_by_override(active, over, cache) == ()
     assert assign.woken_by_override(None, over, cache) == ()
-    zone = OverrideKind.AVOID_ZONE
-    assert assign.woken_by_override(avoided("Expired", zone), avoided("Active", zone), cache) == ()
+    zone, other = OverrideKind.AVOID_ZONE, OverrideKind.PAUSE_REPAIR
+    assert assign.woken_by_override(avoided("Expired", zone), avoided("Active", zone), cache) == list(KEY)
+    assert assign.woken_by_override(avoided("Expired", other), avoided("Active", other), cache) == ()
 
 
 def test_progress_of_the_only_region_is_no_news() -> None:

@@ -22,6 +22,7 @@ from holdfast.model.workload import RecoveryPromise
 from making import again, assignment, meta, priority, region, view, workload
 
 CPU = {"cpu": "500m", "memory": "1Gi"}
+NOW = 1_767_225_600.0
 
 
 def with_places(name: str, *, a: int, b: int, shape=CPU):
@@ -57,22 +58,22 @@ def world(*more, allowance="8", kept=4, tenants=("acme",)):
 
 
 def test_enough_places_back_the_promise():
-    assert backing.unbacked(world()) == {}
+    assert backing.unbacked(world(), NOW) == {}
     (write,) = backing.decide(backing.PROMISES, world(), 1.0).writes
     assert write.blocks["backing"].backed
 
 
 def test_the_bottleneck_is_named():
-    short = backing.unbacked(world(kept=0))
+    short = backing.unbacked(world(kept=0), NOW)
     assert "0 of 1 recovery places" in short[Key("acme", "api")]
-    short = backing.unbacked(world(allowance="100m"))
+    short = backing.unbacked(world(allowance="100m"), NOW)
     assert "allowance of acme is short of cpu" in short[Key("acme", "api")]
-    short = backing.unbacked(world(tenants=("other",)))
+    short = backing.unbacked(world(tenants=("other",)), NOW)
     assert "0 of 1 recovery places that suit it" in short[Key("acme", "api")]
 
 
 def test_losing_a_zone_loses_its_places_too():
-    seen = backing.foresee(Loss("z", "z-a"), world(), world().list(RecoveryBudget))
+    seen = backing.foresee(Loss("z", "z-a"), world(), world().list(RecoveryBudget), NOW)
     assert [
         g.count for g in backing.places_left(world().list(backing.Region)[2], world().list(RecoveryBudget), seen.loss)
     ] == [2]

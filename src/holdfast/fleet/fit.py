@@ -13,25 +13,32 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from holdfast.model import limits
+from holdfast.model.placement_eligibility import can_draw
 from holdfast.model.quantity import Amounts, add, scaled, shortfall
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Free places of one shape; `tenants` may use them, everyone if empty."""
+    """Free places of one shape; `tenants` may use them, everyone if empty. `zone` is empty where it does not matter."""
 
     region: str
     shape: Amounts
     tenants: tuple[str, ...]
     count: int
+    zone: str = ""
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A workload that must go to one region: `options` are (region, replicas it lacks there), the best first."""
+    """A workload that must go to one region: `options` are (region, replicas it lacks there), the best first.
+
+    `closed` are the (region, zone) pairs that its rules or an override forbid; `dedicated` as its tenant is.
+    """
 
     tenant: str
     name: str
     shape: Amounts
     options: tuple[tuple[str, int], ...]
+    closed: frozenset[tuple[str, str]] = frozenset()
+    dedicated: bool = False
 
 
 class Shortage(msgspec.Struct, frozen=True):
@@ -84,7 +91,9 @@ class _Matching:
 
     def _suits(self, number: int, group: int) -> bool:
         item, place = self._items[number], self._groups[group]
-        return (not place.tenants or item.tenant in place.tenants) and not shortfall(item.shape, place.shape)
+        if (place.region, place.zone) in item.closed or shortfall(item.shape, place.shape):
+            return False
+        return can_draw(place.tenants, item.tenant, dedicated=item.dedicated)
 
     def _augment(self, number: int, seen: set[int]) -> bool:
         """One more replica of an item, moving others to places that suit them as well."""
@@ -222,7 +231,7 @@ def _most_asked(alike: Sequence[Item]) -> int:
 
 
 def _alike(one: Item, other: Item) -> bool:
-    return (one.tenant, one.shape, one.options) == (other.tenant, other.shape, other.options)
+    return (one.tenant, one.shape, one.options, one.closed) == (other.tenant, other.shape, other.options, other.closed)
 
 
 def fit(items: Sequence[Item], groups: Sequence[Group], allowance: dict[str, Amounts]) -> Fit:

@@ -17,13 +17,12 @@ from holdfast.fleet.override_rules import (
     REVOKED,
     RULES,
     deadline_s,
-    in_force,
     longest_s,
     needs_approval,
 )
 from holdfast.model import limits
 from holdfast.model.meta import Condition, Key
-from holdfast.model.override import Override, OverrideKind, break_glass_prefix
+from holdfast.model.override import Override, OverrideKind, break_glass_prefix, in_force
 from holdfast.model.quantity import amounts
 from holdfast.model.quota import Grant, GrantClass
 from holdfast.model.reasons import Reason
@@ -125,7 +124,7 @@ def _conditions(override: Override, phase: str, expires_at: str, left: str, *, e
 def still_acting(override: Override, view: View, now: float) -> str:
     """What is left of an ended override's effect, or an empty string: found in the objects it acted on."""
     spec = override.spec
-    twins = [o for o in in_force(view, spec.kind, now) if o.spec.scope == spec.scope]
+    twins = [o for o in in_force(view.list(Override), spec.kind, now) if o.spec.scope == spec.scope]
     if twins:
         return ""  # another one asks for the same: what remains is its effect
     match spec.kind:

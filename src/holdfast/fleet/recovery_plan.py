@@ -8,12 +8,13 @@ missing and never doubles what is under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from holdfast.fleet.assign import why_not
+from holdfast.fleet.assign import avoided_by, why_not
 from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.override import Override
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.region import HealthState, Region
@@ -96,8 +97,9 @@ def _standing(items: Sequence[Assignment]) -> Standing:
     )
 
 
-def may_take(critical: Critical, region: Region) -> str:
-    """Why a region may not be the one that recovers the workload, or an empty string."""
+def may_take(critical: Critical, region: Region, avoidances: Collection[Override], *, lost_zone: str = "") -> str:
+    """Why a region may not be the one that recovers the workload, or an empty string. An avoided region may, if all
+    that the promise needs is bound there already: avoidance only keeps new replicas away. A lost zone binds none."""
     name = region.metadata.name
     if critical.promise.regions and name not in critical.promise.regions:
         return "not among the promise's regions"
@@ -106,24 +108,36 @@ def may_take(critical: Critical, region: Region) -> str:
         return why
     if region.status.health.state is not HealthState.HEALTHY:
         return f"it is {region.status.health.state.value}"
+    bound = 0 if lost_zone else critical.at(name).bound
+    if bound < critical.promise.min_serving:
+        override = avoided_by(critical.workload, region, avoidances, lost_zone=lost_zone)
+        return f"override {override.metadata.name} keeps new replicas away" if override is not None else ""
     return ""
 
 
 class Targets:
     """Chooses targets one after another; what was chosen counts before the next choice, so that no herd forms."""
 
-    def __init__(self, regions: Iterable[Region], room: Callable[[Region, Amounts], int]) -> None:
+    def __init__(
+        self, regions: Iterable[Region], room: Callable[[Region, Amounts], int], avoidances: Collection[Override] = ()
+    ) -> None:
         """`room` says how many replicas of a shape a region could take by what it last reported."""
         self._regions = {r.metadata.name: r for r in regions}
+        self._avoidances = avoidances
         self._room = room
         self._taken: dict[str, Amounts] = {}
 
     def take(self, critical: Critical, region: str, count: int) -> None:
         add(self._taken.setdefault(region, {}), scaled(critical.shape, count))
 
+    def refusal(self, critical: Critical, region: str) -> str:
+        """Why the region may not recover the workload, or an empty string."""
+        found = self._regions.get(region)
+        return may_take(critical, found, self._avoidances) if found is not None else "it does not exist"
+
     def choose(self, critical: Critical, *, without: frozenset[str] = frozenset()) -> str:
         """The region that needs to start least; of equals the one with most room left, then the cheapest."""
-        able = [r for r in self._regions.values() if r.metadata.name not in without and not may_take(critical, r)]
+        able = [r for name, r in self._regions.items() if name not in without and not self.refusal(critical, name)]
         if not able:
             return ""
 

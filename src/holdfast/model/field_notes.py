@@ -73,7 +73,7 @@ FIELD_NOTES: dict[str, dict[str, str]] = {
     "Placement": {
         "regions": "The regions allowed; empty means any.",
         "excludedRegions": "Regions never to use.",
-        "residency": "Residency tags a region must have, all of them.",
+        "residency": "Residency tags; a region must have at least one of them. Empty means any region.",
         "zones": "The zones allowed; empty means any.",
         "pools": "The node pools allowed; empty means any.",
         "spreadRegions": "Over how many regions to spread at least.",

@@ -28,7 +28,7 @@ from holdfast.model.workload import Workload, default_workload, validate_workloa
 from holdfast.model.writes import Create, Delete, Outcome, Update
 from holdfast.runtime.cache import Cache
 
-GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery")
+GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery", "Override")
 SEED = 1
 
 
