@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.fleet import overrides, region_health
-from holdfast.fleet.override_rules import RULES, acts
+from holdfast.fleet.override_rules import RULES
 from holdfast.model.meta import Key
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus, in_force
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus, acts, in_force
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus
 from holdfast.model.region import HealthState
 from holdfast.model.times import parse_time, seconds_text

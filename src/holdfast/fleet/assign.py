@@ -22,7 +22,7 @@ from holdfast.model import limits
 from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus, Purpose, assignment_name
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
-from holdfast.model.override import ACTIVE, AVOIDANCES, Override, active_avoidances, region_avoidance_of
+from holdfast.model.override import ACTIVE, AVOIDANCES, Override, active_avoidances, avoidance_of
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
@@ -110,14 +110,20 @@ def why_not(workload: Workload, region: Region) -> str:
         return "excluded" if name in rules.excluded_regions else "not among the allowed regions"
     if not eligibility.satisfies_residency(rules, region.spec.residency):
         return f"has none of the residency tags {', '.join(rules.residency)}"
-    if rules.zones and not allowed_zones(workload, region):
+    if rules.zones and not open_zones(workload, region):
         return "has none of the allowed zones"
     return ""
 
 
-def allowed_zones(workload: Workload, region: Region) -> list[str]:
-    """The zones of the region that the workload's own rules allow."""
-    return [zone for zone in region.spec.zones if eligibility.allows_zone(workload.spec.placement, zone)]
+def open_zones(workload: Workload, region: Region, avoidances: Collection[Override] = ()) -> list[str]:
+    """The zones of the region that the workload's rules allow and none of these active overrides closes to it."""
+    name, tenant, work = region.metadata.name, workload.metadata.namespace, workload.metadata.name
+    rules, zones = workload.spec.placement, region.spec.zones or ("",)
+    return [
+        zone for zone in zones
+        if eligibility.allows_zone(rules, zone)
+        and not avoidance_of(avoidances, region=name, zone=zone, tenant=tenant, workload=work)
+    ]  # fmt: skip
 
 
 def _just_created(region: Region, now: float) -> bool:
@@ -130,18 +136,7 @@ def _just_created(region: Region, now: float) -> bool:
 def accepts_more(workload: Workload, region: Region, avoidances: Collection[Override]) -> bool:
     """Whether new replicas of the workload may be sent there: the region is healthy and no override keeps them away."""
     healthy = region.status.health.state is HealthState.HEALTHY
-    return healthy and avoided_by(workload, region, avoidances) is None
-
-
-def avoided_by(
-    workload: Workload, region: Region, avoidances: Collection[Override], *, lost_zone: str = ""
-) -> Override | None:
-    """The override that leaves new replicas of the workload no zone of the region. `lost_zone` is no zone to go to."""
-    if not avoidances:
-        return None
-    name, key = region.metadata.name, workload.key
-    zones = [zone for zone in allowed_zones(workload, region) if zone != lost_zone]
-    return region_avoidance_of(avoidances, region=name, zones=zones, tenant=key.namespace, workload=key.name)
+    return healthy and (not avoidances or bool(open_zones(workload, region, avoidances)))
 
 
 def _shares(

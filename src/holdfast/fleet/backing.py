@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from holdfast.fleet.assign import open_zones
 from holdfast.fleet.fit import Fit, Group, Item, fit
 from holdfast.fleet.recovery_plan import Critical, criticals, may_take
 from holdfast.model.assignment import Assignment
 from holdfast.model.meta import Key
-from holdfast.model.override import AVOIDANCES, Override, active_avoidances, avoidance_of
-from holdfast.model.placement_eligibility import allows_zone
+from holdfast.model.override import AVOIDANCES, Override, active_avoidances
 from holdfast.model.quantity import Amounts, amounts
 from holdfast.model.quota import Quota
 from holdfast.model.reasons import Reason
@@ -96,16 +96,10 @@ def _closed_zones(
     workload: Workload, regions: Sequence[Region], avoidances: Collection[Override]
 ) -> frozenset[tuple[str, str]]:
     """The (region, zone) pairs whose places new replicas of the workload may not use."""
-    rules, key = workload.spec.placement, workload.key
-    if not rules.zones and not avoidances:
+    if not workload.spec.placement.zones and not avoidances:
         return frozenset()
-    found = [(region.metadata.name, zone) for region in regions for zone in region.spec.zones]
-    return frozenset(
-        (region, zone)
-        for region, zone in found
-        if not allows_zone(rules, zone)
-        or avoidance_of(avoidances, region=region, zone=zone, tenant=key.namespace, workload=key.name) is not None
-    )
+    every = {(region.metadata.name, zone) for region in regions for zone in region.spec.zones}
+    return frozenset(every - {(r.metadata.name, zone) for r in regions for zone in open_zones(workload, r, avoidances)})
 
 
 def places_left(region: Region, budgets: Sequence[RecoveryBudget], loss: Loss, *, by_zone: bool = False) -> list[Group]:

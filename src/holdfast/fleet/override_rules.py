@@ -5,10 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.override import ACTIVE, EXPIRED, PENDING, REVOKED, Override, OverrideKind, acts
+from holdfast.model.override import Override, OverrideKind
 from holdfast.model.times import parse_time
-
-__all__ = ["ACTIVE", "EXPIRED", "PENDING", "REVOKED", "RULES", "KindRule", "acts"]
 
 
 class KindRule(msgspec.Struct, frozen=True, gc=False):

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from holdfast.fleet.override_rules import (
+from holdfast.fleet.override_rules import RULES, deadline_s, longest_s, needs_approval
+from holdfast.model import limits
+from holdfast.model.meta import Condition, Key
+from holdfast.model.override import (
     ACTIVE,
     EXPIRED,
     PENDING,
     REVOKED,
-    RULES,
-    deadline_s,
-    longest_s,
-    needs_approval,
+    Override,
+    OverrideKind,
+    break_glass_prefix,
+    in_force,
 )
-from holdfast.model import limits
-from holdfast.model.meta import Condition, Key
-from holdfast.model.override import Override, OverrideKind, break_glass_prefix, in_force
 from holdfast.model.quantity import amounts
 from holdfast.model.quota import Grant, GrantClass
 from holdfast.model.reasons import Reason

@@ -172,7 +172,7 @@ class _Wave:
     def __init__(self, recovery: Recovery, view: View, pace: Pace, now: float) -> None:
         self._recovery, self._view, self._pace, self._now = recovery, view, pace, now
         self._avoidances = active_avoidances(view.list(Override), now)
-        self._targets = Targets(view.list(Region), reported_room, self._avoidances)
+        self._targets = Targets(view.list(Region), self._avoidances, reported_room)
         self.rows: list[WorkloadProgress] = []
         self.writes: list[Write] = []
         self.notices: list[Notice] = []

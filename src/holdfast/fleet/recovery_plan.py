@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from holdfast.fleet.assign import avoided_by, why_not
+from holdfast.fleet.assign import open_zones, why_not
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.override import Override
 from holdfast.model.priority_class import PriorityClass
@@ -109,9 +109,9 @@ def may_take(critical: Critical, region: Region, avoidances: Collection[Override
     if region.status.health.state is not HealthState.HEALTHY:
         return f"it is {region.status.health.state.value}"
     bound = 0 if lost_zone else critical.at(name).bound
-    if bound < critical.promise.min_serving:
-        override = avoided_by(critical.workload, region, avoidances, lost_zone=lost_zone)
-        return f"override {override.metadata.name} keeps new replicas away" if override is not None else ""
+    if avoidances and bound < critical.promise.min_serving:
+        left = [zone for zone in open_zones(critical.workload, region, avoidances) if zone != lost_zone]
+        return "" if left else "overrides keep new replicas away"
     return ""
 
 
@@ -119,7 +119,7 @@ class Targets:
     """Chooses targets one after another; what was chosen counts before the next choice, so that no herd forms."""
 
     def __init__(
-        self, regions: Iterable[Region], room: Callable[[Region, Amounts], int], avoidances: Collection[Override] = ()
+        self, regions: Iterable[Region], avoidances: Collection[Override], room: Callable[[Region, Amounts], int]
     ) -> None:
         """`room` says how many replicas of a shape a region could take by what it last reported."""
         self._regions = {r.metadata.name: r for r in regions}

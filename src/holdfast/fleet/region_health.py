@@ -114,7 +114,7 @@ def _sees(witness: Region, name: str) -> bool | None:
 
 def _declared_lost(region: Region, view: View, now: float) -> Verdict | None:
     for override in in_force(view.list(Override), OverrideKind.DECLARE_REGION_LOST, now):
-        if is_about(override, region=region.metadata.name, tenant="", workload=""):
+        if is_about(override, region=region.metadata.name, tenant=None, workload=None):
             message = f"override {override.metadata.name} by {override.spec.requester}: {override.spec.reason}"
             return Verdict(HealthState.LOST, Reason.DECLARED_LOST, message, limits.REGION_LOOK_EVERY_S)
     return None

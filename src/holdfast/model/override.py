@@ -7,7 +7,7 @@ given there while the global cell is out of reach, and the link carries a record
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -162,16 +162,6 @@ def avoidance_of(
         if closes_zone and is_about(override, region=region, tenant=tenant, workload=workload):
             return override
     return None
-
-
-def region_avoidance_of(
-    avoidances: Collection[Override], *, region: str, zones: Collection[str], tenant: str, workload: str
-) -> Override | None:
-    """An avoidance that leaves new replicas of the workload no zone of the region. `zones` are those it may use."""
-    found = [
-        avoidance_of(avoidances, region=region, zone=zone, tenant=tenant, workload=workload) for zone in zones or ("",)
-    ]
-    return found[0] if all(found) else None
 
 
 def validate_override(override: Override, old: Override | None) -> Causes:

@@ -17,6 +17,8 @@ from holdfast.cli.exits import Stop
 from holdfast.cli.http import Api
 from holdfast.cli.platform.layout import Platform
 from holdfast.model import kinds
+from holdfast.model.placement_eligibility import satisfies_residency
+from holdfast.model.placement_rules import Placement
 
 MANAGER = "holdfast-up"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -82,16 +84,15 @@ def fit(manifest: Manifest, platform: Platform) -> tuple[Manifest | None, str]:
     """One sample, fitted to the regions there are; None and a remark when none of them can hold it."""
     what = f"{manifest['kind']} {manifest['metadata']['name']}"
     names = {region.name for region in platform.regions}
-    tags = {tag for region in platform.regions for tag in region.residency}
     spec = manifest.get("spec", {})
     if manifest["kind"] == "RecoveryBudget" and spec["region"] not in names:
         return None, f"{what} left out: there is no region {spec['region']}"
     if manifest["kind"] != "Workload":
         return manifest, ""
     rules = spec.get("placement", {})
-    wanted_tags = set(rules.get("residency", ()))
-    if wanted_tags and not wanted_tags & tags:
-        return None, f"{what} left out: no region carries {', '.join(sorted(wanted_tags))}"
+    residency = Placement(residency=tuple(sorted(rules.get("residency", ()))))
+    if not any(satisfies_residency(residency, region.residency) for region in platform.regions):
+        return None, f"{what} left out: no region carries {', '.join(residency.residency)}"
     if rules.get("spreadRegions", 0) > len(names):
         fewer = {**rules, "spreadRegions": len(names)}
         return {**manifest, "spec": {**spec, "placement": fewer}}, f"{what}: spread over {len(names)} region(s)"
