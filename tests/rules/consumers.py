@@ -205,10 +205,15 @@ def recovery_target(asked: Situation) -> bool:
 
 def recovery_backing(asked: Situation) -> bool:
     """Whether the recovery slots of this region back the workload's recovery objective."""
+    return KEY not in backing.unbacked(making.view(*objects_that_back(asked)), NOW)
+
+
+def objects_that_back(asked: Situation) -> tuple[Object, ...]:
+    """The global cell's objects, the recovery budget and the allowance among them."""
     allowance = QuotaSpec(hard={"cpu": "16"}, recovery_allowance={"cpu": "16", "memory": "64Gi"})
     quota = Quota(making.meta("quota", TENANT), allowance)
-    fleet = asked.fleet(asked.other_region(), *_critical(asked), _budget(asked), quota)
-    return KEY not in backing.unbacked(fleet, NOW)
+    regions = (asked.region, asked.other_region())
+    return (asked.tenant, making.priority(), *regions, *asked.overrides, *_critical(asked), _budget(asked), quota)
 
 
 # Across both

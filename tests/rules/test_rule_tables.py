@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.authority.cell import WHO, Cell
 from tests.rules.consumers import (
     EVERYWHERE,
     IN_REGION,
@@ -22,6 +23,7 @@ from tests.rules.consumers import (
     Situation,
     authority,
     node_pool,
+    objects_that_back,
     obstacles,
     outlook,
     planner,
@@ -31,9 +33,13 @@ from tests.rules.consumers import (
 )
 
 import making
-from holdfast.fleet import autoscale
+from holdfast.fleet import autoscale, grants
+from holdfast.fleet.recovery_plan import Targets, critical_of, reported_room
 from holdfast.flow.active_policy import active_policy
+from holdfast.gate.admission import Case, budget_backs
+from holdfast.model.assignment import AssignmentStatus
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.kinds import kind_of
 from holdfast.model.node import Contact, ContactBlock, FenceBlock, Node, Quarantine
 from holdfast.model.override import (
     Override,
@@ -41,13 +47,16 @@ from holdfast.model.override import (
     OverrideScope,
     OverrideSpec,
     OverrideStatus,
+    active_avoidances,
     validate_override,
 )
 from holdfast.model.placement_rules import Placement
-from holdfast.model.quota import GrantClass, grant_name
+from holdfast.model.quota import Grant, GrantClass, Quota, QuotaSpec, grant_name
+from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRevisionSpec, PromotionStage, Rules
 from holdfast.model.template import Driver
-from holdfast.model.workload import Autoscale
+from holdfast.model.workload import Autoscale, RecoveryPromise
+from holdfast.model.writes import Create
 
 YES, NO = True, False
 AVOID_REGION, AVOID_ZONE = OverrideKind.AVOID_REGION, OverrideKind.AVOID_ZONE
@@ -356,3 +365,54 @@ def test_scope_field_that_a_kind_would_ignore_is_refused(kind: OverrideKind, fie
     given = override(kind, OverrideScope(**{field: "x"}))
     causes = {cause.field: cause.message for cause in validate_override(given, None)}
     assert f"cannot be limited to a {field}" in causes[f"spec.scope.{field}"]
+
+
+@pytest.mark.parametrize(("bound", "stays"), [(3, NO), (4, YES)])
+def test_avoided_recovery_target_stays_only_with_all_its_replicas_bound(bound: int, stays: bool) -> None:
+    asked = avoid()
+    work = asked.workload(replicas=4, recovery=RecoveryPromise(min_serving=4))
+    held = AssignmentStatus(observed_epoch=1, replicas=4, bound=bound)
+    there = making.assignment(WORKLOAD, REGION, namespace=TENANT, replicas=4, status=held)
+    critical = critical_of(work, work.spec.recovery, asked.fleet(work, there))
+    targets = Targets([asked.region], active_avoidances(asked.overrides, NOW), reported_room)
+    assert bool(targets.refusal(critical, REGION)) is not stays
+
+
+@pytest.mark.parametrize(
+    ("scope", "regions"),
+    [
+        (OverrideScope(tenant=TENANT), {REGION, OTHER}),
+        (OverrideScope(REGION, tenant=TENANT), {REGION}),
+        (OverrideScope("eu-west", tenant=TENANT), set()),
+        (OverrideScope(tenant="rival"), set()),
+    ],
+)
+def test_emergency_quota_is_granted_in_the_regions_of_its_scope(scope: OverrideScope, regions: set[str]) -> None:
+    asked = granted(emergency=scope)
+    quota = Quota(making.meta("quota", TENANT), QuotaSpec(hard={"cpu": "1", "memory": "64Gi"}))
+    needs = [making.assignment(WORKLOAD, where, namespace=TENANT, replicas=4) for where in (REGION, OTHER)]
+    writes = grants.decide(quota.key, asked.fleet(asked.other_region(), quota, *needs), NOW).writes
+    made = [w.object for w in writes if isinstance(w, Create) and isinstance(w.object, Grant)]
+    assert {g.spec.region for g in made if g.spec.grant_class is GrantClass.EMERGENCY} == regions
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed"),
+    [
+        (None, NO),
+        (OverrideScope(REGION), YES),
+        (OverrideScope(OTHER), NO),
+        (OverrideScope(REGION, tenant=TENANT), YES),
+        (OverrideScope(REGION, tenant="rival"), NO),
+    ],
+)
+async def test_budget_shrinks_below_an_objective_that_the_override_covers(
+    scope: OverrideScope | None, allowed: bool
+) -> None:
+    asked = Situation(overrides=(override(OverrideKind.SHRINK_BUDGET, scope),) if scope else ())
+    cell = await Cell.open()
+    await cell.put(*objects_that_back(asked))
+    (budget,) = cell.every(RecoveryBudget)
+    case = Case(WHO, kind_of(budget), budget, None, cell.objects, "global", deleting=True, now=NOW)
+    assert (not list(budget_backs(case))) is allowed
+    await cell.close()

@@ -18,7 +18,7 @@ def allows_region(rules: Placement, region: str) -> bool:
 
 def satisfies_residency(rules: Placement, tags: Collection[str] | None) -> bool:
     """One common tag is enough. A region whose tags are unknown satisfies no residency rule: the stricter side wins."""
-    return not rules.residency or any(tag in rules.residency for tag in tags or ())
+    return not rules.residency or not set(rules.residency).isdisjoint(tags or ())
 
 
 def allows_zone(rules: Placement, zone: str) -> bool:
