@@ -21,7 +21,9 @@ from holdfast.model.override import (
     Override,
     OverrideKind,
     break_glass_prefix,
+    has_emergency_quota,
     in_force,
+    is_about,
 )
 from holdfast.model.quantity import amounts
 from holdfast.model.quota import Grant, GrantClass
@@ -133,10 +135,13 @@ def still_acting(override: Override, view: View, now: float) -> str:
             if region is not None and region.status.health.reason == Reason.DECLARED_LOST:
                 return f"region {spec.scope.region} still counts as lost by declaration"
         case OverrideKind.EMERGENCY_QUOTA:
+            tenant, known = spec.scope.tenant, view.list(Override)
             held = [
                 g.spec.region
-                for g in view.list(Grant, spec.scope.tenant)
+                for g in view.list(Grant, tenant)
                 if g.spec.grant_class is GrantClass.EMERGENCY
+                and is_about(override, region=g.spec.region, tenant=tenant, workload=None)
+                and not has_emergency_quota(known, region=g.spec.region, tenant=tenant, now=now)
                 and (amounts(g.spec.limit) or amounts(g.status.limit) or amounts(g.status.used))
             ]
             if held:
