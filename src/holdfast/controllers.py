@@ -162,10 +162,11 @@ def _incident_controllers() -> tuple[Controller, ...]:
                 Region: backing.woken_by_region,
                 RecoveryBudget: backing.woken_by_spec,
                 Quota: backing.woken_by_spec,
+                Override: backing.woken_by_override,
                 Workload: backing.woken_by_workload,
                 Assignment: backing.woken_by_assignment,
             },
-            reads=(PriorityClass,),
+            reads=(PriorityClass, Tenant),
             resync_s=10.0,
         ),
         Controller(
@@ -286,7 +287,7 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             decide=hold.decider(region),
             keys=hold.keys,
             wakes={RecoveryBudget: hold.woken_by_budget, Hold: hold.woken_by_hold, Node: hold.woken_by_node},
-            reads=(Binding, Reservation),
+            reads=(Binding, Reservation, Tenant),
             resync_s=10.0,  # one key at a time: budgets share the nodes
         ),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.authority.grant_leases import GrantLeases
-from holdfast.authority.ledger import limit_of
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.grant_limit import limit_of
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.quota import GrantClass
 from holdfast.model.times import micro_text

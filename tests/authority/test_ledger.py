@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.authority.claims import Claim, Want, grant_class
-from holdfast.authority.ledger import Ledger, Limit, limit_of, rebuild
+from holdfast.authority.ledger import Ledger, rebuild
 from holdfast.model.binding import (
     Binding,
     BindingSpec,
@@ -23,6 +23,7 @@ from holdfast.model.binding import (
 )
 from holdfast.model.errors import Refused
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
+from holdfast.model.grant_limit import Limit, limit_of
 from holdfast.model.hold import Hold, HoldSpec, HoldStatus, KeptBlock
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Device, Node, NodeSpec, node_capacity

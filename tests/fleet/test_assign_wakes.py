@@ -42,8 +42,9 @@ def test_end_of_region_avoidance_wakes_all_workloads() -> None:
     assert assign.woken_by_override(None, active, cache) == list(KEY)
     assert assign.woken_by_override(active, None, cache) == () and assign.woken_by_override(active, over, cache) == ()
     assert assign.woken_by_override(None, over, cache) == ()
-    zone = OverrideKind.AVOID_ZONE
-    assert assign.woken_by_override(avoided("Expired", zone), avoided("Active", zone), cache) == ()
+    zone, other = OverrideKind.AVOID_ZONE, OverrideKind.PAUSE_REPAIR
+    assert assign.woken_by_override(avoided("Expired", zone), avoided("Active", zone), cache) == list(KEY)
+    assert assign.woken_by_override(avoided("Expired", other), avoided("Active", other), cache) == ()
 
 
 def test_progress_in_the_only_region_does_not_wake_assign() -> None:

@@ -22,6 +22,7 @@ from holdfast.model.workload import RecoveryPromise
 from making import again, assignment, meta, priority, region, view, workload
 
 CPU = {"cpu": "500m", "memory": "1Gi"}
+NOW = 1_767_225_600.0
 
 
 def with_places(name: str, *, a: int, b: int, shape=CPU):
@@ -57,22 +58,22 @@ def world(*more, allowance="8", kept=4, tenants=("acme",)):
 
 
 def test_objective_is_backed_by_enough_slots():
-    assert backing.unbacked(world()) == {}
+    assert backing.unbacked(world(), NOW) == {}
     (write,) = backing.decide(backing.PROMISES, world(), 1.0).writes
     assert write.blocks["backing"].backed
 
 
 def test_unbacked_objective_names_the_bottleneck():
-    short = backing.unbacked(world(kept=0))
+    short = backing.unbacked(world(kept=0), NOW)
     assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
-    short = backing.unbacked(world(allowance="100m"))
+    short = backing.unbacked(world(allowance="100m"), NOW)
     assert "the recovery allowance has too little cpu" in short[Key("acme", "api")]
-    short = backing.unbacked(world(tenants=("other",)))
+    short = backing.unbacked(world(tenants=("other",)), NOW)
     assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
 
 
 def test_zone_loss_removes_its_slots():
-    seen = backing.foresee(Loss("z", "z-a"), world(), world().list(RecoveryBudget))
+    seen = backing.foresee(Loss("z", "z-a"), world(), world().list(RecoveryBudget), NOW)
     assert [
         g.count for g in backing.places_left(world().list(backing.Region)[2], world().list(RecoveryBudget), seen.loss)
     ] == [2]

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast.authority.ledger import limit_of
 from holdfast.fleet import grants
 from holdfast.link import grant_sync
 from holdfast.model.assignment import Purpose, assignment_name
 from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.grant_limit import limit_of
 from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts, amounts_text

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.fleet import overrides, region_health
-from holdfast.fleet.override_rules import RULES, acts, in_force
+from holdfast.fleet.override_rules import RULES
 from holdfast.model.meta import Key
-from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
+from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus, acts, in_force
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, GrantStatus
 from holdfast.model.region import HealthState
 from holdfast.model.times import parse_time, seconds_text
@@ -100,7 +100,7 @@ def test_end_of_declared_loss_is_verified():
 
 def test_emergency_quota_is_reverted_when_no_region_holds_it():
     item = after(override(OverrideKind.EMERGENCY_QUOTA, ttl_seconds=10, approver="bob", quota={"cpu": "4"}), BORN)
-    assert in_force(view(item), OverrideKind.EMERGENCY_QUOTA, BORN + 1)
+    assert in_force([item], OverrideKind.EMERGENCY_QUOTA, BORN + 1)
     grant = Grant(
         metadata=meta("a.emergency", "acme"),
         spec=GrantSpec(region="a", grant_class=GrantClass.EMERGENCY),

@@ -6,17 +6,18 @@ operator and the node forbid is not (S4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.binding import Intent
 from holdfast.model.errors import Refused
 from holdfast.model.node import Node, why_not_schedulable
-from holdfast.model.override import Override, OverrideKind, acts
+from holdfast.model.override import Override, avoidance_of
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.template import template_hash
-from holdfast.model.tenant import Isolation, Tenant
+from holdfast.model.tenant import Tenant, is_dedicated
 
 _NODE_SAYS: dict[str, str] = {
     Reason.NODE_TERMINATING: "it is being deleted",
@@ -85,38 +86,23 @@ def node(found: Node | None, name: str, epoch: int, *, live: bool) -> Refused | 
     return Refused(reason, f"node {name} takes no new work: {_NODE_SAYS[reason]}", facts)
 
 
-def avoiding(overrides: Iterable[Override], region: str, now: float) -> list[Override]:
-    """The overrides that keep new work away from some part of this region."""
-    kinds = (OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION)
-    return [o for o in overrides if o.spec.kind in kinds and o.spec.scope.region in ("", region) and acts(o, now)]
-
-
-def has_emergency(overrides: Iterable[Override], tenant: str, now: float) -> bool:
-    """Whether someone's override gives the tenant more than its quota. Its end is counted here, on a clock that only
-    passes; that of the grant it brought is a time of day, which a clock that was put back would reach too late."""
-    kind = OverrideKind.EMERGENCY_QUOTA
-    return any(o.spec.kind is kind and o.spec.scope.tenant == tenant and acts(o, now) for o in overrides)
-
-
-def avoided(found: Node, who: Replica, overrides: list[Override]) -> Refused | None:
-    for override in overrides:
-        scope = override.spec.scope
-        if override.spec.kind is OverrideKind.AVOID_ZONE and scope.zone != found.spec.zone:
-            continue
-        if scope.tenant not in ("", who.metadata.namespace) or scope.workload not in ("", who.spec.workload):
-            continue
-        return Refused(
-            Reason.NODE_AVOIDED,
-            f"override {override.metadata.name} keeps new work away from node {found.metadata.name}",
-            {"node": found.metadata.name, "override": override.metadata.name, "zone": found.spec.zone,
-             "expiresAt": override.status.expires_at},
-        )  # fmt: skip
-    return None
+def avoided(found: Node, who: Replica, region: str, avoidances: Sequence[Override]) -> Refused | None:
+    override = avoidance_of(
+        avoidances, region=region, zone=found.spec.zone, tenant=who.metadata.namespace, workload=who.spec.workload
+    )
+    if override is None:
+        return None
+    return Refused(
+        Reason.NODE_AVOIDED,
+        f"override {override.metadata.name} keeps new work away from node {found.metadata.name}",
+        {"node": found.metadata.name, "override": override.metadata.name, "zone": found.spec.zone,
+         "expiresAt": override.status.expires_at},
+    )  # fmt: skip
 
 
 def driver(found: Node, who: Replica) -> Refused | None:
     wanted = who.spec.template.driver.value
-    if wanted in found.spec.drivers:
+    if eligibility.has_driver(found.spec.drivers, wanted):
         return None
     return Refused(
         Reason.DRIVER_MISSING,
@@ -130,13 +116,13 @@ def rules(found: Node, who: Replica, region: str, this_region: Region | None) ->
     allowed = who.spec.placement
     tags = this_region.spec.residency if this_region is not None else ()
     broken = ""
-    if (allowed.regions and region not in allowed.regions) or region in allowed.excluded_regions:
+    if not eligibility.allows_region(allowed, region):
         broken = f"region {region}"
-    elif allowed.residency and not any(tag in tags for tag in allowed.residency):
+    elif not eligibility.satisfies_residency(allowed, tags):
         broken = f"residency {', '.join(tags) or 'unknown'} of region {region}"
-    elif allowed.zones and found.spec.zone not in allowed.zones:
+    elif not eligibility.allows_zone(allowed, found.spec.zone):
         broken = f"zone {found.spec.zone}"
-    elif allowed.pools and found.spec.pool not in allowed.pools:
+    elif not eligibility.allows_pool(allowed, found.spec.pool):
         broken = f"pool {found.spec.pool}"
     if not broken:
         return None
@@ -150,9 +136,8 @@ def rules(found: Node, who: Replica, region: str, this_region: Region | None) ->
 
 def tenancy(found: Node, who: Replica, tenant: Tenant | None) -> Refused | None:
     """A dedicated tenant's work runs on its own nodes only, and nobody else's runs there."""
-    dedicated = who.spec.dedicated or (tenant is not None and tenant.spec.isolation is Isolation.DEDICATED)
-    owner = who.metadata.namespace if dedicated else ""
-    if found.spec.tenant == owner:
+    dedicated = who.spec.dedicated or is_dedicated(tenant)
+    if eligibility.can_use_node(who.metadata.namespace, found.spec.tenant, dedicated=dedicated):
         return None
     whose = f"node {found.metadata.name} belongs to {found.spec.tenant or 'everyone'}"
     return Refused(

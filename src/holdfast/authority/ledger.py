@@ -7,91 +7,23 @@ shrank or went away: claims go only when their records go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
-
-import msgspec
 
 from holdfast.authority import choose
 from holdfast.authority.account import NodeAccount
 from holdfast.authority.claims import Claim, Want, all_recorded, grant_class
 from holdfast.model.binding import Binding, Reservation
 from holdfast.model.errors import Refused
-from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.grant_limit import Limit
 from holdfast.model.hold import Hold, is_kept
 from holdfast.model.node import Node
 from holdfast.model.quantity import CPU, GPU, MEMORY, Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
-from holdfast.model.times import parse_time
 
 _NORMAL = GrantClass.NORMAL
 _SHORT_OF = {CPU: Reason.INSUFFICIENT_CPU, MEMORY: Reason.INSUFFICIENT_MEMORY, GPU: Reason.INSUFFICIENT_DEVICES}
-
-
-class Limit(msgspec.Struct, frozen=True, gc=False):
-    """What a tenant may spend here in one class: `spendable` now, `held` including grants whose lease has ended.
-
-    Neither has the `provisional` part in it, which only provisional work may use; `whole` is everything. `heard_s` is
-    when the global cell last answered for the grant of the class.
-    """
-
-    spendable: Amounts
-    held: Amounts
-    copies: tuple[str, ...] = ()
-    ended: tuple[str, ...] = ()
-    provisional: Amounts = {}
-    whole: Amounts = {}
-    heard_s: float = 0.0
-
-    @property
-    def over(self) -> bool:
-        """Whether no grant may be spent: all of them have run out."""
-        return len(self.ended) == len(self.copies)
-
-
-def limit_of(
-    copies: Iterable[GrantCopy],
-    spent_as: GrantClass,
-    now: float,
-    *,
-    emergency: bool = True,
-    age_s: Callable[[GrantCopy], float] | None = None,
-) -> Limit:
-    """The sum of a tenant's grants for this class. Active emergency quota adds to what normal work may spend, unless
-    no override stands behind it any more (`emergency`), whatever the grant says.
-
-    A resource that no grant lists has a limit of zero. A grant past its lease end stops new spending (S3, S8); `age_s`
-    says how long ago one was heard, which the wall clock alone says only while nobody sets it.
-    """
-    classes = {spent_as, GrantClass.EMERGENCY} if spent_as is GrantClass.NORMAL else {spent_as}
-    spendable: Amounts = {}
-    held: Amounts = {}
-    provisional: Amounts = {}
-    whole: Amounts = {}
-    heard_s = 0.0
-    names, ended = [], []
-    for copy in copies:
-        if copy.spec.grant_class not in classes or copy.metadata.terminating:
-            continue
-        names.append(copy.metadata.name)
-        limit = amounts(copy.spec.limit)
-        add(whole, limit)
-        if copy.spec.grant_class is spent_as and copy.spec.provisional:
-            provisional = amounts(copy.spec.provisional)
-            limit = {name: max(0, amount - provisional.get(name, 0)) for name, amount in limit.items()}
-        at_s = parse_time(copy.spec.heard_at) if copy.spec.heard_at else 0.0
-        # Times of the copy are moved so that it was heard as long ago as it really was.
-        late_s = now - age_s(copy) - at_s if age_s is not None and at_s else 0.0
-        if copy.spec.grant_class is spent_as and at_s:
-            heard_s = at_s + late_s
-        add(held, limit)
-        unbacked = copy.spec.grant_class is GrantClass.EMERGENCY and not emergency
-        if unbacked or (copy.spec.spend_until and parse_time(copy.spec.spend_until) + late_s <= now):
-            ended.append(copy.metadata.name)
-        else:
-            add(spendable, limit)
-    return Limit(spendable, held, tuple(names), tuple(ended), provisional, whole, heard_s)
 
 
 class Ledger:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.authority.claims import Claim, Want
-from holdfast.authority.ledger import Ledger, Limit
+from holdfast.authority.ledger import Ledger
 from holdfast.model import limits
 from holdfast.model.binding import CapacityClass
 from holdfast.model.errors import Refused
+from holdfast.model.grant_limit import Limit
 from holdfast.model.quantity import add, shortfall
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason

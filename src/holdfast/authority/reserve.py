@@ -13,7 +13,6 @@ import msgspec
 
 from holdfast.authority import checks, places, provisional, records, waits
 from holdfast.authority.claims import Claim, Want, capacity_class, grant_class
-from holdfast.authority.ledger import Limit, limit_of
 from holdfast.authority.protecting import Protected
 from holdfast.authority.rounds import Extra, Step, make_step, rejected
 from holdfast.authority.state import ASSIGNMENT, BINDING, GRANT_COPY, HOLD, NODE, REPLICA, RESERVATION, State
@@ -25,10 +24,11 @@ from holdfast.model.binding import CapacityClass, DeviceClaim, Reservation, Rese
 from holdfast.model.decision import Decision, DecisionEntry
 from holdfast.model.errors import Refused
 from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.grant_limit import Limit, limit_of
 from holdfast.model.hold import Hold
 from holdfast.model.kinds import kind_of
 from holdfast.model.node import Node
-from holdfast.model.override import Override
+from holdfast.model.override import active_avoidances, has_emergency_quota
 from holdfast.model.placement import Answer, PlaceItem, Result
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
@@ -51,7 +51,7 @@ class World:
         self.at = micro_text(self.now)
         self.created = seconds_text(self.now)
         self.monotonic_s = state.ports.clock.monotonic()
-        self.overrides: list[Override] = checks.avoiding(state.overrides(), state.region, self.now)
+        self.avoidances = active_avoidances(state.overrides(), self.now)
         self.region: Region | None = state.this_region()
         self._state = state
         self._limits: dict[tuple[str, str], tuple[Limit, dict[str, int]]] = {}
@@ -69,7 +69,8 @@ class World:
         if found is None:
             copies = list(self._state.every(GrantCopy, tenant))
             rests_on = {GRANT_COPY.store_key(tenant, c.metadata.name): c.revision for c in copies}
-            emergency = checks.has_emergency(self._state.overrides(), tenant, self.now)
+            overrides, region = self._state.overrides(), self._state.region
+            emergency = has_emergency_quota(overrides, region=region, tenant=tenant, now=self.now)
             limit = limit_of(copies, spent_as, self.now, emergency=emergency, age_s=self._state.grant_age_s)
             found = self._limits[key] = (limit, rests_on)
         return found
@@ -107,7 +108,7 @@ def why_not_here(state: State, world: World, who: Replica, node: Node | None, na
     if refused is not None or node is None:
         return refused
     return (
-        checks.avoided(node, who, world.overrides)
+        checks.avoided(node, who, state.region, world.avoidances)
         or checks.driver(node, who)
         or checks.rules(node, who, state.region, world.region)
         or checks.tenancy(node, who, world.tenant(who.metadata.namespace))

@@ -24,11 +24,12 @@ from holdfast.model.lease_page import LeasePage
 from holdfast.model.meta import Object
 from holdfast.model.node import Node
 from holdfast.model.override import Override
+from holdfast.model.placement_eligibility import can_draw
 from holdfast.model.quantity import Amounts
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
-from holdfast.model.tenant import Tenant
+from holdfast.model.tenant import Tenant, is_dedicated
 from holdfast.runtime.ports import Ports
 from holdfast.store.objects import Objects
 
@@ -155,9 +156,9 @@ class State:
 
     def drawable(self, node: str, tenant: str) -> list[str]:
         """The kept places on a node whose budget lets the tenant draw."""
-        allowed = []
+        allowed, dedicated = [], is_dedicated(self.tenant(tenant))
         for hold in cast("list[Hold]", self.objects.list(HOLD, fields={"node": node})[0]):
             budget = cast("RecoveryBudget | None", self.objects.get(BUDGET, "", hold.spec.budget))
-            if budget is not None and (not budget.spec.tenants or tenant in budget.spec.tenants) and is_kept(hold):
+            if budget is not None and can_draw(budget.spec.tenants, tenant, dedicated=dedicated) and is_kept(hold):
                 allowed.append(hold.metadata.name)
         return allowed

@@ -19,16 +19,17 @@ from holdfast.fleet.capacity import Room, room_of
 from holdfast.fleet.moving_on import held, left_by, move_on, spread_limit, waits_for_room
 from holdfast.fleet.ordinals import Ordinals, share_ordinals, waited, withdrawn
 from holdfast.model import limits
+from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.assignment import Assignment, AssignmentSpec, AssignmentStatus, Purpose, assignment_name
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import ACTIVE, AVOIDANCES, Override, active_avoidances, avoidance_of
 from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import template_hash
-from holdfast.model.tenant import Isolation, Tenant
+from holdfast.model.tenant import Tenant, is_dedicated
 from holdfast.model.tenure import needs_tenure
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
@@ -52,7 +53,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     allowed = [r for r in regions if not why_not(workload, r)]
     if not stored and any(_just_created(r, now) for r in allowed):
         return Outcome(again_in_s=1.0)  # rather wait a moment than crowd whichever region was heard first
-    open_to_more = [r for r in allowed if accepts_more(r, view)]
+    avoidances = active_avoidances(view.list(Override), now)
+    open_to_more = [r for r in allowed if accepts_more(workload, r, avoidances)]
     staying = [r for r in allowed if not leaves_by_itself(workload, r)] if open_to_more else allowed
     wanted = _shares(workload, stored, staying, open_to_more, view, left=left_by(workload, now))
     moves = move_on(workload, stored, wanted, open_to_more, view, now=now)
@@ -104,15 +106,24 @@ def why_not(workload: Workload, region: Region) -> str:
     name = region.metadata.name
     if region.metadata.terminating:
         return "the region is being removed"
-    if rules.regions and name not in rules.regions:
-        return "not among the allowed regions"
-    if name in rules.excluded_regions:
-        return "excluded"
-    if rules.residency and not set(rules.residency) & set(region.spec.residency):
+    if not eligibility.allows_region(rules, name):
+        return "excluded" if name in rules.excluded_regions else "not among the allowed regions"
+    if not eligibility.satisfies_residency(rules, region.spec.residency):
         return f"has none of the residency tags {', '.join(rules.residency)}"
-    if rules.zones and not set(rules.zones) & set(region.spec.zones):
+    if rules.zones and not open_zones(workload, region):
         return "has none of the allowed zones"
     return ""
+
+
+def open_zones(workload: Workload, region: Region, avoidances: Collection[Override] = ()) -> list[str]:
+    """The zones of the region that the workload's rules allow and none of these active overrides closes to it."""
+    name, tenant, work = region.metadata.name, workload.metadata.namespace, workload.metadata.name
+    rules, zones = workload.spec.placement, region.spec.zones or ("",)
+    return [
+        zone for zone in zones
+        if eligibility.allows_zone(rules, zone)
+        and not avoidance_of(avoidances, region=name, zone=zone, tenant=tenant, workload=work)
+    ]  # fmt: skip
 
 
 def _just_created(region: Region, now: float) -> bool:
@@ -122,16 +133,10 @@ def _just_created(region: Region, now: float) -> bool:
     return now - parse_time(region.metadata.creation_timestamp) < limits.REGION_FIRST_REPORT_S
 
 
-def accepts_more(region: Region, view: View) -> bool:
-    """Whether new replicas may be sent there: heard of recently, and not avoided by an operator."""
-    if region.status.health.state is not HealthState.HEALTHY:
-        return False
-    return not any(
-        o.spec.kind is OverrideKind.AVOID_REGION
-        and o.spec.scope.region == region.metadata.name
-        and o.status.phase == "Active"
-        for o in view.list(Override)
-    )
+def accepts_more(workload: Workload, region: Region, avoidances: Collection[Override]) -> bool:
+    """Whether new replicas of the workload may be sent there: the region is healthy and no override keeps them away."""
+    healthy = region.status.health.state is HealthState.HEALTHY
+    return healthy and (not avoidances or bool(open_zones(workload, region, avoidances)))
 
 
 def _shares(
@@ -316,7 +321,7 @@ def spec_for(
         exclusive=wanted.exclusive,
         batch=batch,
         gang=wanted.gang,
-        dedicated=tenant is not None and tenant.spec.isolation is Isolation.DEDICATED,
+        dedicated=is_dedicated(tenant),
         min_ready_seconds=wanted.min_ready_seconds,
         epoch=epoch,
         reason=reason or "; ".join(said for said in (_reason(workload, region, share), because) if said),
@@ -436,10 +441,10 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
 
 
 def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
-    """When a region is avoided no more, what waits for it may go there."""
-    if old is None or old.spec.kind is not OverrideKind.AVOID_REGION or old.status.phase != "Active":
+    """When an avoidance ends, replicas that wait for the region may go there."""
+    if old is None or old.spec.kind not in AVOIDANCES or old.status.phase != ACTIVE:
         return ()
-    if new is not None and new.status.phase == "Active":
+    if new is not None and new.status.phase == ACTIVE:
         return ()
     return [w.key for w in view.list(Workload)]
 

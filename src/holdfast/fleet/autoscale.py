@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.fleet.override_rules import in_force
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import Key
-from holdfast.model.override import OverrideKind
+from holdfast.model.override import Override, OverrideKind, in_force, is_about
 from holdfast.model.reasons import Reason
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
@@ -197,9 +196,11 @@ def seen_of(assignments: Sequence[Assignment]) -> Seen:
 
 
 def _paused(workload: Workload, view: View, now: float) -> str:
-    for override in in_force(view, OverrideKind.PAUSE_AUTOSCALER, now):
-        scope = override.spec.scope
-        if scope.tenant in ("", workload.metadata.namespace) and scope.workload in ("", workload.metadata.name):
+    """An override limited to a region pauses the workloads that have an Assignment there: a count spans all regions."""
+    tenant, name = workload.key.namespace, workload.key.name
+    regions = {a.spec.region for a in view.by(Assignment, "workload", str(workload.key))} or {""}
+    for override in in_force(view.list(Override), OverrideKind.PAUSE_AUTOSCALER, now):
+        if any(is_about(override, region=region, tenant=tenant, workload=name) for region in regions):
             return f"override {override.metadata.name} by {override.spec.requester}: {override.spec.reason}"
     return ""
 

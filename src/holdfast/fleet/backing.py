@@ -7,19 +7,22 @@ and admission asks it before a budget shrinks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from holdfast.fleet.assign import open_zones
 from holdfast.fleet.fit import Fit, Group, Item, fit
 from holdfast.fleet.recovery_plan import Critical, criticals, may_take
 from holdfast.model.assignment import Assignment
 from holdfast.model.meta import Key
+from holdfast.model.override import AVOIDANCES, Override, active_avoidances
 from holdfast.model.quantity import Amounts, amounts
 from holdfast.model.quota import Quota
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
+from holdfast.model.tenant import Tenant, is_dedicated
 from holdfast.model.view import View
 from holdfast.model.workload import BackingBlock, Workload
 from holdfast.model.writes import Outcome, SetStatus, Write
@@ -53,37 +56,55 @@ def losses(view: View) -> list[Loss]:
 
 
 def foresee(
-    loss: Loss, view: View, budgets: Sequence[RecoveryBudget], promised: Sequence[Critical] | None = None
+    loss: Loss, view: View, budgets: Sequence[RecoveryBudget], now: float, promised: Sequence[Critical] | None = None
 ) -> Foreseen:
     """The whole picture of one loss. `promised` are the critical workloads, where they were found before."""
     safe: list[Critical] = []
     items: list[Item] = []
     regions = view.list(Region)
+    avoidances = active_avoidances(view.list(Override), now)
     for critical in criticals(view) if promised is None else promised:
-        options = _options(critical, regions, loss)
+        options = _options(critical, regions, avoidances, loss)
         if any(not need for _, need in options):
             safe.append(critical)
         else:
-            items.append(Item(critical.tenant, critical.name, critical.shape, options))
-    groups = [g for region in regions for g in places_left(region, budgets, loss)]
+            dedicated = is_dedicated(view.get(Tenant, critical.tenant))
+            closed = _closed_zones(critical.workload, regions, avoidances)
+            items.append(Item(critical.tenant, critical.name, critical.shape, options, closed, dedicated))
+    by_zone = any(item.closed for item in items)
+    groups = [g for region in regions for g in places_left(region, budgets, loss, by_zone=by_zone)]
     allowance = {q.metadata.namespace: amounts(q.spec.recovery_allowance) for q in view.list(Quota)}
     return Foreseen(loss, tuple(safe), fit(items, groups, allowance))
 
 
-def _options(critical: Critical, regions: Sequence[Region], loss: Loss) -> tuple[tuple[str, int], ...]:
+def _options(
+    critical: Critical, regions: Sequence[Region], avoidances: Collection[Override], loss: Loss
+) -> tuple[tuple[str, int], ...]:
     """Regions that may take it, and what it lacks there. Where a zone is lost, all it has may be in that zone."""
     found = []
     for region in regions:
         name = region.metadata.name
-        if (name == loss.region and not loss.zone) or may_take(critical, region):
+        lost_zone = loss.zone if name == loss.region else ""
+        if (name == loss.region and not loss.zone) or may_take(critical, region, avoidances, lost_zone=lost_zone):
             continue
         need = critical.promise.min_serving if name == loss.region else critical.need(name)
         found.append((name, need))
     return tuple(sorted(found, key=lambda option: (option[1], option[0])))
 
 
-def places_left(region: Region, budgets: Sequence[RecoveryBudget], loss: Loss) -> list[Group]:
-    """Kept, undrawn places that survive the loss; no more of a shape than its budget asks for."""
+def _closed_zones(
+    workload: Workload, regions: Sequence[Region], avoidances: Collection[Override]
+) -> frozenset[tuple[str, str]]:
+    """The (region, zone) pairs whose places new replicas of the workload may not use."""
+    if not workload.spec.placement.zones and not avoidances:
+        return frozenset()
+    every = {(region.metadata.name, zone) for region in regions for zone in region.spec.zones}
+    return frozenset(every - {(r.metadata.name, zone) for r in regions for zone in open_zones(workload, r, avoidances)})
+
+
+def places_left(region: Region, budgets: Sequence[RecoveryBudget], loss: Loss, *, by_zone: bool = False) -> list[Group]:
+    """Kept, undrawn places that survive the loss; no more of a shape than its budget asks for. `by_zone` keeps the
+    zones apart, which only matters where some workload may not use them all."""
     report = region.status.report
     name = region.metadata.name
     if report is None or (name == loss.region and not loss.zone):
@@ -95,9 +116,12 @@ def places_left(region: Region, budgets: Sequence[RecoveryBudget], loss: Loss) -
         for index, slot in enumerate(budget.spec.slots):
             mine = [p for p in report.places if p.budget == budget.metadata.name and p.slot == index]
             left = [p for p in mine if not (name == loss.region and p.zone == loss.zone)]
-            free = sum(p.kept - p.drawn for p in left)
             shape = _smaller(amounts(slot.resources), left and amounts(left[0].resources))
-            found.append(Group(name, shape, budget.spec.tenants, min(free, slot.count)))
+            wanted = slot.count
+            for zone in sorted({p.zone for p in left}) if by_zone else ("",):
+                free = min(wanted, sum(p.kept - p.drawn for p in left if zone in ("", p.zone)))
+                found.append(Group(name, shape, budget.spec.tenants, free, zone))
+                wanted -= free
     return found
 
 
@@ -108,13 +132,13 @@ def _smaller(asked: Amounts, kept: object) -> Amounts:
     return {name: min(amount, kept.get(name, 0)) for name, amount in asked.items()}
 
 
-def unbacked(view: View, budgets: Sequence[RecoveryBudget] | None = None) -> dict[Key, str]:
+def unbacked(view: View, now: float, budgets: Sequence[RecoveryBudget] | None = None) -> dict[Key, str]:
     """Every promise that some single loss would break, with the loss and the bottleneck."""
     known = view.list(RecoveryBudget) if budgets is None else budgets
     found: dict[Key, str] = {}
     promised = criticals(view)
     for loss in losses(view) if promised else ():
-        for shortage in foresee(loss, view, known, promised).fit.short:
+        for shortage in foresee(loss, view, known, now, promised).fit.short:
             key = Key(shortage.item.tenant, shortage.item.name)
             found.setdefault(key, f"if {loss} is lost: {shortage.message}")
     return found
@@ -122,7 +146,7 @@ def unbacked(view: View, budgets: Sequence[RecoveryBudget] | None = None) -> dic
 
 def decide(key: Key, view: View, now: float) -> Outcome:
     """The decision about all promises together."""
-    short = unbacked(view)
+    short = unbacked(view, now)
     writes: list[Write] = []
     for workload in view.list(Workload):
         block: BackingBlock | None = None
@@ -151,6 +175,15 @@ def woken_by_region(new: Region | None, old: Region | None, view: View) -> Itera
 def woken_by_spec(new: object, old: object, view: View) -> Iterable[Key]:
     """Budgets and quotas: only what was asked for matters here."""
     return () if getattr(new, "spec", None) == getattr(old, "spec", None) else (PROMISES,)
+
+
+def woken_by_override(new: Override | None, old: Override | None, view: View) -> Iterable[Key]:
+    """An avoided region recovers nothing, so the beginning and the end of an avoidance matter."""
+    item = new or old
+    if item is None or item.spec.kind not in AVOIDANCES:
+        return ()
+    phases = [o.status.phase if o is not None else "" for o in (new, old)]
+    return (PROMISES,) if phases[0] != phases[1] else ()
 
 
 def woken_by_workload(new: Workload | None, old: Workload | None, view: View) -> Iterable[Key]:

@@ -12,25 +12,32 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from holdfast.model import limits
+from holdfast.model.placement_eligibility import can_draw
 from holdfast.model.quantity import Amounts, add, scaled, shortfall
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Free slots of one shape. Only `tenants` may use them; empty: every tenant."""
+    """Free slots of one shape. Only `tenants` may use them; empty: every tenant. `zone` is empty where it does not matter."""
 
     region: str
     shape: Amounts
     tenants: tuple[str, ...]
     count: int
+    zone: str = ""
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A workload that needs slots in one region. `options` are (region, missing replicas), best first."""
+    """A workload that needs slots in one region. `options` are (region, missing replicas), best first.
+
+    `closed` are the (region, zone) pairs that its rules or an override forbid; `dedicated` as its tenant is.
+    """
 
     tenant: str
     name: str
     shape: Amounts
     options: tuple[tuple[str, int], ...]
+    closed: frozenset[tuple[str, str]] = frozenset()
+    dedicated: bool = False
 
 
 class Shortage(msgspec.Struct, frozen=True):
@@ -83,7 +90,9 @@ class _Matching:
 
     def _fits(self, number: int, group: int) -> bool:
         item, slots = self._items[number], self._groups[group]
-        return (not slots.tenants or item.tenant in slots.tenants) and not shortfall(item.shape, slots.shape)
+        if (slots.region, slots.zone) in item.closed or shortfall(item.shape, slots.shape):
+            return False
+        return can_draw(slots.tenants, item.tenant, dedicated=item.dedicated)
 
     def _augment(self, number: int, seen: set[int]) -> bool:
         """Matches one more replica of an item, moving other replicas to other groups if needed."""
@@ -221,7 +230,7 @@ def _max_demand(alike: Sequence[Item]) -> int:
 
 
 def _identical(one: Item, other: Item) -> bool:
-    return (one.tenant, one.shape, one.options) == (other.tenant, other.shape, other.options)
+    return (one.tenant, one.shape, one.options, one.closed) == (other.tenant, other.shape, other.options, other.closed)
 
 
 def fit(items: Sequence[Item], groups: Sequence[Group], allowance: dict[str, Amounts]) -> Fit:

@@ -15,14 +15,13 @@ import msgspec
 from holdfast.fleet import rejoin
 from holdfast.fleet.grant_epochs import next_epoch, returned
 from holdfast.fleet.grant_needs import Limits, Need, demand, need, provisional_need, turning_need
-from holdfast.fleet.override_rules import in_force
 from holdfast.fleet.protected import parts
 from holdfast.fleet.region_health import silence_s
 from holdfast.flow.active_policy import active_policy
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import API_VERSION, Condition, Key, ObjectMeta, OwnerReference, with_condition
-from holdfast.model.override import Override, OverrideKind
+from holdfast.model.override import Override, OverrideKind, in_force, is_about
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.quota import (
     Grant,
@@ -87,7 +86,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     status = _status(quota, grants, normal_limits, tuple(rows), emergency=emergency.total, now=now)
     if status is not None:
         writes.append(status)
-    ends = [parse_time(o.status.expires_at) - now for o in _emergencies(view, key.namespace, now)]
+    ends = [parse_time(o.status.expires_at) - now for o in _emergencies(view, None, key.namespace, now)]
     again_s = max(0.1, min(ends)) if ends else None
     return Outcome(writes=tuple(writes), again_in_s=again_s) if writes or ends else NOTHING
 
@@ -142,19 +141,29 @@ def _recovery(quota: Quota, needs: Mapping[Need, int], turning: Mapping[Need, in
     return Pot(GrantClass.RECOVERY, amounts(quota.spec.recovery_allowance), {}, wanted, least)
 
 
-def _emergencies(view: View, tenant: str, now: float) -> list[Override]:
-    return [o for o in in_force(view, OverrideKind.EMERGENCY_QUOTA, now) if o.spec.scope.tenant == tenant]
+def _emergencies(view: View, region: str | None, tenant: str, now: float) -> list[Override]:
+    """The active emergency quotas of the tenant: in one region, or in any (None)."""
+    found = in_force(view.list(Override), OverrideKind.EMERGENCY_QUOTA, now)
+    return [o for o in found if is_about(o, region=region, tenant=tenant, workload=None)]
 
 
 def _emergency(view: View, tenant: str, normal: Pot, granted: Limits, now: float) -> Pot:
     """Quota of active overrides, for regions whose normal limit does not cover their demand."""
-    total: Amounts = {}
-    for override in _emergencies(view, tenant, now):
-        add(total, amounts(override.spec.quota))
-    short = {region: shortfall(need, granted.get(region, {})) for region, need in normal.wanted.items()}
+    active = _emergencies(view, None, tenant, now)
+    short = {
+        region: _at_most(shortfall(need, granted.get(region, {})), _sum_of(_emergencies(view, region, tenant, now)))
+        for region, need in (normal.wanted.items() if active else ())
+    }
     # The earliest expiry applies: a partitioned region must not spend expired quota (S8).
-    ends_at = min((o.status.expires_at for o in _emergencies(view, tenant, now)), default="")
-    return Pot(GrantClass.EMERGENCY, total, {}, short, ends_at=ends_at)
+    ends_at = min((o.status.expires_at for o in active), default="")
+    return Pot(GrantClass.EMERGENCY, _sum_of(active), {}, short, ends_at=ends_at)
+
+
+def _sum_of(emergencies: Iterable[Override]) -> Amounts:
+    total: Amounts = {}
+    for override in emergencies:
+        add(total, amounts(override.spec.quota))
+    return total
 
 
 def _settle(

@@ -19,6 +19,7 @@ from holdfast.model.hold import Hold, is_kept
 from holdfast.model.meta import Key
 from holdfast.model.node import Node, why_not_schedulable
 from holdfast.model.node_pool import NodePool, PoolNode
+from holdfast.model.placement_eligibility import allows_pool, allows_zone
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery_budget import RecoveryBudget
@@ -130,8 +131,7 @@ def lacking(pool: NodePool, region: str, view: View) -> Lack:
 
 def _may_use(request: SchedulingRequest, pool: NodePool) -> bool:
     rules = request.spec.placement
-    here = not rules.pools or pool.metadata.name in rules.pools
-    return here and (not rules.zones or bool(set(rules.zones) & set(pool.spec.zones)))
+    return allows_pool(rules, pool.metadata.name) and any(allows_zone(rules, zone) for zone in pool.spec.zones)
 
 
 def missing_places(region: str, view: View) -> list[tuple[Amounts, int]]:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from holdfast.model import limits
-from holdfast.model.override import ACTIVE, EXPIRED, PENDING, REVOKED, Override, OverrideKind, acts
+from holdfast.model.override import Override, OverrideKind
 from holdfast.model.times import parse_time
-from holdfast.model.view import View
-
-__all__ = ["ACTIVE", "EXPIRED", "PENDING", "REVOKED", "RULES", "KindRule", "acts", "in_force"]
 
 
 class KindRule(msgspec.Struct, frozen=True, gc=False):
@@ -54,10 +49,6 @@ RULES: dict[OverrideKind, KindRule] = {
         False, False, 24 * _HOUR_S, "keeps regions on one policy revision", break_glass=True
     ),
 }
-
-
-def in_force(view: View, kind: OverrideKind, now: float) -> Sequence[Override]:
-    return [o for o in view.list(Override) if o.spec.kind is kind and acts(o, now)]
 
 
 def deadline_s(override: Override) -> float:

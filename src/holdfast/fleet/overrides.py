@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from holdfast.fleet.override_rules import (
+from holdfast.fleet.override_rules import RULES, deadline_s, longest_s, needs_approval
+from holdfast.model import limits
+from holdfast.model.meta import Condition, Key
+from holdfast.model.override import (
     ACTIVE,
     EXPIRED,
     PENDING,
     REVOKED,
-    RULES,
-    deadline_s,
+    Override,
+    OverrideKind,
+    break_glass_prefix,
+    has_emergency_quota,
     in_force,
-    longest_s,
-    needs_approval,
+    is_about,
 )
-from holdfast.model import limits
-from holdfast.model.meta import Condition, Key
-from holdfast.model.override import Override, OverrideKind, break_glass_prefix
 from holdfast.model.quantity import amounts
 from holdfast.model.quota import Grant, GrantClass
 from holdfast.model.reasons import Reason
@@ -124,7 +125,7 @@ def _conditions(override: Override, phase: str, expires_at: str, remaining: str,
 def still_acting(override: Override, view: View, now: float) -> str:
     """Remaining effect of an ended override, read from the objects it affected; empty if there is none."""
     spec = override.spec
-    twins = [o for o in in_force(view, spec.kind, now) if o.spec.scope == spec.scope]
+    twins = [o for o in in_force(view.list(Override), spec.kind, now) if o.spec.scope == spec.scope]
     if twins:
         return ""  # the remaining effect belongs to another override of the same scope
     match spec.kind:
@@ -133,10 +134,13 @@ def still_acting(override: Override, view: View, now: float) -> str:
             if region is not None and region.status.health.reason == Reason.DECLARED_LOST:
                 return f"region {spec.scope.region} is still declared lost"
         case OverrideKind.EMERGENCY_QUOTA:
+            tenant, known = spec.scope.tenant, view.list(Override)
             held = [
                 g.spec.region
-                for g in view.list(Grant, spec.scope.tenant)
+                for g in view.list(Grant, tenant)
                 if g.spec.grant_class is GrantClass.EMERGENCY
+                and is_about(override, region=g.spec.region, tenant=tenant, workload=None)
+                and not has_emergency_quota(known, region=g.spec.region, tenant=tenant, now=now)
                 and (amounts(g.spec.limit) or amounts(g.status.limit) or amounts(g.status.used))
             ]
             if held:

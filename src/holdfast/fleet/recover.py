@@ -11,7 +11,7 @@ changes the result of the next pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -25,6 +25,7 @@ from holdfast.fleet.region_health import CAPACITY_LOST, lost_zones
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Key, ObjectMeta
+from holdfast.model.override import Override, active_avoidances
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import (
     Recovery,
@@ -87,7 +88,8 @@ def incident_of(region: Region, view: View, now: float) -> Incident | None:
     since = found.last_transition_time
     if not since or now - parse_time(since) < limits.CAPACITY_LOST_FOR_S:
         return None
-    short = [c for c in criticals(view) if c.at(region.metadata.name).assigned and _best_need(c, view)]
+    avoidances = active_avoidances(view.list(Override), now)
+    short = [c for c in criticals(view) if c.at(region.metadata.name).assigned and _best_need(c, view, avoidances)]
     if not short:
         return None
     zones = lost_zones(region)
@@ -95,8 +97,8 @@ def incident_of(region: Region, view: View, now: float) -> Incident | None:
     return Incident(Reason.CAPACITY_LOST.value, since, since, zones[0] if len(zones) == 1 else "", report)
 
 
-def _best_need(critical: Critical, view: View) -> int:
-    able = [r.metadata.name for r in view.list(Region) if not may_take(critical, r)]
+def _best_need(critical: Critical, view: View, avoidances: Collection[Override]) -> int:
+    able = [r.metadata.name for r in view.list(Region) if not may_take(critical, r, avoidances)]
     return min((critical.need(name) for name in able), default=critical.promise.min_serving)
 
 
@@ -170,9 +172,8 @@ class _RecoveryPass:
 
     def __init__(self, recovery: Recovery, view: View, pace: Pace, now: float) -> None:
         self._recovery, self._view, self._pace, self._now = recovery, view, pace, now
-        regions = view.list(Region)
-        self._regions = {r.metadata.name: r for r in regions}
-        self._targets = Targets(regions, reported_room)
+        self._avoidances = active_avoidances(view.list(Override), now)
+        self._targets = Targets(view.list(Region), self._avoidances, reported_room)
         self.rows: list[WorkloadProgress] = []
         self.writes: list[Write] = []
         self.notices: list[Notice] = []
@@ -182,7 +183,8 @@ class _RecoveryPass:
         checked: list[Critical] = []
         for critical in criticals(self._view):
             row = known.get((critical.tenant, critical.name))
-            if row is None and not critical.at(lost).assigned and not _best_need(critical, self._view):
+            touched = row is not None or critical.at(lost).assigned
+            if not touched and not _best_need(critical, self._view, self._avoidances):
                 continue
             self._check(critical, row)
             checked.append(critical)
@@ -193,7 +195,7 @@ class _RecoveryPass:
 
     def _check(self, critical: Critical, known: WorkloadProgress | None) -> None:
         said = recovery_targets.waiting_for(critical, known.target, self._view) if known is not None else ""
-        aim = recovery_targets.aim(critical, known, self._regions, self._targets, self._now, waiting_for=said)
+        aim = recovery_targets.aim(critical, known, self._targets, self._now, waiting_for=said)
         if aim.moved:
             said = f"{critical.tenant}/{critical.name}: {aim.stuck}"
             self.notices.append(Notice(self._recovery, Reason.TARGET_STUCK, said, warning=True))

@@ -6,12 +6,13 @@ All replicas of a workload in a region count, ordinary and recovery, so a second
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from holdfast.fleet.assign import why_not
+from holdfast.fleet.assign import open_zones, why_not
 from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.override import Override
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quantity import Amounts, add, amounts, scaled
 from holdfast.model.region import HealthState, Region
@@ -94,8 +95,9 @@ def _standing(items: Sequence[Assignment]) -> Standing:
     )
 
 
-def may_take(critical: Critical, region: Region) -> str:
-    """Why the region is not eligible as recovery target of the workload; empty if it is eligible."""
+def may_take(critical: Critical, region: Region, avoidances: Collection[Override], *, lost_zone: str = "") -> str:
+    """Why the region is not eligible as recovery target of the workload; empty if it is eligible. An avoided region may, if all
+    that the promise needs is bound there already: avoidance only keeps new replicas away. A lost zone binds none."""
     name = region.metadata.name
     if critical.promise.regions and name not in critical.promise.regions:
         return "not in spec.recovery.regions"
@@ -104,25 +106,37 @@ def may_take(critical: Critical, region: Region) -> str:
         return why
     if region.status.health.state is not HealthState.HEALTHY:
         return f"the region is {region.status.health.state.value}"
+    bound = 0 if lost_zone else critical.at(name).bound
+    if avoidances and bound < critical.promise.min_serving:
+        left = [zone for zone in open_zones(critical.workload, region, avoidances) if zone != lost_zone]
+        return "" if left else "overrides keep new replicas away"
     return ""
 
 
 class Targets:
     """Chooses targets one after another. Earlier choices reduce the room, so that not all choose the same region."""
 
-    def __init__(self, regions: Iterable[Region], room: Callable[[Region, Amounts], int]) -> None:
+    def __init__(
+        self, regions: Iterable[Region], avoidances: Collection[Override], room: Callable[[Region, Amounts], int]
+    ) -> None:
         """`room` returns how many replicas of a shape fit into a region by its last report."""
         self._regions = {r.metadata.name: r for r in regions}
+        self._avoidances = avoidances
         self._room = room
         self._taken: dict[str, Amounts] = {}
 
     def take(self, critical: Critical, region: str, count: int) -> None:
         add(self._taken.setdefault(region, {}), scaled(critical.shape, count))
 
+    def refusal(self, critical: Critical, region: str) -> str:
+        """Why the region may not recover the workload, or an empty string."""
+        found = self._regions.get(region)
+        return may_take(critical, found, self._avoidances) if found is not None else "it does not exist"
+
     def choose(self, critical: Critical, *, without: frozenset[str] = frozenset()) -> str:
         """The best target: enough reported room first, then fewest replicas to start, then (only without enough room)
         the smallest shortfall, then lowest cost, then name. Empty if no region is eligible."""
-        eligible = [r for r in self._regions.values() if r.metadata.name not in without and not may_take(critical, r)]
+        eligible = [r for name, r in self._regions.items() if name not in without and not self.refusal(critical, name)]
         if not eligible:
             return ""
 

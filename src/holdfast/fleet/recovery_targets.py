@@ -9,18 +9,17 @@ the new one needs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from holdfast.fleet.away_shares import with_peak
-from holdfast.fleet.recovery_plan import Critical, Targets, may_take
+from holdfast.fleet.recovery_plan import Critical, Targets
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import LeftTarget, Recovery, RecoveryPhase, WorkloadProgress, is_open
-from holdfast.model.region import Region
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import RolloutPhase
@@ -41,7 +40,6 @@ class Aim(msgspec.Struct, frozen=True):
 def aim(
     critical: Critical,
     row: WorkloadProgress | None,
-    regions: Mapping[str, Region],
     targets: Targets,
     now: float,
     *,
@@ -50,7 +48,7 @@ def aim(
     """Where the workload is recovered from here on. `waiting_for` is what the target says it waits for."""
     target, left = (row.target, row.left) if row is not None else ("", ())
     tried = frozenset(item.region for item in left)
-    if not target or target not in regions or may_take(critical, regions[target]):
+    if not target or targets.refusal(critical, target):
         return Aim(targets.choose(critical, without=tried) or targets.choose(critical), left)
     why = _why_stuck(critical, row, waiting_for, now) if row is not None else ""
     if not why:

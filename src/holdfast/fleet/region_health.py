@@ -12,11 +12,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.fleet.override_rules import in_force
 from holdfast.model import ages, limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.meta import Condition, Key, with_condition
-from holdfast.model.override import OverrideKind
+from holdfast.model.override import Override, OverrideKind, in_force, is_about
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, scaled, shortfall
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region, RegionHealth
@@ -115,8 +114,8 @@ def _probe_result(witness: Region, name: str) -> bool | None:
 
 
 def _declared_lost(region: Region, view: View, now: float) -> Verdict | None:
-    for override in in_force(view, OverrideKind.DECLARE_REGION_LOST, now):
-        if override.spec.scope.region == region.metadata.name and not override.spec.scope.zone:
+    for override in in_force(view.list(Override), OverrideKind.DECLARE_REGION_LOST, now):
+        if is_about(override, region=region.metadata.name, tenant=None, workload=None):
             message = f"override {override.metadata.name} by {override.spec.requester}: {override.spec.reason}"
             return Verdict(HealthState.LOST, Reason.DECLARED_LOST, message, limits.REGION_LOOK_EVERY_S)
     return None

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from holdfast.fleet.override_rules import in_force
 from holdfast.model import limits
 from holdfast.model.assignment import AssignmentSpec
 from holdfast.model.meta import API_VERSION, Key, ObjectMeta, OwnerReference
-from holdfast.model.override import OverrideKind
+from holdfast.model.override import Override, OverrideKind, in_force
 from holdfast.model.quota import Grant, GrantSpec, Quota, grant_name
 from holdfast.model.region import Region
 from holdfast.model.view import View
@@ -32,7 +31,7 @@ def unheard(view: View, now: float) -> tuple[str, ...]:
     waiting = [r.metadata.name for r in view.list(Region) if not has_answered(r)]
     if not waiting:
         return ()
-    lost = {o.spec.scope.region for o in in_force(view, OverrideKind.DECLARE_REGION_LOST, now) if not o.spec.scope.zone}
+    lost = {o.spec.scope.region for o in in_force(view.list(Override), OverrideKind.DECLARE_REGION_LOST, now)}
     return tuple(sorted(name for name in waiting if name not in lost))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.model.override import Override, OverrideKind, acts
+from holdfast.model.override import Override, OverrideKind, in_force, is_about
 from holdfast.model.scheduler_policy import PolicyRevision, PromotionStage, Rules
 
 BUILT_IN = "builtin"
@@ -24,13 +24,12 @@ def active_policy(
     """The revision in force: one pinned by an override, else the highest sequence that is active or in canary for
     this region, else the built-in rules."""
     known = {revision.metadata.name: revision for revision in revisions}
-    for override in sorted(overrides, key=lambda o: o.metadata.name):
-        spec = override.spec
-        here = spec.kind is OverrideKind.PIN_POLICY and spec.scope.region in ("", region)
-        if here and spec.policy_revision in known and acts(override, now):
-            return _policy(known[spec.policy_revision])
-    in_force = [r for r in known.values() if not r.metadata.terminating and _acts_here(r, region)]
-    newest = max(in_force, key=lambda r: (r.spec.sequence, r.metadata.name), default=None)
+    for override in sorted(in_force(overrides, OverrideKind.PIN_POLICY, now), key=lambda o: o.metadata.name):
+        pinned = known.get(override.spec.policy_revision)
+        if pinned is not None and is_about(override, region=region, tenant="", workload=""):
+            return _policy(pinned)
+    chosen = [r for r in known.values() if not r.metadata.terminating and _acts_here(r, region)]
+    newest = max(chosen, key=lambda r: (r.spec.sequence, r.metadata.name), default=None)
     return _policy(newest) if newest is not None else ActivePolicy(BUILT_IN, 0, Rules())
 
 

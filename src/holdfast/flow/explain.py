@@ -108,8 +108,9 @@ def message_for(scratch: Scratch, ask: Ask, reason: Reason, slots: list[int]) ->
             pools = sorted({scratch.snapshot.static.pool.at(slot) for slot in slots})
             return f"allows pools {', '.join(ask.placement.pools)}; these are in {', '.join(pools)}"
         case Reason.NODE_AVOIDED:
-            first = scratch.avoidances(ask)[0]
-            return f"override {first.metadata.name}: {first.spec.reason}"
+            zones = sorted({scratch.snapshot.zone(slot) for slot in slots})
+            found = [o for zone in zones if (o := scratch.avoidance_of(ask, zone)) is not None]
+            return "; ".join(dict.fromkeys(f"override {o.metadata.name}: {o.spec.reason}" for o in found))
         case Reason.PORT_TAKEN:
             return f"needs port {', '.join(str(p) for p in ask.fixed_ports)}"
         case Reason.DRIVER_MISSING:

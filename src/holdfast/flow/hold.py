@@ -18,8 +18,10 @@ from holdfast.model.binding import Binding, CapacityClass, Reservation, Reservat
 from holdfast.model.hold import Hold, HoldSpec, is_refused
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Node, node_capacity, why_not_schedulable
+from holdfast.model.placement_eligibility import can_use_node
 from holdfast.model.quantity import Amounts, add, amounts, shortfall
 from holdfast.model.recovery_budget import RecoveryBudget, Slot
+from holdfast.model.tenant import Tenant, is_dedicated
 from holdfast.model.times import parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import NOTHING, Create, Delete, Outcome, Write
@@ -61,7 +63,7 @@ def _settle(budget: RecoveryBudget, mine: Sequence[Hold], view: View, now: float
         for index, slot in enumerate(budget.spec.slots)
         for number in range(slot.count)
     }
-    goes = [h for name, h in by_name.items() if _must_go(h, wanted.get(name), view, now)]
+    goes = [h for name, h in by_name.items() if _must_go(h, budget, wanted.get(name), view, now)]
     missing = [name for name in wanted if name not in by_name][: limits.HOLDS_PER_PASS]
     writes: list[Write] = [_delete(h) for h in goes]
     going = {h.metadata.name for h in goes}
@@ -98,7 +100,7 @@ def is_drawn(hold: Hold, view: View) -> bool:
     return any(hold.metadata.name in c.spec.holds and c.status.phase is not ReservationPhase.RELEASED for c in claims)
 
 
-def _must_go(hold: Hold, wanted: tuple[int, Slot] | None, view: View, now: float) -> bool:
+def _must_go(hold: Hold, budget: RecoveryBudget, wanted: tuple[int, Slot] | None, view: View, now: float) -> bool:
     if is_drawn(hold, view):
         return False
     if wanted is None or amounts(hold.spec.resources) != amounts(wanted[1].resources):
@@ -106,16 +108,26 @@ def _must_go(hold: Hold, wanted: tuple[int, Slot] | None, view: View, now: float
     node: Node | None = view.get(Node, hold.spec.node)
     if node is None or why_not_schedulable(node) not in _STAYS or node.spec.zone != hold.spec.zone:
         return True
+    if not _can_use(budget, node, view):
+        return True
     kept = hold.status.kept
     return kept is not None and not kept.kept and now - parse_time(kept.at) >= limits.HOLD_REFUSED_KEPT_S
 
 
+def _can_use(budget: RecoveryBudget, node: Node, view: View) -> bool:
+    """Whether a tenant that may draw on the budget can run on the node; on a node that one tenant owns, all of them."""
+    usable = [
+        can_use_node(tenant, node.spec.tenant, dedicated=is_dedicated(view.get(Tenant, tenant)))
+        for tenant in budget.spec.tenants or ("",)
+    ]
+    return all(usable) if node.spec.tenant else any(usable)
+
+
 def _sites(budget: RecoveryBudget, view: View) -> list[_Site]:
     """Candidate nodes with their free resources after firm work, recovery slots and unbound reservations."""
-    tenants = budget.spec.tenants
     found = []
     for node in view.list(Node):
-        if why_not_schedulable(node) or (node.spec.tenant and tenants != (node.spec.tenant,)):
+        if why_not_schedulable(node) or not _can_use(budget, node, view):
             continue
         name = node.metadata.name
         free = node_capacity(node)

@@ -12,36 +12,23 @@ from collections.abc import Iterable, Mapping
 from holdfast.flow.ask import Ask
 from holdfast.model.decision import Asked
 from holdfast.model.grant_copy import GrantCopy
-from holdfast.model.quantity import CPU, Amounts, add, amount_text, amounts
+from holdfast.model.grant_limit import limit_of
+from holdfast.model.quantity import CPU, Amounts, amount_text, amounts, shortfall
 from holdfast.model.quota import GrantClass
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduling_request import RefusalCount
-from holdfast.model.times import parse_time
-
-_ORDINARY = frozenset({GrantClass.NORMAL, GrantClass.EMERGENCY})
 
 
-def room_of(copies: Iterable[GrantCopy], used: Mapping[str, int], now: float) -> Amounts | None:
+def room_of(
+    copies: Iterable[GrantCopy], used: Mapping[str, int], now: float, *, emergency: bool = True
+) -> Amounts | None:
     """Remaining quota by resource: empty without a grant, None if only the authority can tell."""
-    limit: Amounts = {}
-    granted = ended = False
-    for copy in copies:
-        if copy.spec.grant_class not in _ORDINARY or copy.metadata.terminating:
-            continue
-        own = amounts(copy.spec.limit)
-        if copy.spec.spend_until and parse_time(copy.spec.spend_until) <= now:
-            if any(own.values()):
-                return None
-            ended = True  # an expired emergency grant: its GrantCopy remains and adds nothing
-            continue
-        granted = True
-        if copy.spec.grant_class is GrantClass.NORMAL:
-            kept = amounts(copy.spec.provisional)
-            own = {name: max(0, amount - kept.get(name, 0)) for name, amount in own.items()}
-        add(limit, own)
-    if not granted:
-        return None if ended else {}
-    return {CPU: 0, **{name: max(0, amount - used.get(name, 0)) for name, amount in limit.items()}}
+    limit = limit_of(copies, GrantClass.NORMAL, now, emergency=emergency)
+    if not limit.copies:
+        return {}
+    if limit.over or shortfall(limit.held, limit.spendable):
+        return None
+    return {CPU: 0, **{name: max(0, amount - used.get(name, 0)) for name, amount in limit.spendable.items()}}
 
 
 def recorded(asked: Asked) -> Amounts | None:

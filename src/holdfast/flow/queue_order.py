@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.model import limits
 from holdfast.model.meta import Key
-from holdfast.model.override import Override, OverrideKind, acts
+from holdfast.model.override import Override, OverrideKind, in_force, is_about
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import QueueKey
 from holdfast.model.scheduling_request import SchedulingRequest
@@ -39,11 +39,10 @@ def dominant_shares(use: Mapping[str, Mapping[str, int]], total: Mapping[str, in
 def raised_ranks(overrides: Iterable[Override], now: float, region: str) -> dict[tuple[str, str], int]:
     """(tenant, workload) → the priority to which an active override raises it in this region."""
     ranks: dict[tuple[str, str], int] = {}
-    for override in overrides:
-        here = override.spec.scope.region in ("", region)
-        if here and override.spec.kind is OverrideKind.RAISE_PRIORITY and acts(override, now):
-            key = (override.spec.scope.tenant, override.spec.scope.workload)
-            ranks[key] = max(override.spec.rank, ranks.get(key, override.spec.rank))
+    for override in in_force(overrides, OverrideKind.RAISE_PRIORITY, now):
+        tenant, workload = override.spec.scope.tenant, override.spec.scope.workload
+        if is_about(override, region=region, tenant=None, workload=None):
+            ranks[tenant, workload] = max(override.spec.rank, ranks.get((tenant, workload), override.spec.rank))
     return ranks
 
 

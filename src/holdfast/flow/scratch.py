@@ -16,7 +16,7 @@ from holdfast.flow.snapshot import Bools, Counts, Snapshot
 from holdfast.flow.snapshot.claim import Labels, ports_in_range
 from holdfast.flow.snapshot.frozen import Guard
 from holdfast.model.binding import DeviceClaim
-from holdfast.model.override import Override, OverrideKind, acts
+from holdfast.model.override import Override, active_avoidances, avoidance_of, is_about
 from holdfast.model.placement_rules import keeps_off
 from holdfast.model.quantity import WHOLE_GPU_MILLI
 
@@ -44,19 +44,17 @@ class Scratch:
         """The slots that placements of this plan changed, in order, each as often as that."""
         self.notes: dict[Hashable, Any] = {}
         """What scores keep between the asks of this plan; what a placement touched, they work out anew."""
-        self._avoidances: tuple[Override, ...] = tuple(
-            o for o in snapshot.overrides
-            if o.spec.kind in (OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION)
-            and o.spec.scope.region in ("", snapshot.region)
-            and acts(o, now)
-        )  # fmt: skip
+        self._avoidances = active_avoidances(snapshot.overrides, now)
 
     def avoidances(self, ask: Ask) -> list[Override]:
         """The active overrides that keep this work away from some part of the region."""
-        return [
-            o for o in self._avoidances
-            if o.spec.scope.tenant in ("", ask.namespace) and o.spec.scope.workload in ("", ask.workload)
-        ]  # fmt: skip
+        region, tenant, workload = self.snapshot.region, ask.namespace, ask.workload
+        return [o for o in self._avoidances if is_about(o, region=region, tenant=tenant, workload=workload)]
+
+    def avoidance_of(self, ask: Ask, zone: str) -> Override | None:
+        """The active override that keeps this work out of the zone."""
+        region, tenant, workload = self.snapshot.region, ask.namespace, ask.workload
+        return avoidance_of(self._avoidances, region=region, zone=zone, tenant=tenant, workload=workload)
 
     def rows(self, ask: Ask) -> list[tuple[int, int]]:
         """(row, amount) of every resource asked for that any node has ever offered."""

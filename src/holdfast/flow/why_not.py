@@ -165,8 +165,9 @@ class Question:
                 owner = snapshot.static.tenant.at(slot) or "everyone"
                 return f"add nodes for tenant {ask.namespace}: node {name} belongs to {owner}"
             case Reason.NODE_AVOIDED:
-                first = self._scratch.avoidances(ask)[0]
-                return f"end override {first.metadata.name}, or wait until it expires"
+                override = self._scratch.avoidance_of(ask, snapshot.zone(slot))
+                name = override.metadata.name if override is not None else ""
+                return f"end override {name}, or wait until it expires"
             case _:
                 return _CURES.get(reason, reason.says).format(node=name)
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.fleet.backing import unbacked
-from holdfast.fleet.override_rules import in_force
 from holdfast.flow import cel
 from holdfast.gate.override_admission import override_change, override_home, override_scope
 from holdfast.gate.principal import Principal
@@ -22,7 +21,7 @@ from holdfast.model.binding import ReservationPhase
 from holdfast.model.errors import Cause, Refused
 from holdfast.model.kinds import BY_NAME, Home, Kind
 from holdfast.model.meta import Object
-from holdfast.model.override import OverrideKind
+from holdfast.model.override import Override, OverrideKind, in_force, is_about
 from holdfast.model.ownership import COLLECT, OPERATOR, TENANT_CONTENTS
 from holdfast.model.quantity import BadQuantity, amount_text, amounts, scaled, shortfall
 from holdfast.model.recovery_budget import RecoveryBudget
@@ -157,13 +156,15 @@ def budget_backs(case: Case) -> Iterator[Finding]:
         return
     after: Any = case.after if not case.deleting else None
     here = Published(case.objects)
-    now_s = case.now
-    if any(o.spec.scope.region == before.spec.region for o in in_force(here, OverrideKind.SHRINK_BUDGET, now_s)):
-        return
+    approved = in_force(here.list(Override), OverrideKind.SHRINK_BUDGET, case.now)
     budgets = list(here.list(RecoveryBudget))
     changed = [b for b in budgets if b.metadata.name != before.metadata.name] + ([after] if after is not None else [])
-    broken = unbacked(here, changed)
-    lost = sorted(key for key in broken if key not in unbacked(here, budgets))
+    broken = {
+        key: why for key, why in unbacked(here, case.now, changed).items()
+        if not any(is_about(o, region=before.spec.region, tenant=key.namespace, workload=key.name) for o in approved)
+    }  # fmt: skip
+    unbacked_before = unbacked(here, case.now, budgets) if broken else {}
+    lost = sorted(key for key in broken if key not in unbacked_before)
     if lost:
         yield Refused(
             "BacksPromise",

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from holdfast.fleet.override_rules import EXPIRED, REVOKED, RULES
+from holdfast.fleet.override_rules import RULES
 from holdfast.gate.scope import GLOBAL_CELL
 from holdfast.model import limits, reach
 from holdfast.model.errors import Cause, Refused
-from holdfast.model.override import OverrideSpec, break_glass_prefix, is_break_glass
+from holdfast.model.override import EXPIRED, REVOKED, OverrideSpec, break_glass_prefix, is_break_glass
 from holdfast.model.ownership import REGION
 from holdfast.model.validation import forbidden, invalid, unsupported
 

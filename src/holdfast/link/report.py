@@ -23,6 +23,7 @@ from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Node, node_capacity, why_not_schedulable
 from holdfast.model.override import Override
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text
+from holdfast.model.reasons import Reason
 from holdfast.model.region import HeldPlaces, Region, RegionReport, SeenPeer, ZoneReport
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision
@@ -31,6 +32,7 @@ from holdfast.model.times import micro_text
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, SetStatus, Update, Write
 
+_CLOSED_ON_PURPOSE = frozenset({Reason.NODE_TERMINATING, Reason.NODE_DRAINING, Reason.NODE_CORDONED})
 _PROGRESS = tuple(
     (field.name, field.encode_name)
     for field in msgspec.structs.fields(AssignmentStatus)
@@ -139,9 +141,10 @@ def _counted(node: Node) -> Mapping[str | tuple[str, str] | tuple[str, str, str]
     zone = node.spec.zone
     found: dict[str | tuple[str, str] | tuple[str, str, str], int] = {"nodes": 1}
     # A node that was drained or cordoned on purpose is not lost: it counts for neither side.
-    if not node.spec.unschedulable and not node.spec.drain and not node.metadata.terminating:
+    refusal = why_not_schedulable(node)
+    if refusal not in _CLOSED_ON_PURPOSE:
         found[zone, "meant"] = 1
-    if not why_not_schedulable(node):
+    if not refusal:
         found["live"] = found[zone, "live"] = 1
         for name, amount in node_capacity(node).items():
             found[zone, "capacity", name] = amount

@@ -7,13 +7,14 @@ given there while the global cell is out of reach, and the link carries a record
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
 from holdfast.model.meta import Condition, Object, Part, shown
 from holdfast.model.quantity import Amount
 from holdfast.model.times import parse_time
-from holdfast.model.validation import Causes, check_range, required
+from holdfast.model.validation import Causes, check_range, forbidden, required
 
 MAX_TTL_S = 24 * 3600.0
 PENDING, ACTIVE, EXPIRED, REVOKED = "Pending", "Active", "Expired", "Revoked"
@@ -43,6 +44,8 @@ PLACING = frozenset(
     }
 )
 """The kinds that bear on where work is placed."""
+AVOIDANCES = frozenset({OverrideKind.AVOID_ZONE, OverrideKind.AVOID_REGION})
+"""The kinds that keep new work away from a zone or a region. Work that is already bound stays."""
 
 
 class OverrideScope(Part, frozen=True):
@@ -50,6 +53,21 @@ class OverrideScope(Part, frozen=True):
     zone: str = ""
     tenant: str = ""
     workload: str = ""
+
+
+_SCOPE_FIELDS: dict[OverrideKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    OverrideKind.AVOID_ZONE: (("region", "zone"), ("tenant", "workload")),
+    OverrideKind.AVOID_REGION: (("region",), ("tenant", "workload")),
+    OverrideKind.DECLARE_REGION_LOST: (("region",), ()),
+    OverrideKind.PAUSE_AUTOSCALER: ((), ("region", "tenant", "workload")),
+    OverrideKind.PAUSE_REPAIR: ((), ("region", "tenant", "workload")),
+    OverrideKind.APPROVE_REPAIR: ((), ("region", "tenant", "workload")),
+    OverrideKind.EMERGENCY_QUOTA: (("tenant",), ("region",)),
+    OverrideKind.RAISE_PRIORITY: (("tenant", "workload"), ("region",)),
+    OverrideKind.PIN_POLICY: ((), ("region",)),
+    OverrideKind.SHRINK_BUDGET: (("region",), ("tenant", "workload")),
+}
+"""By kind: the scope fields an override must have, and those it may have. Any other field would be ignored."""
 
 
 class BreakGlass(Part, frozen=True):
@@ -104,12 +122,46 @@ def acts(override: Override, now: float) -> bool:
     return bool(override.status.expires_at) and now < parse_time(override.status.expires_at)
 
 
-def is_about(override: Override, *, region: str, tenant: str = "", workload: str = "") -> bool:
-    """Whether its scope covers this work here; what the scope leaves out covers everything. Copies of every override
-    are in every region: whoever acts on one asks this as well."""
+def is_about(override: Override, *, region: str | None, tenant: str | None, workload: str | None) -> bool:
+    """Whether the scope covers this region, tenant and workload. A field that the scope leaves empty covers all of
+    them. None asks about any; an empty string asks about all of them, which only an empty scope field covers.
+
+    Every region has a copy of every override, so every reader of one asks this and `acts`.
+    """
     scope = override.spec.scope
-    inside = scope.region in ("", region) and scope.tenant in ("", tenant)
-    return inside and scope.workload in ("", workload)
+    return (
+        (region is None or scope.region in ("", region))
+        and (tenant is None or scope.tenant in ("", tenant))
+        and (workload is None or scope.workload in ("", workload))
+    )
+
+
+def in_force(overrides: Iterable[Override], kind: OverrideKind, now: float) -> list[Override]:
+    """The overrides of one kind that act now, whatever their scope."""
+    return [o for o in overrides if o.spec.kind is kind and acts(o, now)]
+
+
+def has_emergency_quota(overrides: Iterable[Override], *, region: str, tenant: str, now: float) -> bool:
+    """Whether an override gives the tenant more than its quota in the region. An emergency grant without one is over,
+    whatever its own end says: an override expires on a monotonic clock, a grant at a time of day."""
+    found = in_force(overrides, OverrideKind.EMERGENCY_QUOTA, now)
+    return any(is_about(o, region=region, tenant=tenant, workload=None) for o in found)
+
+
+def active_avoidances(overrides: Iterable[Override], now: float) -> tuple[Override, ...]:
+    """The overrides that keep new work away from somewhere now. Read once, then asked about each place."""
+    return tuple(o for o in overrides if o.spec.kind in AVOIDANCES and acts(o, now))
+
+
+def avoidance_of(
+    avoidances: Iterable[Override], *, region: str, zone: str, tenant: str, workload: str
+) -> Override | None:
+    """The first of these active avoidances that keeps new replicas of the workload out of the zone."""
+    for override in avoidances:
+        closes_zone = override.spec.kind is OverrideKind.AVOID_REGION or override.spec.scope.zone == zone
+        if closes_zone and is_about(override, region=region, tenant=tenant, workload=workload):
+            return override
+    return None
 
 
 def validate_override(override: Override, old: Override | None) -> Causes:
@@ -117,18 +169,13 @@ def validate_override(override: Override, old: Override | None) -> Causes:
     if not spec.reason.strip():
         yield required("spec.reason", "say why, for whoever reads this after the incident")
     yield from check_range("spec.ttlSeconds", spec.ttl_seconds, 1, MAX_TTL_S)
-    scope = spec.scope
-    needs = {
-        OverrideKind.AVOID_ZONE: ("region", "zone"),
-        OverrideKind.AVOID_REGION: ("region",),
-        OverrideKind.DECLARE_REGION_LOST: ("region",),
-        OverrideKind.EMERGENCY_QUOTA: ("tenant",),
-        OverrideKind.SHRINK_BUDGET: ("region",),
-        OverrideKind.RAISE_PRIORITY: ("tenant", "workload"),
-    }.get(spec.kind, ())
-    for name in needs:
-        if not getattr(scope, name):
+    needed, optional = _SCOPE_FIELDS[spec.kind]
+    for name in OverrideScope.__struct_fields__:
+        given = bool(getattr(spec.scope, name))
+        if name in needed and not given:
             yield required(f"spec.scope.{name}", f"{spec.kind} needs it")
+        if given and name not in (*needed, *optional):
+            yield forbidden(f"spec.scope.{name}", f"{spec.kind} cannot be limited to a {name}")
     if spec.kind is OverrideKind.EMERGENCY_QUOTA and not spec.quota:
         yield required("spec.quota", "how much is added")
     if spec.kind is OverrideKind.PIN_POLICY and not spec.policy_revision:

@@ -30,6 +30,11 @@ class Tenant(Object, frozen=True):
     status: TenantStatus = msgspec.field(default_factory=TenantStatus)
 
 
+def is_dedicated(tenant: Tenant | None) -> bool:
+    """Whether the tenant runs on nodes of its own only. A tenant that is not known counts as shared."""
+    return tenant is not None and tenant.spec.isolation is Isolation.DEDICATED
+
+
 def validate_tenant(tenant: Tenant, old: Tenant | None) -> Causes:
     yield from check_dns_label("metadata.name", tenant.metadata.name)
     if old is not None and old.spec.isolation is not tenant.spec.isolation:

@@ -30,7 +30,7 @@ from holdfast.model.binding import claim_name
 from holdfast.model.decision import QueueState
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.meta import Key
-from holdfast.model.override import PLACING, acts
+from holdfast.model.override import PLACING, acts, has_emergency_quota
 from holdfast.model.placement import ReserveRequest
 from holdfast.model.quantity import Amounts
 from holdfast.model.quota import GrantClass
@@ -285,7 +285,9 @@ class Scheduler:
     def _room(self, tenant: str) -> Amounts | None:
         """The tenant's quota headroom, including proposals in flight."""
         copies = self._informers.cache.list(GrantCopy, tenant)
-        return room_of(copies, self._builder.ordinary_use(tenant), self._ports.clock.now())
+        now, overrides = self._ports.clock.now(), self._builder.overrides()
+        emergency = has_emergency_quota(overrides, region=self._region, tenant=tenant, now=now)
+        return room_of(copies, self._builder.ordinary_use(tenant), now, emergency=emergency)
 
     def _basis(self) -> Basis:
         """The inputs of the snapshot that is frozen next."""

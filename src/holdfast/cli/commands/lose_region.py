@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.fleet.backing import Foreseen
     from holdfast.runtime.cache import Cache
 
-READS = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "PriorityClass", "Tenant")
+READS = ("Region", "Workload", "Assignment", "RecoveryBudget", "Quota", "PriorityClass", "Tenant", "Override")
 
 
 def lose(state: str, region: str, zone: str, output: str) -> int:
@@ -27,7 +27,7 @@ def lose(state: str, region: str, zone: str, output: str) -> int:
     from holdfast.cli.drills.world import Watcher
     from holdfast.cli.exits import Stop
     from holdfast.cli.platform.layout import Layout
-    from holdfast.cli.platform.regions import Regions
+    from holdfast.cli.platform.regions import Regions, now_s
     from holdfast.fleet.backing import Loss, foresee
     from holdfast.model.recovery_budget import RecoveryBudget
 
@@ -39,7 +39,7 @@ def lose(state: str, region: str, zone: str, output: str) -> int:
     watcher = Watcher(layout, platform)
     try:
         view = _view(watcher)
-        seen = foresee(Loss(region, zone), view, view.list(RecoveryBudget))
+        seen = foresee(Loss(region, zone), view, view.list(RecoveryBudget), now_s())
         told = _told(seen, watcher, region, zone)
         told |= _placed(_placings(Regions(state), seen, view))
     finally:

@@ -29,10 +29,9 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     """
     import msgspec
 
+    from holdfast.cli.platform.foresight import request_for
     from holdfast.cli.platform.regions import Regions, now_s, parse_subject
     from holdfast.flow.ask import ask_of
-    from holdfast.model.meta import ObjectMeta
-    from holdfast.model.scheduling_request import Member, SchedulingRequest, SchedulingRequestSpec
 
     key = parse_subject(replica, "REPLICA")
     regions = Regions(state)
@@ -40,15 +39,7 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     if found is None:
         regions.missing(f"replica {replica}: not found", next_step=f"holdfast get replicas -n {key.namespace}")
     region, item = found
-    spec = item.spec
-    request = SchedulingRequest(
-        ObjectMeta(name="why-not", namespace=key.namespace),
-        SchedulingRequestSpec(
-            workload=spec.workload, assignment=spec.assignment, revision=spec.revision, template=spec.template,
-            placement=spec.placement, rank=spec.rank, reclaimable=spec.reclaimable, dedicated=spec.dedicated,
-            purpose=spec.purpose, members=(Member(key.name, item.uid, item.status.placement.attempt),),
-        ),
-    )  # fmt: skip
+    request = request_for(item, attempt=item.status.placement.attempt)
     for name in (item.status.placement.binding, item.status.placement.reservation):
         for kind in ("Binding", "Reservation"):
             claim = next((c for c in region.every(kind) if c.metadata.name == name and name), None)

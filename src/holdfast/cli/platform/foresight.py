@@ -29,7 +29,7 @@ from holdfast.model.workload import Workload, default_workload, validate_workloa
 from holdfast.model.writes import Create, Delete, Outcome, Update
 from holdfast.runtime.cache import Cache
 
-GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery")
+GLOBAL_KINDS = ("Region", "PriorityClass", "Tenant", "Quota", "Assignment", "Workload", "Grant", "Recovery", "Override")
 SEED = 1
 
 
@@ -157,7 +157,7 @@ def placings_of_drain(region: Region, node: str, *, rules: Rules | None = None) 
         if replica is None:
             continue
         builder.delete(binding)
-        found += _planned(region, _request_of(replica), rules, now)
+        found += _planned(region, request_for(replica, attempt=replica.status.placement.attempt + 1), rules, now)
     return found
 
 
@@ -268,14 +268,15 @@ def _planned(region: Region, request: SchedulingRequest, rules: Rules | None, no
     return found
 
 
-def _request_of(replica: Replica) -> SchedulingRequest:
+def request_for(replica: Replica, *, attempt: int) -> SchedulingRequest:
+    """The request that would place this replica alone."""
     spec = replica.spec
     return SchedulingRequest(
-        ObjectMeta(name=f"drain-{replica.metadata.name}", namespace=replica.metadata.namespace),
+        ObjectMeta(name=f"what-if-{replica.metadata.name}", namespace=replica.metadata.namespace),
         SchedulingRequestSpec(
             workload=spec.workload, assignment=spec.assignment, revision=spec.revision, template=spec.template,
             placement=spec.placement, rank=spec.rank, reclaimable=spec.reclaimable, dedicated=spec.dedicated,
             purpose=spec.purpose,
-            members=(Member(replica.metadata.name, replica.uid, replica.status.placement.attempt + 1),),
+            members=(Member(replica.metadata.name, replica.uid, attempt),),
         ),
     )  # fmt: skip

@@ -17,6 +17,8 @@ from holdfast.cli.exits import Stop
 from holdfast.cli.http import Api
 from holdfast.cli.platform.layout import Platform
 from holdfast.model import kinds
+from holdfast.model.placement_eligibility import satisfies_residency
+from holdfast.model.placement_rules import Placement
 
 MANAGER = "holdfast-up"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -81,16 +83,15 @@ def fit(manifest: Manifest, platform: Platform) -> tuple[Manifest | None, str]:
     """The sample adapted to the platform's regions and an optional remark. None if no region can hold it."""
     what = f"{manifest['kind']} {manifest['metadata']['name']}"
     names = {region.name for region in platform.regions}
-    tags = {tag for region in platform.regions for tag in region.residency}
     spec = manifest.get("spec", {})
     if manifest["kind"] == "RecoveryBudget" and spec["region"] not in names:
         return None, f"{what} omitted: region {spec['region']} does not exist"
     if manifest["kind"] != "Workload":
         return manifest, ""
     rules = spec.get("placement", {})
-    wanted_tags = set(rules.get("residency", ()))
-    if wanted_tags and not wanted_tags & tags:
-        return None, f"{what} omitted: no region has residency {', '.join(sorted(wanted_tags))}"
+    residency = Placement(residency=tuple(sorted(rules.get("residency", ()))))
+    if not any(satisfies_residency(residency, region.residency) for region in platform.regions):
+        return None, f"{what} omitted: no region has residency {', '.join(residency.residency)}"
     if rules.get("spreadRegions", 0) > len(names):
         fewer = {**rules, "spreadRegions": len(names)}
         return {**manifest, "spec": {**spec, "placement": fewer}}, f"{what}: spread over {len(names)} region(s)"

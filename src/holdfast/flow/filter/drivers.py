@@ -5,9 +5,11 @@ from __future__ import annotations
 from holdfast.flow.ask import Ask
 from holdfast.flow.filter.refusal import Refusal
 from holdfast.flow.scratch import Scratch
+from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.reasons import Reason
 
 
 def refuse(scratch: Scratch, ask: Ask) -> list[Refusal]:
     driver = ask.template.driver.value
-    return [(Reason.DRIVER_MISSING, scratch.snapshot.static.drivers.where(lambda there: driver not in there))]
+    installed = scratch.snapshot.static.drivers
+    return [(Reason.DRIVER_MISSING, installed.where(lambda there: not eligibility.has_driver(there, driver)))]

@@ -7,28 +7,21 @@ import numpy as np
 from holdfast.flow.ask import Ask
 from holdfast.flow.filter.refusal import Refusal
 from holdfast.flow.scratch import Scratch
-from holdfast.flow.snapshot import Snapshot
-from holdfast.model.placement_rules import Placement
+from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.reasons import Reason
 
 
 def refuse(scratch: Scratch, ask: Ask) -> list[Refusal]:
     snapshot, rules = scratch.snapshot, ask.placement
     static = snapshot.static
-    if not region_allowed(rules, snapshot):
+    here = eligibility.allows_region(rules, snapshot.region)
+    if not here or not eligibility.satisfies_residency(rules, snapshot.residency):
         return [(Reason.RESIDENCY_VIOLATED, np.ones(len(static.live), dtype=np.bool_))]
     refusals: list[Refusal] = []
     if rules.zones:
-        refusals.append((Reason.ZONE_NOT_ALLOWED, static.zone.where(lambda zone: zone not in rules.zones)))
+        refused = static.zone.where(lambda zone: not eligibility.allows_zone(rules, zone))
+        refusals.append((Reason.ZONE_NOT_ALLOWED, refused))
     if rules.pools:
-        refusals.append((Reason.POOL_NOT_ALLOWED, static.pool.where(lambda pool: pool not in rules.pools)))
+        refused = static.pool.where(lambda pool: not eligibility.allows_pool(rules, pool))
+        refusals.append((Reason.POOL_NOT_ALLOWED, refused))
     return refusals
-
-
-def region_allowed(rules: Placement, snapshot: Snapshot) -> bool:
-    """An unknown residency of this region satisfies no rule: of two views, the stricter decides."""
-    if rules.regions and snapshot.region not in rules.regions:
-        return False
-    if snapshot.region in rules.excluded_regions:
-        return False
-    return not rules.residency or any(tag in rules.residency for tag in snapshot.residency or ())

@@ -6,16 +6,16 @@ priority first. While the region is partitioned nothing is evicted: provisional 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.flow.retreat import over_quota
 from holdfast.model.binding import Binding
 from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.grant_limit import limit_of
 from holdfast.model.meta import Key
-from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
+from holdfast.model.quantity import Amounts, amounts, amounts_text, shortfall
 from holdfast.model.quota import GrantClass
 from holdfast.model.replica import Replica
-from holdfast.model.times import parse_time
 from holdfast.model.view import View
 
 
@@ -35,25 +35,14 @@ def chosen(replica: Replica, binding: Binding, view: View, now: float) -> str:
     return f"placed while the region was partitioned, and the grant of tenant {tenant} does not cover it ({over})"
 
 
-def excess_of(copies: Iterable[GrantCopy], now: float) -> Amounts:
+def excess_of(copies: Sequence[GrantCopy], now: float) -> Amounts:
     """Usage beyond the ordinary part of live grants, from the newest usage report; empty while no grant is live."""
-    allowed: Amounts = {}
-    used: Amounts = {}
-    for copy in copies:
-        spec = copy.spec
-        if spec.grant_class is GrantClass.RECOVERY:
-            continue
-        if not spec.spend_until or parse_time(spec.spend_until) <= now:
-            if spec.grant_class is GrantClass.NORMAL:
-                return {}
-            continue
-        add(allowed, amounts(spec.limit))
-        if spec.grant_class is GrantClass.NORMAL:
-            if copy.status.observed_generation != copy.metadata.generation:
-                return {}
-            add(allowed, amounts(spec.provisional), times=-1)
-            used = amounts(copy.status.used)
-    return shortfall(used, allowed)
+    limit = limit_of(copies, GrantClass.NORMAL, now)
+    normal = next((c for c in copies if c.spec.grant_class is GrantClass.NORMAL), None)
+    if normal is None or normal.metadata.name in limit.ended:
+        return {}
+    counted = normal.status.observed_generation == normal.metadata.generation
+    return shortfall(amounts(normal.status.used), limit.spendable) if counted else {}
 
 
 def _provisional(binding: Binding) -> Mapping[str, int]:

@@ -11,11 +11,10 @@ from holdfast.authority import release as releasing
 from holdfast.authority.account import NodeAccount
 from holdfast.authority.ledger import Ledger
 from holdfast.authority.reserve import Placing
-from holdfast.fleet import assign
 from holdfast.flow import filter as gates
 from holdfast.flow import purse, replicate
-from holdfast.flow.filter import residency
 from holdfast.flow.retreat import release
+from holdfast.model import placement_eligibility as eligibility
 from holdfast.model.binding import Desired
 from holdfast.model.placement import ReleaseAction
 from holdfast.model.replica import PlacementBlock
@@ -27,29 +26,7 @@ from holdfast.store.head import Head
 
 def residency_ignored(patch: Patch) -> None:
     """Neither the share-out, nor the planner, nor the authority looks at where the law lets the work be."""
-    rules, why_not, allowed = (
-        checks.__dict__["rules"],
-        assign.__dict__["why_not"],
-        residency.__dict__["region_allowed"],
-    )
-
-    def anywhere(found: Any, who: Any, region: str, this_region: Any) -> Any:
-        return rules(found, _without_residency(who), region, this_region)
-
-    def any_region(workload: Any, region: Any) -> str:
-        return str(why_not(_without_residency(workload), region))
-
-    def allowed_here(placement: Any, snapshot: Any) -> bool:
-        return bool(allowed(msgspec.structs.replace(placement, residency=()), snapshot))
-
-    patch.set(checks, "rules", anywhere)
-    patch.set(assign, "why_not", any_region)
-    patch.set(residency, "region_allowed", allowed_here)
-
-
-def _without_residency(item: Any) -> Any:
-    placement = msgspec.structs.replace(item.spec.placement, residency=())
-    return msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, placement=placement))
+    patch.set(eligibility, "satisfies_residency", lambda rules, tags: True)
 
 
 def _leave_out_filter(patch: Patch, name: str) -> None:
