@@ -3,7 +3,8 @@
 Of kinds nobody follows the cache knows nothing at all, and a decision must not take that for "there is none". Decisions
 of one pass are committed together: single objects they see as stored, while totals count what was decided before them
 in the pass, so that a burst of decisions does not spend the same room many times. A controller whose decisions share a
-budget among single objects asks for `ordered`: it then sees the status blocks that its pass has set, too.
+budget among single objects asks for `ordered`: it then sees the status blocks that its pass has set, too. A controller
+of the link sees the other cell as `peer`, under the same rules.
 """
 
 from __future__ import annotations
@@ -49,10 +50,21 @@ class _Ahead:
 class DeclaredView:
     def __init__(self, controller: str, cache: Cache, kinds: frozenset[type[Any]], *, ordered: bool = False) -> None:
         self._controller = controller
+        self._peer: DeclaredView | None = None
         self._ordered = ordered
         self._cache = cache
         self._kinds = kinds
         self._ahead: dict[type[Any], _Ahead] = {}
+
+    @property
+    def peer(self) -> DeclaredView:
+        if self._peer is None:
+            raise LookupError(f"controller {self._controller} reads another cell; declare it in its peer_wakes")
+        return self._peer
+
+    def beside(self, peer: DeclaredView) -> None:
+        """Shows the other cell of a link."""
+        self._peer = peer
 
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
         if kind not in self._kinds:

@@ -9,6 +9,7 @@ What always holds:
   once: what happens meanwhile is decided about together.
 - With a moment of calm, a key that is added while many are waits that long first, so that the states a burst only
   passes through are skipped; a few keys a second never wait.
+- With a gathering time, the first key waits that long for others, unless there are enough for a whole batch.
 - Namespaces take turns, so that one tenant's ten thousand keys delay another tenant's one key by one turn.
 - At most `limit` keys are known. Beyond that an added key is refused and counted; a resync finds it again.
 """
@@ -48,11 +49,13 @@ class Workqueue:
         max_s: float = limits.BACKOFF_MAX_S,
         pace_s: float = 0.0,
         calm_s: float = 0.0,
+        gather_s: float = 0.0,
     ) -> None:
         self._ports = ports
         self._limit = limit
         self._first_s = first_s
         self._max_s = max_s
+        self._gather_s = gather_s
         self._turns: dict[str, deque[Key]] = {}
         """Waiting keys by namespace. The first namespace is the next to be served; a served one goes to the end."""
         self._waiting: dict[Key, float] = {}
@@ -181,13 +184,10 @@ class Workqueue:
 
     async def take(self, most: int = 1) -> list[Key]:
         """Waits for a key, then hands out up to `most` that wait now. Each must be given back with `done`."""
-        while not self._waiting:
-            if self._closed:
-                raise Closed
-            self._something.clear()
-            await self._something.wait()
-        if self._closed:
-            raise Closed
+        await self._until_waiting()
+        if self._gather_s and len(self._waiting) < most:
+            await self._ports.clock.sleep(self._gather_s)
+            await self._until_waiting()
         now = self._ports.clock.monotonic()
         taken: list[Key] = []
         while self._waiting and len(taken) < most:
@@ -201,6 +201,13 @@ class Workqueue:
             taken.append(key)
         self._depth.set(len(self._waiting))
         return taken
+
+    async def _until_waiting(self) -> None:
+        while not self._waiting and not self._closed:
+            self._something.clear()
+            await self._something.wait()
+        if self._closed:
+            raise Closed
 
     def done(self, key: Key) -> None:
         """The work on a key is over; if it was added in the meantime, it waits again."""
