@@ -129,7 +129,7 @@ class Cell:
             await runner.start()
         if self.authority is not None:
             await self._placing.start()
-            self._background("authority", lambda: self._placing.while_leading(self._place))
+            self._background("authority", lambda: self._placing.while_leading(self._lead_placement))
         if self.scheduler is not None:
             await self.scheduler.start()
         if self.runners:
@@ -181,7 +181,7 @@ class Cell:
         """The background part that ended by itself, if one did: the process should not go on without it."""
         return next((t.get_name() for t in self._tasks if t.done() and not t.cancelled()), "")
 
-    async def _place(self, token: Token) -> None:
+    async def _lead_placement(self, token: Token) -> None:
         """Makes placement commits while elected; a new term starts from the records, never from memory."""
         assert self.authority is not None
         try:

@@ -51,7 +51,7 @@ from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.workload import Workload
 from holdfast.model.writes import Outcome, Write
-from holdfast.runtime.controller import Controller, Decide, woken_by_itself
+from holdfast.runtime.controller import Controller, Decide, woken_by_object
 
 
 def global_controllers() -> tuple[Controller, ...]:
@@ -329,9 +329,9 @@ def link_controllers(link: Link) -> tuple[Controller, ...]:
     return (
         Controller(
             name="link",
-            decide=_over_both(
+            decide=_from_both_cells(
                 lambda key, there, here, now: mirror.mirror_writes(
-                    mirror.parsed(key), there, here, now, region=region, timed=countdown.copied
+                    mirror.mirror_key(key), there, here, now, region=region, timed=countdown.copied
                 )
             ),
             keys=mirror.keys,
@@ -340,58 +340,62 @@ def link_controllers(link: Link) -> tuple[Controller, ...]:
         ),
         Controller(
             name="grant-sync",
-            decide=_over_both(
+            decide=_from_both_cells(
                 lambda key, there, here, now: grant_sync.copy_writes(
                     key, there, here, region, link.heard_s, ends_s=countdown.here_s
                 )
             ),
             keys=grant_sync.keys,
-            wakes={GrantCopy: woken_by_itself},
+            wakes={GrantCopy: woken_by_object},
             peer_wakes={Grant: grant_sync.woken_by_grant},
         ),
         Controller(
             name="grant-acknowledgement",
-            decide=_over_both(lambda key, there, here, now: grant_sync.acknowledgement(key, there, here, region, now)),
+            decide=_from_both_cells(
+                lambda key, there, here, now: grant_sync.acknowledgement(key, there, here, region, now)
+            ),
             keys=grant_sync.keys,
-            wakes={GrantCopy: woken_by_itself},
+            wakes={GrantCopy: woken_by_object},
             peer_wakes={Grant: grant_sync.woken_by_grant},
             writes_peer=True,
         ),
         Controller(
             name="assignment-report",
-            decide=_over_both(lambda key, there, here, now: report.assignment_writes(key, there, here)),
-            before=link.see_ordinals,
+            decide=_from_both_cells(lambda key, there, here, now: report.assignment_writes(key, there, here)),
+            prepare=link.prepare_assignment_report,
             keys=lambda view: [a.key for a in view.peer.list(Assignment)],
             wakes={
-                Assignment: woken_by_itself,
+                Assignment: woken_by_object,
                 Replica: report.woken_by_part,
                 SchedulingRequest: report.woken_by_part,
                 Node: report.woken_by_node,
                 Reservation: report.woken_by_reservation,
                 GrantCopy: report.woken_by_copy,
             },
-            peer_wakes={Assignment: woken_by_itself},
+            peer_wakes={Assignment: woken_by_object},
             writes_peer=True,
         ),
         Controller(
             name="endpoint-report",
-            decide=_over_both(lambda key, there, here, now: report.endpoint_writes(key, there, here)),
+            decide=_from_both_cells(lambda key, there, here, now: report.endpoint_writes(key, there, here)),
             keys=lambda view: [e.key for side in (view.peer, view) for e in side.list(Endpoint)],
-            wakes={Endpoint: woken_by_itself},
-            peer_wakes={Endpoint: woken_by_itself},
+            wakes={Endpoint: woken_by_object},
+            peer_wakes={Endpoint: woken_by_object},
             writes_peer=True,
         ),
         Controller(
             name="break-glass-report",
-            decide=_over_both(lambda key, there, here, now: break_glass.record_writes(key, there, here, region, now)),
+            decide=_from_both_cells(
+                lambda key, there, here, now: break_glass.record_writes(key, there, here, region, now)
+            ),
             keys=lambda view: [o.key for o in view.list(Override)],
-            wakes={Override: woken_by_itself},
-            peer_wakes={Override: woken_by_itself},
+            wakes={Override: woken_by_object},
+            peer_wakes={Override: woken_by_object},
             writes_peer=True,
         ),
     )
 
 
-def _over_both(writes: Callable[[Key, View, View, float], Iterable[Write]]) -> Decide:
+def _from_both_cells(writes: Callable[[Key, View, View, float], Iterable[Write]]) -> Decide:
     """A decision about one key from the global cell, this region and the time."""
     return lambda key, view, now: Outcome(writes=tuple(writes(key, view.peer, view, now)))

@@ -83,3 +83,8 @@ def test_an_ordered_controller_sees_the_status_its_pass_has_set() -> None:
 def test_an_undeclared_kind_has_no_total() -> None:
     with pytest.raises(LookupError, match="declare it"):
         DeclaredView("test", Cache(), frozenset({PriorityClass})).total(Tenant, "", ranks)
+
+
+def test_a_controller_of_one_cell_cannot_read_another() -> None:
+    with pytest.raises(LookupError, match="peer_wakes"):
+        _ = DeclaredView("serve", Cache(), frozenset({Tenant})).peer

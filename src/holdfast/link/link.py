@@ -98,8 +98,8 @@ class Link:
         finally:
             await self.peer.stop()
 
-    async def see_ordinals(self, key: Key) -> None:
-        """Done before each decision about the status of an assignment (`exclusive`)."""
+    async def prepare_assignment_report(self, key: Key) -> None:
+        """Reads the replicas of an exclusive Assignment before its status is decided (`exclusive`)."""
         await exclusive.see_ordinals(key, self.peer.cache, self._here, self._mirrors)
 
     async def _check_lives(self) -> None:
@@ -199,8 +199,8 @@ class Link:
         due = passed_s - self._leases_seen_s > limits.GRANT_LEASE_S * grant_sync.LOOKED_AT_AFTER
         if put_back or due or silent_s > 2 * limits.REGION_REPORT_EVERY_S:
             self._leases_seen_s = passed_s
-            self.runners["grant-sync"].look_at_all()
-            self.runners["grant-acknowledgement"].look_at_all()
+            self.runners["grant-sync"].resync_now()
+            self.runners["grant-acknowledgement"].resync_now()
 
     async def _renew_tenure(self, asked_s: float, revision: int) -> None:
         """Asks which exclusive ordinals of scope Global are this region's, and keeps the answer as its tenure.

@@ -109,8 +109,8 @@ def queue_key(kind: type[Any], name: Key) -> Key:
     return Key("", f"{kind_of(kind).name}/{name.namespace}/{name.name}")
 
 
-def parsed(key: Key) -> MirrorKey:
-    kind, namespace, name = key.name.split("/")
+def mirror_key(key: Key) -> MirrorKey:
+    kind, namespace, name = key.name.split("/", 2)
     return BY_NAME[kind].type, Key(namespace, name)
 
 

@@ -142,7 +142,6 @@ READ_BACK_ATTEMPTS = 8
 
 # What runs controllers, and the client
 QUEUE_KEYS_MAX = 200_000
-WORKERS_MAX = 16
 # Decisions that go over all replicas of a workload are made at most so often for each.
 WORKLOAD_PACE_S = 0.05
 # What only sums up is written at once for so many keys a second; in a burst each waits a moment, and is written once.

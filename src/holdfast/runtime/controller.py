@@ -18,7 +18,7 @@ from holdfast.model.meta import Key
 from holdfast.model.view import View
 from holdfast.model.writes import Outcome
 
-__all__ = ["Controller", "ControllerView", "Decide", "View", "Wake", "woken_by_itself"]
+__all__ = ["Controller", "ControllerView", "Decide", "View", "Wake", "woken_by_object"]
 
 
 class ControllerView(View, Protocol):
@@ -36,14 +36,14 @@ Filters by what changed, and cheaply: it runs for every event of its kind."""
 Decide = Callable[[Key, ControllerView, float], Outcome]
 
 
-def woken_by_itself(new: Any, old: Any, view: View) -> Iterable[Key]:
+def woken_by_object(new: Any, old: Any, view: View) -> Iterable[Key]:
     """A change of an object wakes the key of that object."""
     return ((new if new is not None else old).key,)
 
 
 @dataclass(frozen=True)
 class Controller:
-    """`name` is also the identity it writes as (model.ownership). Singletons run only on their election's winner."""
+    """`name` is also the identity it writes as in its own cell (model.ownership)."""
 
     name: str
     decide: Decide
@@ -53,8 +53,6 @@ class Controller:
     reads: tuple[type[Any], ...] = ()
     """Kinds it reads without being woken by them."""
     resync_s: float = limits.RESYNC_S
-    workers: int = 1
-    singleton: bool = True
     batch: bool = False
     """Decide up to `limits.BATCH` waiting keys in one pass, from one view, and commit their writes together.
 
@@ -71,6 +69,6 @@ class Controller:
     """Kinds of the other cell that wake it. A controller that has some is a controller of the link."""
     writes_peer: bool = False
     """Whether it writes to the other cell. The fencing token of this cell means nothing there, so none is sent."""
-    before: Callable[[Key], Awaitable[None]] | None = None
+    prepare: Callable[[Key], Awaitable[None]] | None = None
     """Done for each key right before the decision about it. If it raises a Fault, nothing is decided, and the key is
     tried again later."""

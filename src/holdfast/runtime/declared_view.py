@@ -62,8 +62,8 @@ class DeclaredView:
             raise LookupError(f"controller {self._controller} reads another cell; declare it in its peer_wakes")
         return self._peer
 
-    def beside(self, peer: DeclaredView) -> None:
-        """Shows the other cell of a link."""
+    def attach_peer(self, peer: DeclaredView) -> None:
+        """Makes the other cell of a link readable."""
         self._peer = peer
 
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:

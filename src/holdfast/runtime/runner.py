@@ -2,12 +2,12 @@
 
 What always holds:
 
-- A key is decided by one worker at a time, from the cache, and after a commit never again before the cache holds what
+- One worker decides all keys, from the cache, and after a commit never again before the cache holds what
   that commit wrote: a decision is not repeated because its own effect was not seen yet. (A commit to the peer cell
   answers without objects, to save the link: there a decision may be repeated, and must be harmless.)
 - All writes of one decision are one commit. Releases and notices follow only after it.
-- A singleton decides and writes only while its election is won, and under the election's token; before its first
-  decision as leader it lists everything it reads, so that it builds on whatever its predecessor committed.
+- With an election it decides and writes only while the election is won, and under its token; before its first decision
+  as leader it lists everything it reads, so that it builds on what its predecessor committed.
 - A failed key is tried again with a pause that grows; no failure stops the controller or another key.
 - A controller of the link (`peer_wakes`) decides keys that come within `limits.LINK_FLUSH_EVERY_S` together, at most
   `limits.LINK_BATCH` at a time, and pauses as a whole while a cell does not answer, up to `limits.RECONNECT_MAX_S`.
@@ -50,8 +50,6 @@ class Runner:
         peer: Informers | None = None,
     ) -> None:
         """`client` writes to the cell that the controller writes to; `peer` follows the other cell of a link."""
-        if not 1 <= controller.workers <= limits.WORKERS_MAX:
-            raise ValueError(f"{controller.name}: {controller.workers} workers; 1 to {limits.WORKERS_MAX} are possible")
         self.controller = controller
         self._resync_s = controller.resync_s
         if controller.resync_s >= limits.RESYNC_S:  # what looks more often does so for the sake of time
@@ -66,20 +64,20 @@ class Runner:
             gather_s=limits.LINK_FLUSH_EVERY_S if self._linked else 0.0,
         )
         self._ports = ports
-        self._election = election if controller.singleton else None
+        self._election = election
         self._informers = informers
         self._reads: tuple[type[Any], ...] = tuple(dict.fromkeys((*controller.wakes, *controller.reads)))
         self._view = DeclaredView(
             controller.name, informers.cache, frozenset(self._reads), ordered=controller.ordered
         )  # fmt: skip
         if peer is not None:
-            self._view.beside(DeclaredView(controller.name, peer.cache, frozenset(controller.peer_wakes)))
-        self._written = self._view.peer if controller.writes_peer else self._view
+            self._view.attach_peer(DeclaredView(controller.name, peer.cache, frozenset(controller.peer_wakes)))
+        self._target_view = self._view.peer if controller.writes_peer else self._view
         """The view of the cell that it writes to."""
-        written = peer if controller.writes_peer and peer is not None else informers
+        target = peer if controller.writes_peer and peer is not None else informers
         self._log = structlog.get_logger().bind(controller=controller.name, cell=client.cell)
         self._carrier = Carrier(
-            controller.name, client=client, informers=written, queue=self.queue, ports=ports,
+            controller.name, client=client, informers=target, queue=self.queue, ports=ports,
             token=self._token, refuted=self._refuted, linked=self._linked, brief=controller.writes_peer,
         )  # fmt: skip
         self._active = False
@@ -128,7 +126,7 @@ class Runner:
             self._election.refuted(token)
 
     async def run(self) -> None:
-        """Runs until cancelled: for whoever decides itself when the controller runs, in place of `start`."""
+        """Runs until cancelled, in the foreground. The link calls it in place of `start`, each time it comes up."""
         await self._informers.synced()
         if self._election is None:
             await self._act()
@@ -142,20 +140,17 @@ class Runner:
     async def _act(self) -> None:
         """One term: look at everything, then follow."""
         self._active = True
-        self.look_at_all()
-        workers = [
-            asyncio.create_task(self._work(), name=f"worker {self.controller.name} {number}")
-            for number in range(self.controller.workers)
-        ]
+        self.resync_now()
+        worker = asyncio.create_task(self._work(), name=f"worker {self.controller.name}")
         try:
             while True:
                 await self._ports.clock.sleep(jittered_s(self._resync_s, self._ports.random))
-                self.look_at_all()
+                self.resync_now()
         finally:
             self._active = False
             self.queue.clear()
             # A commit under way may still arrive; its token says whether it counts, and the next term lists first.
-            await end(*workers)
+            await end(worker)
 
     async def _catch_up(self) -> None:
         backoff = Backoff(self._ports.random, max_s=limits.RECONNECT_MAX_S)
@@ -189,7 +184,7 @@ class Runner:
 
         return woken
 
-    def look_at_all(self) -> None:
+    def resync_now(self) -> None:
         """Adds every key, as a resync does."""
         try:
             self.queue.add_all(self.controller.keys(self._view))
@@ -211,7 +206,7 @@ class Runner:
                 return
             began = clock.monotonic()
             try:
-                self._written.begin_pass()
+                self._target_view.begin_pass()
                 decided = [made for key in keys if (made := await self._decide(key)) is not None]
                 await self._carrier.carry_out(decided)
             except Exception:
@@ -235,15 +230,17 @@ class Runner:
     async def _decide(self, key: Key) -> Decided | None:
         self._decisions.inc()
         try:
-            if self.controller.before is not None:
-                await self.controller.before(key)
-            outcome = self.controller.decide(key, self._view, self._ports.clock.now())
-            self._written.assume(outcome.writes)
-            return Decided(key, outcome)
+            if self.controller.prepare is not None:
+                await self.controller.prepare(key)
         except Fault as fault:
-            self.queue.retry(key)
-            self._log.info("decision_put_off", object=str(key), reason=fault.reason, message=fault.message)
+            pause_s = self.queue.retry(key)
+            facts = {"reason": fault.reason, "message": fault.message, "again_in_s": round(pause_s, 3)}
+            self._log.info("decision_put_off", object=str(key), **facts)
             return None
+        try:
+            outcome = self.controller.decide(key, self._view, self._ports.clock.now())
+            self._target_view.assume(outcome.writes)
+            return Decided(key, outcome)
         except Exception:
             self._panics.inc()
             pause_s = self.queue.retry(key)

@@ -53,7 +53,7 @@ def lease_from_the_cache(patch: Patch) -> None:
         async def renew() -> None:
             while True:
                 self.heard_s = self._ports.clock.now()
-                self.runners["grant-sync"].look_at_all()
+                self.runners["grant-sync"].resync_now()
                 await self._ports.clock.sleep(5.0)
 
         async with asyncio.TaskGroup() as group:
