@@ -13,9 +13,8 @@ import structlog
 
 from holdfast.authority.authority import Authority
 from holdfast.client.contract import Client, Token
-from holdfast.controllers import global_controllers, regional_controllers
+from holdfast.controllers import global_controllers, link_controllers, regional_controllers
 from holdfast.flow import replay
-from holdfast.gate import collect
 from holdfast.gate.events import EventLog
 from holdfast.gate.gate import Gate
 from holdfast.gate.local import LocalClient, Placement
@@ -99,12 +98,14 @@ class Cell:
                     name,
                     there=there,
                     mirrors=self.client_of("link"),
-                    grants=self.client_of("grant-sync"),
                     here=self.informers,
                     ports=ports,
                     countdown=self._countdown,
                     probe=probe,
                 )
+                for row in link_controllers(self.link):
+                    client = there if row.writes_peer else self.client_of(row.name)
+                    self.link.runners[row.name] = Runner(row, client, self.informers, ports, peer=self.link.peer)
         self._tasks: list[asyncio.Task[None]] = []
 
     def client_of(self, role: str) -> Client:
@@ -116,10 +117,7 @@ class Cell:
 
     def _runners(self) -> list[Runner]:
         table = global_controllers() if self.name == GLOBAL else regional_controllers(self.name)
-        return [
-            Runner(item, self.client_of(item.name), self.informers, self.ports, self.election)
-            for item in (*table, collect.collector(self.name))
-        ]
+        return [Runner(item, self.client_of(item.name), self.informers, self.ports, self.election) for item in table]
 
     async def start(self) -> None:
         """Returns when the cell can be read and written; controllers take up their work in the background."""
@@ -131,13 +129,13 @@ class Cell:
             await runner.start()
         if self.authority is not None:
             await self._placing.start()
-            self._background("authority", self._lead_authority)
+            self._background("authority", lambda: self._placing.while_leading(self._lead_placement))
         if self.scheduler is not None:
             await self.scheduler.start()
         if self.runners:
-            self._background("countdown", self._count_down)
+            self._background("countdown", lambda: self.election.while_leading(self._count_down))
         if self.link is not None:
-            self._background("link", self._keep_link)
+            self._background("link", lambda: self.election.while_leading(self._keep_link))
         if self.name == GLOBAL:
             self._background("gauges", self._gauge_fleet)
         self._background("compaction", self._compact)
@@ -183,56 +181,31 @@ class Cell:
         """The background part that ended by itself, if one did: the process should not go on without it."""
         return next((t.get_name() for t in self._tasks if t.done() and not t.cancelled()), "")
 
-    async def _lead_authority(self) -> None:
+    async def _lead_placement(self, token: Token) -> None:
         """Makes placement commits while elected; a new term starts from the records, never from memory."""
-        authority = self.authority
-        assert authority is not None
-        while True:
-            token = await self._placing.won()
-            await authority.start(token)
-            running = asyncio.create_task(self._run_authority(authority, token), name="authority term")
-            try:
-                await self._placing.lost()
-            finally:
-                authority.stop()
-                await end(running)
+        assert self.authority is not None
+        try:
+            await self.authority.start(token)
+            await self.authority.run()
+            self._placing.refuted(token)
+        finally:
+            self.authority.stop()
 
-    async def _run_authority(self, authority: Authority, token: Token) -> None:
-        await authority.run()
-        self._placing.refuted(token)
-
-    async def _keep_link(self) -> None:
+    async def _keep_link(self, token: Token) -> None:
         """The link is started again whatever ends it: a region without it only ages. One process of a cell has it."""
         assert self.link is not None
         while True:
-            await self.election.won()
-            running = asyncio.create_task(self.link.run(), name=f"{self.name} link")
-            lost = asyncio.create_task(self.election.lost(), name=f"{self.name} link election")
             try:
-                await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
-                failure = running.exception() if running.done() and not running.cancelled() else None
-                if failure is not None:
-                    log.error("link_failed", cell=self.name, exc_info=failure)
-            finally:
-                await end(running, lost)
-            if self.election.leading:
-                await self.ports.clock.sleep(limits.RECONNECT_MAX_S)
+                await self.link.run()
+            except Exception:
+                log.exception("link_failed", cell=self.name)
+            await self.ports.clock.sleep(limits.RECONNECT_MAX_S)
 
-    async def _count_down(self) -> None:
+    async def _count_down(self, token: Token) -> None:
         """One process of a cell counts the time of its overrides; what another counted before is not known here."""
         await self.informers.synced()
-        while True:
-            await self.election.won()
-            self._countdown.lost()
-            running = asyncio.create_task(self._countdown.run(), name=f"{self.name} countdown")
-            lost = asyncio.create_task(self.election.lost(), name=f"{self.name} countdown election")
-            try:
-                await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
-                failure = running.exception() if running.done() and not running.cancelled() else None
-                if failure is not None:
-                    raise failure
-            finally:
-                await end(running, lost)
+        self._countdown.lost()
+        await self._countdown.run()
 
     async def _gauge_fleet(self) -> None:
         await self.informers.synced()

@@ -1,6 +1,11 @@
-"""The table of controllers: which run in which cell, and what wakes each of them."""
+"""The table of controllers: which run in which cell, and what wakes each of them.
+
+Controllers of the link read two cells, the region and the global cell (`view.peer`), and run while the link is up.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 from holdfast.fleet import (
     assign,
@@ -19,6 +24,9 @@ from holdfast.fleet import (
 )
 from holdfast.flow import hold, node_health, replicate, serve
 from holdfast.flow.retreat import drain, finalizers, preempt, release, repair
+from holdfast.gate.collect import Collector
+from holdfast.link import break_glass, grant_sync, mirror, report
+from holdfast.link.link import Link
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, Reservation
@@ -27,6 +35,7 @@ from holdfast.model.endpoint import Endpoint
 from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.hold import Hold
 from holdfast.model.lease_page import LeasePage
+from holdfast.model.meta import Key
 from holdfast.model.node import Node
 from holdfast.model.node_pool import NodePool
 from holdfast.model.override import Override
@@ -39,12 +48,33 @@ from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision, SchedulerPolicy
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.tenant import Tenant
+from holdfast.model.view import View
 from holdfast.model.workload import Workload
-from holdfast.runtime.controller import Controller
+from holdfast.model.writes import Outcome, Write
+from holdfast.runtime.controller import Controller, Decide, woken_by_object
 
 
 def global_controllers() -> tuple[Controller, ...]:
-    return (*_workload_controllers(), *_revision_controllers(), *_incident_controllers(), _finalizers("global"))
+    return (
+        *_workload_controllers(),
+        *_revision_controllers(),
+        *_incident_controllers(),
+        _finalizers("global"),
+        garbage_collection("global"),
+    )
+
+
+def garbage_collection(cell: str) -> Controller:
+    """Deletes dependents of deleted owners, in every cell."""
+    here = Collector(cell)
+    return Controller(
+        name="collect",
+        decide=here.decide,
+        keys=here.keys,
+        wakes={kind.type: here.wake_for(kind) for kind in here.seen},
+        resync_s=limits.COLLECT_RESYNC_S,
+        batch=True,
+    )
 
 
 def _finalizers(cell: str) -> Controller:
@@ -290,4 +320,83 @@ def regional_controllers(region: str) -> tuple[Controller, ...]:
             reads=(Binding, Reservation, Tenant),
             resync_s=10.0,  # one key at a time: budgets share the nodes
         ),
+        garbage_collection(region),
     )
+
+
+def link_controllers(link: Link) -> tuple[Controller, ...]:
+    """What a region and the global cell exchange object by object. The first two write here, the others there."""
+    region, countdown = link.region, link.countdown
+    return (
+        Controller(
+            name="link",
+            decide=_from_both_cells(
+                lambda key, there, here, now: mirror.mirror_writes(
+                    mirror.mirror_key(key), there, here, now, region=region, timed=countdown.copied
+                )
+            ),
+            keys=mirror.keys,
+            wakes=dict.fromkeys(mirror.MIRRORED, mirror.woken_by_any),
+            peer_wakes={**dict.fromkeys(mirror.MIRRORED, mirror.woken_by_any), Region: mirror.woken_by_region},
+        ),
+        Controller(
+            name="grant-sync",
+            decide=_from_both_cells(
+                lambda key, there, here, now: grant_sync.copy_writes(
+                    key, there, here, region, link.heard_s, ends_s=countdown.here_s
+                )
+            ),
+            keys=grant_sync.keys,
+            wakes={GrantCopy: woken_by_object},
+            peer_wakes={Grant: grant_sync.woken_by_grant},
+        ),
+        Controller(
+            name="grant-acknowledgement",
+            decide=_from_both_cells(
+                lambda key, there, here, now: grant_sync.acknowledgement(key, there, here, region, now)
+            ),
+            keys=grant_sync.keys,
+            wakes={GrantCopy: woken_by_object},
+            peer_wakes={Grant: grant_sync.woken_by_grant},
+            writes_peer=True,
+        ),
+        Controller(
+            name="assignment-report",
+            decide=_from_both_cells(lambda key, there, here, now: report.assignment_writes(key, there, here)),
+            prepare=link.prepare_assignment_report,
+            keys=lambda view: [a.key for a in view.peer.list(Assignment)],
+            wakes={
+                Assignment: woken_by_object,
+                Replica: report.woken_by_part,
+                SchedulingRequest: report.woken_by_part,
+                Node: report.woken_by_node,
+                Reservation: report.woken_by_reservation,
+                GrantCopy: report.woken_by_copy,
+            },
+            peer_wakes={Assignment: woken_by_object},
+            writes_peer=True,
+        ),
+        Controller(
+            name="endpoint-report",
+            decide=_from_both_cells(lambda key, there, here, now: report.endpoint_writes(key, there, here)),
+            keys=lambda view: [e.key for side in (view.peer, view) for e in side.list(Endpoint)],
+            wakes={Endpoint: woken_by_object},
+            peer_wakes={Endpoint: woken_by_object},
+            writes_peer=True,
+        ),
+        Controller(
+            name="break-glass-report",
+            decide=_from_both_cells(
+                lambda key, there, here, now: break_glass.record_writes(key, there, here, region, now)
+            ),
+            keys=lambda view: [o.key for o in view.list(Override)],
+            wakes={Override: woken_by_object},
+            peer_wakes={Override: woken_by_object},
+            writes_peer=True,
+        ),
+    )
+
+
+def _from_both_cells(writes: Callable[[Key, View, View, float], Iterable[Write]]) -> Decide:
+    """A decision about one key from the global cell, this region and the time."""
+    return lambda key, view, now: Outcome(writes=tuple(writes(key, view.peer, view, now)))

@@ -161,7 +161,7 @@ async def test_controller_runs_over_http(cell: Running) -> None:
 
     client = cell.client("serve")
     informers = Informers(client, cell.ports)
-    twins = Controller("serve", decide, {Endpoint: wake}, lambda view: (), singleton=False, batch=True)
+    twins = Controller("serve", decide, {Endpoint: wake}, lambda view: (), batch=True)
     runner = Runner(twins, client, informers, cell.ports)
     await informers.start()
     await runner.start()

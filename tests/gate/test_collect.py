@@ -20,7 +20,7 @@ from tests.gate.conftest import (
     workload,
 )
 
-from holdfast.gate.collect import collector
+from holdfast.controllers import garbage_collection
 from holdfast.gate.local import LocalClient
 from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding
@@ -45,7 +45,7 @@ class Running:
     def __init__(self, world: World) -> None:
         client = LocalClient(world.gate, by("collect", world.cell))
         self.informers = Informers(client, world.ports)
-        controller = collector(world.cell)
+        controller = garbage_collection(world.cell)
         self.runner = Runner(controller, client, self.informers, world.ports, None)
 
     async def start(self) -> None:
@@ -248,6 +248,6 @@ async def test_replicas_of_deleted_assignment_are_collected(collected_north: Wor
 
 
 def test_collector_watches_owners_but_not_claims() -> None:
-    controller = collector("north")
+    controller = garbage_collection("north")
     assert Binding not in controller.wakes, "claims are not its business"
     assert Assignment in controller.wakes, "copies may own something"

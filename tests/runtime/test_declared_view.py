@@ -83,3 +83,8 @@ def test_view_shows_statuses_of_pass_only_if_requested() -> None:
 def test_view_total_of_undeclared_kind_raises_lookup_error() -> None:
     with pytest.raises(LookupError, match="not in its wakes or reads"):
         DeclaredView("test", Cache(), frozenset({PriorityClass})).total(Tenant, "", ranks)
+
+
+def test_a_controller_of_one_cell_cannot_read_another() -> None:
+    with pytest.raises(LookupError, match="peer_wakes"):
+        _ = DeclaredView("serve", Cache(), frozenset({Tenant})).peer

@@ -18,6 +18,7 @@ from holdfast.model.meta import Key
 from holdfast.model.term import Term
 from holdfast.model.writes import Create
 from holdfast.runtime.leader import NAMESPACE, Election
+from holdfast.runtime.tasks import end
 
 
 class SlowClock(VirtualClock):
@@ -185,7 +186,15 @@ def test_expired_lease_ends_leadership_and_notifies_listeners() -> None:
         cell = ScriptedCell()
         one, client = contender(cell, "one")
         heard: list[Token | None] = []
-        one.on_change(heard.append)
+
+        async def work(token: Token) -> None:
+            heard.append(token)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                heard.append(None)
+
+        working = asyncio.create_task(one.while_leading(work))
         await one.start()
         await one.won()
         client.down = True
@@ -194,6 +203,9 @@ def test_expired_lease_ends_leadership_and_notifies_listeners() -> None:
         assert heard[0] is not None and heard[1] is None
         client.down = False
         await asyncio.wait_for(one.won(), 10)
+        await until(lambda: len(heard) == 3 and heard[2] is not None, within_s=1)
+        await end(working)
+        assert heard[3:] == [None]
         await one.stop()
 
     run(main)

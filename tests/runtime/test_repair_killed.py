@@ -68,8 +68,8 @@ class Mortal:
     def watch(self, kind: type[Any], namespace: str = "", **more: Any) -> Any:
         return self._client.watch(kind, namespace, **more)
 
-    async def commit(self, writes: Sequence[Write], *, token: Token | None = None) -> Committed:
-        return await self._call(lambda: self._client.commit(writes, token=token))
+    async def commit(self, writes: Sequence[Write], *, token: Token | None = None, brief: bool = False) -> Committed:
+        return await self._call(lambda: self._client.commit(writes, token=token, brief=brief))
 
     async def notify(self, notices: Sequence[Notice], *, component: str) -> None:
         await self._call(lambda: self._client.notify(notices, component=component))

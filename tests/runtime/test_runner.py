@@ -62,7 +62,7 @@ class Setup:
             return decide(key, view, now)
 
         controller = Controller(
-            "test", counting, {Tenant: wake}, keys, reads=(Endpoint,), singleton=election, **options
+            "test", counting, {Tenant: wake}, keys, reads=(Endpoint,), **options
         )  # fmt: skip
         self.election = Election(self.client, "test", "me", self.ports) if election else None
         self.runner = Runner(controller, self.client, self.informers, self.ports, self.election)

@@ -19,7 +19,7 @@ KEPT = {
     "freed-without-proof": 1, "identity-reused": 1, "claimed-twice": 277, "old-attempt-accepted": 2,
     "finalizer-removed-early": 1, "heartbeat-trusted": 2, "no-watchdog": 2, "watchdog-late": 2,
     "counted-from-reply": 231, "start-with-fresh-deadline": 3, "takeover-fences-at-once": 2,
-    "removed-node-unnoticed": 2, "budget-of-each-region": 3217, "shrink-unacknowledged": 1,
+    "removed-node-unnoticed": 2, "budget-of-each-region": 922, "shrink-unacknowledged": 1,
     "acknowledged-too-early": 1, "lease-from-the-cache": 752, "provisional-without-part": 161,
     "finished-batch-keeps-grant": 6, "ordinal-in-two-regions": 2, "ordinal-moved-too-early": 2,
     "tenure-not-waited-for": 2, "tenure-ignored": 746, "member-hogs": 2, "watch-resumes-at-now": 2,

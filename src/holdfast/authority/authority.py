@@ -189,7 +189,7 @@ class Authority:
         try:
             await self._commits.lost.wait()
         finally:
-            self._heartbeats.refuse_all()
+            self.stop()
             await end(*tasks)
 
     async def tick(self) -> None:

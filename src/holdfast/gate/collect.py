@@ -21,9 +21,8 @@ from holdfast.model.ownership import TENANT_CONTENTS
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import NOTHING, Delete, Outcome, Update, Write
-from holdfast.runtime.controller import Controller, Wake
+from holdfast.runtime.controller import Wake
 
-NAME = "collect"
 FOREGROUND, ORPHAN, CONTENTS = "foregroundDeletion", "orphan", TENANT_CONTENTS
 _MINE = frozenset({FOREGROUND, ORPHAN, CONTENTS})
 
@@ -39,15 +38,6 @@ _GLOBAL_STEPS = (("Workload",), ("Assignment",), ("Quota",), ("Grant",))
 # In a region the work goes with its assignments, and grant-sync takes its copies away; only what else is left behind is
 # cleared, once the tenant's copy and its last replica are gone.
 _REGION_WAITS = ("Replica",)
-
-
-def collector(cell: str) -> Controller:
-    """The collector of one cell."""
-    here = Collector(cell)
-    wakes = {kind.type: here.wake_for(kind) for kind in here.seen}
-    return Controller(
-        name=NAME, decide=here.decide, wakes=wakes, keys=here.keys, resync_s=limits.COLLECT_RESYNC_S, batch=True
-    )  # fmt: skip
 
 
 class Collector:

@@ -7,6 +7,7 @@ counts is never less than what this region may still spend.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from holdfast.model.quota import Grant, GrantClass, grant_name
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.writes import Create, SetStatus, Update, Write
+from holdfast.runtime.controller import ControllerView
 
 RENEWED_AFTER = 0.5
 """The part of a lease that must have passed before it is worth a write to renew it."""
@@ -166,7 +168,14 @@ def held_by(copy: GrantCopy) -> Amounts:
     return held
 
 
-def keys(grants: View, here: View) -> list[Key]:
-    found = {Key(g.metadata.namespace, copy_name(g.spec.grant_class)) for g in grants.list(Grant)}
-    found |= {c.key for c in here.list(GrantCopy)}
-    return sorted(found)
+def keys(view: ControllerView) -> Iterable[Key]:
+    found = {_copy_key(grant) for grant in view.peer.list(Grant)}
+    return sorted(found | {c.key for c in view.list(GrantCopy)})
+
+
+def woken_by_grant(new: Any, old: Any, view: View) -> Iterable[Key]:
+    return (_copy_key(new if new is not None else old),)
+
+
+def _copy_key(grant: Grant) -> Key:
+    return Key(grant.metadata.namespace, copy_name(grant.spec.grant_class))

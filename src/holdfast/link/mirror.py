@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -11,8 +11,8 @@ from holdfast.fleet import rejoin
 from holdfast.link import break_glass
 from holdfast.link.countdown import Timed
 from holdfast.model.assignment import Assignment
-from holdfast.model.kinds import kind_of
-from holdfast.model.meta import Key, Object, ObjectMeta
+from holdfast.model.kinds import BY_NAME, kind_of
+from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.override import Override
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.recovery_budget import RecoveryBudget
@@ -21,13 +21,11 @@ from holdfast.model.scheduler_policy import PolicyRevision
 from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.writes import Create, Delete, Update, Write
-from holdfast.runtime.informer import Changed
+from holdfast.runtime.controller import ControllerView
 
 MIRRORED: tuple[type[Any], ...] = (
     Tenant, Region, PriorityClass, RecoveryBudget, PolicyRevision, Override, Assignment,
 )  # fmt: skip
-FIELDS_OF_REGION = frozenset({Assignment})
-"""Kinds of which a region needs only its own."""
 STATUS_MATTERS = frozenset({Override})
 """Kinds whose status decides something in the region; of the others only the spec is copied."""
 
@@ -105,19 +103,30 @@ def _alike(copy: Any, wanted: Any) -> bool:
     return all(getattr(copy, name) == getattr(wanted, name) for name in wanted.__struct_fields__ if name != "metadata")
 
 
-def keys_of(changes: Sequence[Changed[Any]]) -> list[MirrorKey]:
-    """The keys of changed objects, whichever side they changed on."""
-    return [(type(item), item.key) for change in changes if (item := _either(change)) is not None]
+def queue_key(kind: type[Any], name: Key) -> Key:
+    """`Kind/namespace/name`. All are in one namespace, so that they are handed out in the order of `keys`: tenants
+    first, without which the gate takes nothing of theirs."""
+    return Key("", f"{kind_of(kind).name}/{name.namespace}/{name.name}")
 
 
-def _either(change: Changed[Any]) -> Object | None:
-    return change.new if change.new is not None else change.old
+def mirror_key(key: Key) -> MirrorKey:
+    kind, namespace, name = key.name.split("/", 2)
+    return BY_NAME[kind].type, Key(namespace, name)
 
 
-def all_keys(originals: View, copies: View) -> list[MirrorKey]:
-    """Every key on either side, for the periodic comparison."""
-    found: dict[MirrorKey, None] = {}
-    for kind in MIRRORED:
-        for view in (originals, copies):
-            found.update({(kind, item.key): None for item in view.list(kind)})
-    return list(found)
+def keys(view: ControllerView) -> Iterable[Key]:
+    """Every key on either side."""
+    return [queue_key(kind, item.key) for kind in MIRRORED for side in (view.peer, view) for item in side.list(kind)]
+
+
+def woken_by_any(new: Any, old: Any, view: View) -> Iterable[Key]:
+    item = new if new is not None else old
+    return (queue_key(type(item), item.key),)
+
+
+def woken_by_region(new: Region | None, old: Region | None, view: ControllerView) -> Iterable[Key]:
+    """What was held back until the last region had answered a restored global cell can be taken on now."""
+    found = list(woken_by_any(new, old, view))
+    if new is not None and old is not None and not rejoin.has_answered(old):
+        found += (queue_key(Assignment, a.key) for a in view.peer.list(Assignment))
+    return found

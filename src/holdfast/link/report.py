@@ -9,15 +9,16 @@ import msgspec
 
 from holdfast.flow.active_policy import active_policy
 from holdfast.flow.assignment_status import assignment_status
-from holdfast.flow.retreat import preempt
+from holdfast.flow.retreat import over_quota, preempt
 from holdfast.flow.retreat.budget import held_back
 from holdfast.flow.retreat.turns import to_leave
 from holdfast.link import answering
 from holdfast.link.trial import guarded, tally
 from holdfast.model.assignment import Assignment, AssignmentStatus
-from holdfast.model.binding import Binding
+from holdfast.model.binding import Binding, Reservation
 from holdfast.model.decision import Decision
 from holdfast.model.endpoint import Endpoint
+from holdfast.model.grant_copy import GrantCopy
 from holdfast.model.hold import Hold, is_kept
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import Node, node_capacity, why_not_schedulable
@@ -59,6 +60,34 @@ def assignment_writes(key: Key, originals: View, here: View) -> Iterable[Write]:
             "Assignment", original.key, original.uid, blocks=blocks, observed_generation=status.observed_generation
         ),
     )
+
+
+def woken_by_part(new: Any, old: Any, view: View) -> Iterable[Key]:
+    """A Replica or SchedulingRequest concerns the assignment it belongs to."""
+    return _assignments_of([new if new is not None else old])
+
+
+def woken_by_node(new: Node | None, old: Node | None, view: View) -> Iterable[Key]:
+    """A drain may be held back by a budget that other regions have a part of: they should hear of it."""
+    if new is None or old is None or new.spec.drain == old.spec.drain:
+        return ()
+    return _assignments_of(view.by(Replica, "node", new.metadata.name))
+
+
+def woken_by_reservation(new: Reservation | None, old: Reservation | None, view: View) -> Iterable[Key]:
+    """So may work that is to make way for a stronger claim."""
+    item = new if new is not None else old
+    return _assignments_of(preempt.victims_of(item, view)) if item is not None and item.spec.victims else ()
+
+
+def woken_by_copy(new: GrantCopy | None, old: GrantCopy | None, view: View) -> Iterable[Key]:
+    """Work beyond the tenant's limit must leave, within its disruption budgets."""
+    tenant = next(copy.metadata.namespace for copy in (new, old) if copy is not None)
+    return [a.key for a in view.list(Assignment, tenant)] if over_quota.excess_of(view.list(GrantCopy, tenant)) else ()
+
+
+def _assignments_of(parts: Iterable[Any]) -> Iterable[Key]:
+    return [Key(part.metadata.namespace, part.spec.assignment) for part in parts]
 
 
 def endpoint_writes(key: Key, originals: View, here: View) -> Iterable[Write]:

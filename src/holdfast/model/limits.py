@@ -248,7 +248,6 @@ READ_BACK_ATTEMPTS = 8
 # Keys in one controller queue. A further key is dropped; the next resync finds it. Twice the largest tested fleet.
 QUEUE_KEYS_MAX = 200_000
 # Workers of one controller. A table row with more is rejected at start.
-WORKERS_MAX = 16
 # Minimum time between two decisions about one workload, for controllers that read all its replicas every time.
 WORKLOAD_PACE_S = 0.05
 # Debounce of summary statuses in a burst: a key waits this long, and all changes in that time become one write.

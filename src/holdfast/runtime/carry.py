@@ -48,7 +48,8 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
 
 
 class Carrier:
-    """`token` answers what to write under, or raises StaleToken; `refuted` is told when a token was refused."""
+    """`token` answers what to write under, or raises StaleToken; `refuted` is told when a token was refused. `linked`:
+    two cells move apart, so no refusal is a mistake of the decision. `brief`: commits answer without objects."""
 
     def __init__(
         self,
@@ -60,6 +61,8 @@ class Carrier:
         ports: Ports,
         token: Callable[[], Token | None],
         refuted: Callable[[Token | None], None],
+        linked: bool = False,
+        brief: bool = False,
     ) -> None:
         self._name = name
         self._client = client
@@ -68,6 +71,10 @@ class Carrier:
         self._ports = ports
         self._token = token
         self._refuted = refuted
+        self._linked = linked
+        self._brief = brief
+        self.unanswered = 0
+        """How many commits the cell did not answer, or was too busy for."""
         self._log = structlog.get_logger().bind(controller=name, cell=client.cell)
         self._writes = metrics.CONTROLLER_WRITES.labels(name)
         self._commits = metrics.CONTROLLER_COMMITS.labels(name)
@@ -114,7 +121,7 @@ class Carrier:
         token: Token | None = None
         try:
             token = self._token()
-            committed = await self._client.commit(writes, token=token)
+            committed = await self._client.commit(writes, token=token, brief=self._brief)
         except StaleToken as fault:
             # Someone else leads now and decides about these keys. Should it be us again, they are still there.
             self._refuted(token)
@@ -124,17 +131,20 @@ class Carrier:
                 self._queue.retry(made.key)
             return []
         except Ambiguous as fault:
+            self.unanswered += 1
             await self._after_doubt(group, writes, fault)
             return []
         except (*_STALE_VIEW, Final):
             raise
         except Retryable as fault:
+            self.unanswered += 1
             self._count(fault)
             self._put_back(group, fault)
             return []
         self._commits.inc()
         self._writes.inc(len(writes))
-        self._see_own(writes, committed)
+        if not self._brief:
+            self._see_own(writes, committed)
         return group
 
     def _see_own(self, writes: Sequence[Write], committed: Committed) -> None:
@@ -155,10 +165,11 @@ class Carrier:
     def _after_refusal(self, made: Decided, fault: Fault) -> None:
         self._count(fault)
         facts = {"object": str(made.key), "reason": fault.reason, "message": fault.message}
-        if isinstance(fault, _STALE_VIEW):
+        if isinstance(fault, _STALE_VIEW) or self._linked:
             self._conflicts.inc()
             pause_s = self._queue.retry(made.key)
-            self._log.debug("commit_lost", again_in_s=round(pause_s, 3), **facts)
+            say = self._log.debug if isinstance(fault, _STALE_VIEW) else self._log.info
+            say("commit_lost", again_in_s=round(pause_s, 3), **facts)
             return
         # A decision that breaks the rules is a bug: it would be made the same way again at once.
         self._queue.add_after(made.key, limits.BUG_BACKOFF_S)
@@ -190,12 +201,11 @@ class Carrier:
         self._put_back(group, fault)
 
     def _put_back(self, group: Sequence[Decided], fault: Fault) -> None:
-        for made in group:
-            pause_s = self._queue.retry(made.key, least_s=fault.retry_after_s)
-            self._log.info(
-                "decision_put_back", object=str(made.key), reason=fault.reason, message=fault.message,
-                again_in_s=round(pause_s, 3),
-            )  # fmt: skip
+        pause_s = max(self._queue.retry(made.key, least_s=fault.retry_after_s) for made in group)
+        self._log.info(
+            "decisions_put_back", keys=len(group), first=str(group[0].key), reason=fault.reason, message=fault.message,
+            again_in_s=round(pause_s, 3),
+        )  # fmt: skip
 
     def _count(self, fault: Fault) -> None:
         metrics.CONTROLLER_ERRORS.labels(self._name, fault.reason).inc()

@@ -3,7 +3,8 @@
 - Reading an undeclared kind raises, because the cache may not hold that kind and would look empty.
 - Decisions of one pass are committed together. Totals include the writes decided earlier in the pass, so that a batch
   does not spend the same quota twice. Single objects are seen as stored.
-- With `ordered`, status blocks set earlier in the pass are visible too.
+- With `ordered`, status blocks set earlier in the pass are visible too. A controller
+of the link sees the other cell as `peer`, under the same rules.
 """
 
 from __future__ import annotations
@@ -49,10 +50,21 @@ class _Ahead:
 class DeclaredView:
     def __init__(self, controller: str, cache: Cache, kinds: frozenset[type[Any]], *, ordered: bool = False) -> None:
         self._controller = controller
+        self._peer: DeclaredView | None = None
         self._ordered = ordered
         self._cache = cache
         self._kinds = kinds
         self._ahead: dict[type[Any], _Ahead] = {}
+
+    @property
+    def peer(self) -> DeclaredView:
+        if self._peer is None:
+            raise LookupError(f"controller {self._controller} reads another cell; declare it in its peer_wakes")
+        return self._peer
+
+    def attach_peer(self, peer: DeclaredView) -> None:
+        """Makes the other cell of a link readable."""
+        self._peer = peer
 
     def get(self, kind: type[O], name: str, namespace: str = "") -> O | None:
         if kind not in self._kinds:

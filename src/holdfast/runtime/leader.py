@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import structlog
@@ -42,8 +43,6 @@ _MARGIN = 0.1
 
 _MOMENT_S = 0.001
 """Sleeps are not shorter than this: of what is left of a lease, rounding may leave less than any clock can tell."""
-
-Listener = Callable[[Token | None], None]
 
 
 class Election:
@@ -73,7 +72,6 @@ class Election:
         self._observed = (-1, 0.0)
         """A contender's evidence: the lease's revision, and since when we know it unchanged."""
         self._changed = asyncio.Event()
-        self._listeners: list[Listener] = []
         self._task: asyncio.Task[None] | None = None
         self._log = structlog.get_logger().bind(election=name, identity=identity, cell=client.cell)
         self._flag = metrics.ELECTION_LEADING.labels(name)
@@ -91,10 +89,6 @@ class Election:
             return None
         return self._token
 
-    def on_change(self, listener: Listener) -> None:
-        """Called with the token when won, with None when lost. Must not block."""
-        self._listeners.append(listener)
-
     async def won(self) -> Token:
         """Waits until this process leads."""
         while (token := self.token) is None:
@@ -105,6 +99,21 @@ class Election:
         """Waits until this process does not lead."""
         while self.token is not None:
             await self._next_change()
+
+    async def while_leading(self, work: Callable[[Token], Coroutine[Any, Any, None]]) -> None:
+        """Runs `work` once in every term of this process, until cancelled. The end of the term cancels `work`; the next
+        term begins after `work` has ended. What `work` raises is raised here."""
+        while True:
+            token = await self.won()
+            working = asyncio.create_task(work(token), name=f"term {self.name}")
+            lost = asyncio.create_task(self.lost(), name=f"end of term {self.name}")
+            try:
+                await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    working.result()
+                    await lost
+            finally:
+                await end(None if working.done() else working, lost)
 
     def refuted(self, token: Token) -> None:
         """A write under this token was refused as stale: someone else leads."""
@@ -271,11 +280,6 @@ class Election:
         self._flag.set(0 if token is None else 1)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        for listener in self._listeners:
-            try:
-                listener(token)
-            except Exception:
-                self._log.exception("listener_failed")
 
     async def _next_change(self) -> None:
         """Waits until the election is won or lost. A lease that runs out is told of in time: no step outlasts it."""

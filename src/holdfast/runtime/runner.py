@@ -2,12 +2,15 @@
 
 What always holds:
 
-- A key is decided by one worker at a time, from the cache, and after a commit never again before the cache holds what
-  that commit wrote: a decision is not repeated because its own effect was not seen yet.
+- One worker decides all keys, from the cache, and after a commit never again before the cache holds what
+  that commit wrote: a decision is not repeated because its own effect was not seen yet. (A commit to the peer cell
+  answers without objects, to save the link: there a decision may be repeated, and must be harmless.)
 - All writes of one decision are one commit. Releases and notices follow only after it.
-- A singleton decides and writes only while its election is won, and under the election's token; before its first
-  decision as leader it lists everything it reads, so that it builds on whatever its predecessor committed.
+- With an election it decides and writes only while the election is won, and under its token; before its first decision
+  as leader it lists everything it reads, so that it builds on what its predecessor committed.
 - A failed key is tried again with a pause that grows; no failure stops the controller or another key.
+- A controller of the link (`peer_wakes`) decides keys that come within `limits.LINK_FLUSH_EVERY_S` together, at most
+  `limits.LINK_BATCH` at a time, and pauses as a whole while a cell does not answer, up to `limits.RECONNECT_MAX_S`.
 """
 
 from __future__ import annotations
@@ -43,25 +46,39 @@ class Runner:
         informers: Informers,
         ports: Ports,
         election: Election | None = None,
+        *,
+        peer: Informers | None = None,
     ) -> None:
-        if not 1 <= controller.workers <= limits.WORKERS_MAX:
-            raise ValueError(f"{controller.name}: {controller.workers} workers; 1 to {limits.WORKERS_MAX} are possible")
+        """`client` writes to the cell that the controller writes to; `peer` follows the other cell of a link."""
         self.controller = controller
         self._resync_s = controller.resync_s
         if controller.resync_s >= limits.RESYNC_S:  # what looks more often does so for the sake of time
             self._resync_s = max(controller.resync_s, informers.resync_s)
-        self.queue = Workqueue(controller.name, ports, pace_s=controller.pace_s, calm_s=controller.calm_s)
+        self._linked = bool(controller.peer_wakes)
+        self.queue = Workqueue(
+            controller.name,
+            ports,
+            max_s=limits.RECONNECT_MAX_S if self._linked else limits.BACKOFF_MAX_S,
+            pace_s=controller.pace_s,
+            calm_s=controller.calm_s,
+            gather_s=limits.LINK_FLUSH_EVERY_S if self._linked else 0.0,
+        )
         self._ports = ports
-        self._election = election if controller.singleton else None
+        self._election = election
         self._informers = informers
         self._reads: tuple[type[Any], ...] = tuple(dict.fromkeys((*controller.wakes, *controller.reads)))
         self._view = DeclaredView(
             controller.name, informers.cache, frozenset(self._reads), ordered=controller.ordered
         )  # fmt: skip
+        if peer is not None:
+            self._view.attach_peer(DeclaredView(controller.name, peer.cache, frozenset(controller.peer_wakes)))
+        self._target_view = self._view.peer if controller.writes_peer else self._view
+        """The view of the cell that it writes to."""
+        target = peer if controller.writes_peer and peer is not None else informers
         self._log = structlog.get_logger().bind(controller=controller.name, cell=client.cell)
         self._carrier = Carrier(
-            controller.name, client=client, informers=informers, queue=self.queue, ports=ports,
-            token=self._token, refuted=self._refuted,
+            controller.name, client=client, informers=target, queue=self.queue, ports=ports,
+            token=self._token, refuted=self._refuted, linked=self._linked, brief=controller.writes_peer,
         )  # fmt: skip
         self._active = False
         """Whether wake-ups are taken. While another process leads they are not: winning looks at every key anyway."""
@@ -73,11 +90,14 @@ class Runner:
             informers.of(kind)
         for kind, wake in controller.wakes.items():
             informers.of(kind).on_change(self._waker(wake))
+        if peer is not None:
+            for kind, wake in controller.peer_wakes.items():
+                peer.of(kind).on_change(self._waker(wake))
 
     async def start(self) -> None:
         """Starts in the background; decides as soon as the caches are filled and the election is won."""
         if self._run_task is None:
-            self._run_task = asyncio.create_task(self._run(), name=f"runner {self.controller.name}")
+            self._run_task = asyncio.create_task(self.run(), name=f"runner {self.controller.name}")
 
     async def stop(self) -> None:
         """Lets commits under way end, within a deadline, and stops."""
@@ -105,39 +125,32 @@ class Runner:
         if self._election is not None and token is not None:
             self._election.refuted(token)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Runs until cancelled, in the foreground. The link calls it in place of `start`, each time it comes up."""
         await self._informers.synced()
-        while True:
-            if self._election is not None:
-                await self._election.won()
-            parts = [asyncio.create_task(self._act(), name=f"acting {self.controller.name}")]
-            try:
-                if self._election is None:
-                    await parts[0]
-                else:
-                    await self._election.lost()
-            finally:
-                self._active = False
-                self.queue.clear()
-                # A commit under way may still arrive; its token says whether it counts, and the next term lists first.
-                await end(*parts)
+        if self._election is None:
+            await self._act()
+        else:
+            await self._election.while_leading(self._lead)
+
+    async def _lead(self, token: Token) -> None:
+        await self._catch_up()
+        await self._act()
 
     async def _act(self) -> None:
-        """One term: catch up, look at everything, then follow."""
-        if self._election is not None:
-            await self._catch_up()
+        """One term: look at everything, then follow."""
         self._active = True
-        self._add_all_keys()
-        workers = [
-            asyncio.create_task(self._work(), name=f"worker {self.controller.name} {number}")
-            for number in range(self.controller.workers)
-        ]
+        self.resync_now()
+        worker = asyncio.create_task(self._work(), name=f"worker {self.controller.name}")
         try:
             while True:
                 await self._ports.clock.sleep(jittered_s(self._resync_s, self._ports.random))
-                self._add_all_keys()
+                self.resync_now()
         finally:
-            await end(*workers)
+            self._active = False
+            self.queue.clear()
+            # A commit under way may still arrive; its token says whether it counts, and the next term lists first.
+            await end(worker)
 
     async def _catch_up(self) -> None:
         backoff = Backoff(self._ports.random, max_s=limits.RECONNECT_MAX_S)
@@ -171,7 +184,8 @@ class Runner:
 
         return woken
 
-    def _add_all_keys(self) -> None:
+    def resync_now(self) -> None:
+        """Adds every key, as a resync does."""
         try:
             self.queue.add_all(self.controller.keys(self._view))
         except Exception:
@@ -181,17 +195,19 @@ class Runner:
     # Working
 
     async def _work(self) -> None:
-        most = limits.BATCH if self.controller.batch else 1
+        most = limits.LINK_BATCH if self._linked else limits.BATCH if self.controller.batch else 1
         clock = self._ports.clock
+        backoff = Backoff(self._ports.random, max_s=limits.RECONNECT_MAX_S)
         while True:
+            unanswered = self._carrier.unanswered
             try:
                 keys = await self.queue.take(most)
             except Closed:
                 return
             began = clock.monotonic()
             try:
-                self._view.begin_pass()
-                decided = [made for key in keys if (made := self._decide(key)) is not None]
+                self._target_view.begin_pass()
+                decided = [made for key in keys if (made := await self._decide(key)) is not None]
                 await self._carrier.carry_out(decided)
             except Exception:
                 # Not a decision's mistake but ours; the keys are not lost for it.
@@ -206,12 +222,24 @@ class Runner:
             if not decided or not any(made.outcome.writes for made in decided):
                 # A pass without a commit never waits: let others have the loop.
                 await asyncio.sleep(0)
+            if self._carrier.unanswered == unanswered:
+                backoff.reset()
+            elif self._linked:
+                await clock.sleep(backoff.next_s())
 
-    def _decide(self, key: Key) -> Decided | None:
+    async def _decide(self, key: Key) -> Decided | None:
         self._decisions.inc()
         try:
+            if self.controller.prepare is not None:
+                await self.controller.prepare(key)
+        except Fault as fault:
+            pause_s = self.queue.retry(key)
+            facts = {"reason": fault.reason, "message": fault.message, "again_in_s": round(pause_s, 3)}
+            self._log.info("decision_put_off", object=str(key), **facts)
+            return None
+        try:
             outcome = self.controller.decide(key, self._view, self._ports.clock.now())
-            self._view.assume(outcome.writes)
+            self._target_view.assume(outcome.writes)
             return Decided(key, outcome)
         except Exception:
             self._panics.inc()

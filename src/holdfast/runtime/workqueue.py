@@ -6,6 +6,7 @@
 - With `pace_s`, a key is processed again only after that interval, unless its processing asked for an immediate retry.
 - With `calm_s`, keys added during a burst wait that long, so intermediate states are skipped. Below the burst rate keys
   are not delayed.
+- With a gathering time, the first key waits that long for others, unless there are enough for a whole batch.
 - Namespaces are served round-robin: 10,000 keys of one tenant delay another tenant's key by one turn.
 - At most `limit` keys are stored. Further keys are dropped and counted; a resync adds them again.
 """
@@ -45,11 +46,13 @@ class Workqueue:
         max_s: float = limits.BACKOFF_MAX_S,
         pace_s: float = 0.0,
         calm_s: float = 0.0,
+        gather_s: float = 0.0,
     ) -> None:
         self._ports = ports
         self._limit = limit
         self._first_s = first_s
         self._max_s = max_s
+        self._gather_s = gather_s
         self._turns: dict[str, deque[Key]] = {}
         """Waiting keys by namespace, in round-robin order: the first namespace is served next."""
         self._waiting: dict[Key, float] = {}
@@ -178,13 +181,10 @@ class Workqueue:
 
     async def take(self, most: int = 1) -> list[Key]:
         """Waits for a key, then returns up to `most` waiting keys. Call `done` for each."""
-        while not self._waiting:
-            if self._closed:
-                raise Closed
-            self._something.clear()
-            await self._something.wait()
-        if self._closed:
-            raise Closed
+        await self._until_waiting()
+        if self._gather_s and len(self._waiting) < most:
+            await self._ports.clock.sleep(self._gather_s)
+            await self._until_waiting()
         now = self._ports.clock.monotonic()
         taken: list[Key] = []
         while self._waiting and len(taken) < most:
@@ -198,6 +198,13 @@ class Workqueue:
             taken.append(key)
         self._depth.set(len(self._waiting))
         return taken
+
+    async def _until_waiting(self) -> None:
+        while not self._waiting and not self._closed:
+            self._something.clear()
+            await self._something.wait()
+        if self._closed:
+            raise Closed
 
     def done(self, key: Key) -> None:
         """Processing of the key has ended. If it was added meanwhile, it is queued again."""

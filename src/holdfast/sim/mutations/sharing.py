@@ -45,22 +45,22 @@ def lease_from_the_cache(patch: Patch) -> None:
     """Reading a grant from the cache renews its lease: a region that is cut off goes on spending for ever."""
     from holdfast.link.link import Link
 
-    read = Link.__dict__["_compare_all"]
+    beat = Link.__dict__["_beat"]
 
     async def renewing(self: Any) -> None:
         import asyncio
 
         async def renew() -> None:
             while True:
-                self._heard_s = self._ports.clock.now()
-                self._limits.mark(grant_sync.keys(self._there.cache, self._here.cache))
+                self.heard_s = self._ports.clock.now()
+                self.runners["grant-sync"].resync_now()
                 await self._ports.clock.sleep(5.0)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(renew())
-            group.create_task(read(self))
+            group.create_task(beat(self))
 
-    patch.set(Link, "_compare_all", renewing)
+    patch.set(Link, "_beat", renewing)
 
 
 def provisional_without_part(patch: Patch) -> None:
